@@ -17,12 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.build import build
-from orchestrator.config import load
-from orchestrator.job import step_of, unit_service
-from orchestrator.stages import Stages
-from sim_cluster.faults import Faults
-from sim_cluster.step_time import Step, time_step
+from shardwright.orchestrator.build import build
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import step_of, unit_service
+from shardwright.orchestrator.stages import Stages
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.step_time import Step, time_step
 
 FAULTS = {
     "uniform": Faults(),

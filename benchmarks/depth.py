@@ -22,26 +22,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from compiler.frontend.capture import capture
-from compiler.frontend.models.presets import preset_task
-from compiler.frontend.stablehlo import import_module
-from compiler.frontend.task import TrainTask
-from compiler.passes.pipeline import run, step_passes
-from compiler.target import load_target
-from orchestrator.build import Layout, build_task
-from orchestrator.cache import Cache
-from orchestrator.config import JobConfig
-from orchestrator.host import collect_rarely
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages
-from sharding.localize import localize
-from sharding.mesh import make_mesh
-from sharding.partitioned import slots
-from sharding.partitioner import ask
-from sharding.plan import complete, partitioned, prepare
-from sharding.reroll import reroll
-from sharding.rewrite import rewrite
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.models.presets import preset_task
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.build import Layout, build_task
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.host import collect_rarely
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import slots
+from shardwright.sharding.partitioner import ask
+from shardwright.sharding.plan import complete, partitioned, prepare
+from shardwright.sharding.reroll import reroll
+from shardwright.sharding.rewrite import rewrite
 from tests.models import flax_decoder
 
 CORES = 32

@@ -19,11 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.config import JobConfig, load
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.points import Point
-from orchestrator.whatif.rows import Row
-from orchestrator.whatif.sweep import sweep
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.points import Point
+from shardwright.orchestrator.whatif.rows import Row
+from shardwright.orchestrator.whatif.sweep import sweep
 from tests.support.cells import on_diagonals
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flag-orders.md"

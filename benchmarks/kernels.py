@@ -21,20 +21,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.driver import compile_unit
-from compiler.dtypes import DType
-from compiler.evaluate import function_segments
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.analysis import CONTRACTIONS, flops
-from compiler.ir.types import Graph, Op, Value
-from compiler.isa.limits import walk
-from compiler.isa.program import Function
-from compiler.lower.function import Signature
-from compiler.options import CompileOptions
-from compiler.outline.unit import Unit
-from compiler.passes.dce import dce
-from compiler.target import PS_PER_S, Target, load_target
+from shardwright.compiler.driver import compile_unit
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.target import PS_PER_S, Target, load_target
 
 HEADER = (
     f"{'kernel':36}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"

@@ -16,19 +16,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collectives.cost import closed_time, schedule_time
-from collectives.layout import place
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.recipe import Choice
-from collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
-from collectives.topology import torus
-from compiler.target import Target, load_target, logical, target_names
-from orchestrator.validation.published_collectives import CollectivePrediction, predict_file
-from sim_cluster.calibration import constants
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
-from sim_cluster.profiles import PROFILES
-from sim_cluster.what_if import WhatIf
+from shardwright.collectives.cost import closed_time, schedule_time
+from shardwright.collectives.layout import place
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
+from shardwright.collectives.recipe import Choice
+from shardwright.collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
+from shardwright.collectives.topology import torus
+from shardwright.compiler.target import Target, load_target, logical, target_names
+from shardwright.orchestrator.validation.published_collectives import (
+    CollectivePrediction,
+    predict_file,
+)
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.what_if import WhatIf
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
 MARK = "<!-- below: benchmarks/network.py -->"

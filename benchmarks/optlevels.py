@@ -16,22 +16,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.driver import compile_function
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.frontend.models.families import family_task
-from compiler.frontend.task import TrainTask
-from compiler.isa.limits import walk
-from compiler.isa.program import Program
-from compiler.link import link
-from compiler.options import CompileOptions
-from compiler.outline import outline
-from compiler.trial import forget
-from orchestrator.build import Built, build_task, layout_of
-from orchestrator.config import JobConfig, load
-from orchestrator.job import unit_service
-from orchestrator.model import resolve_task
-from orchestrator.stages import Stages
-from sim_cluster.step_time import Step, time_step
+from shardwright.compiler.driver import compile_function
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.link import link
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline import outline
+from shardwright.compiler.trial import forget
+from shardwright.orchestrator.build import Built, build_task, layout_of
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.stages import Stages
+from shardwright.sim_cluster.step_time import Step, time_step
 
 LEVELS = (1, 2, 3)
 HEADER = (

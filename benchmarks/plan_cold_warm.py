@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-COMMAND = ["-m", "orchestrator", "plan", "--model", "llama2-70b", "--instances", "32", "--json"]
+COMMAND = ["-m", "shardwright", "plan", "--model", "llama2-70b", "--instances", "32", "--json"]
 EXECUTORS = ("auto", "inline")
 HEADER = (
     f"{'executor':10}{'cold s':>8}{'cpu s':>8}{'compile s':>11}{'units s':>9}{'warm s':>8}"

@@ -17,14 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.config import JobConfig, load
-from orchestrator.report.tried import candidate
-from orchestrator.whatif.change import compared
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.rows import FITS, Row
-from orchestrator.whatif.scale import MODES, Curve, Study, curves, points, verdicts
-from orchestrator.whatif.scale_screen import write_plots
-from orchestrator.whatif.sweep import sweep
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.report.tried import candidate
+from shardwright.orchestrator.whatif.change import compared
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.whatif.scale import MODES, Curve, Study, curves, points, verdicts
+from shardwright.orchestrator.whatif.scale_screen import write_plots
+from shardwright.orchestrator.whatif.sweep import sweep
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MODELS = ("llama2-7b", "llama2-70b")

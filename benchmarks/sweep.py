@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMAND = [
-    *("-m", "orchestrator", "sweep", "--model", "llama2-70b", "--instances", "16", "--json"),
+    *("-m", "shardwright", "sweep", "--model", "llama2-70b", "--instances", "16", "--json"),
     *("--mesh", "dp_shard=auto", "--vary", "strategy=fsdp,llm-training"),
     *("--vary", "mesh.tp=1,2,4,8,16,32", "--vary", "mesh.pp=1,4", "--vary", "remat=none,full"),
 ]

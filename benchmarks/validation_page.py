@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.validation.run_settings import profiles
-from sim_cluster.calibration import constants
+from shardwright.orchestrator.validation.run_settings import profiles
+from shardwright.sim_cluster.calibration import constants
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"

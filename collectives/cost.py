@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectives.costs import CollectiveCosts
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.select import choose
-from collectives.timing import (
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
+from shardwright.collectives.select import choose
+from shardwright.collectives.timing import (
     PS_PER_S,
     CollectiveTime,
     closed_time,
@@ -21,7 +21,7 @@ from collectives.timing import (
     schedule_wires_ps,
     wires_ps,
 )
-from collectives.topology import Topology
+from shardwright.collectives.topology import Topology
 
 __all__ = [
     "CollectiveCosts",

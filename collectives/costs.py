@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collectives.ops import CollectiveError
+from shardwright.collectives.ops import CollectiveError
 
 MESHES = ("flat", "grouped")
 RATES = ("rank_copy_bytes_per_s", "rank_reduce_bytes_per_s", "rank_hbm_bytes_per_s")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from collectives.topology import Topology
+from shardwright.collectives.topology import Topology
 
 Graph = Mapping[int, tuple[int, ...]]
 SEARCH_BUDGET = 200_000  # expansions; a 4x4 torus needs a few hundred

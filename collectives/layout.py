@@ -15,9 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.cycles import chip_cycles
-from collectives.ops import CollectiveError, ReplicaGroups
-from collectives.topology import IntArray, Topology
+from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.ops import CollectiveError, ReplicaGroups
+from shardwright.collectives.topology import IntArray, Topology
 
 Orders = tuple[tuple[int, ...], ...]
 

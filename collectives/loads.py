@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectives.costs import CollectiveCosts
-from collectives.layout import Layout
-from collectives.ops import CollectiveKind
-from collectives.recipe import Choice, Recipe
-from collectives.schedule import GATHERED, Charge, Phase, Schedule
-from collectives.topology import IntArray, Topology
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.layout import Layout
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.recipe import Choice, Recipe
+from shardwright.collectives.schedule import GATHERED, Charge, Phase, Schedule
+from shardwright.collectives.topology import IntArray, Topology
 
 # Chunks received to copy, received to reduce, sent, and touched once as one operand or target more.
 RankLoad = tuple[int, int, int, int]

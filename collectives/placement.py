@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectives.cycles import chip_cycles
-from collectives.ops import LINEAR, TORUS, CollectiveError, ReplicaGroups, axis_strides
-from collectives.topology import IntArray, Topology
+from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.ops import LINEAR, TORUS, CollectiveError, ReplicaGroups, axis_strides
+from shardwright.collectives.topology import IntArray, Topology
 
 
 @dataclass(frozen=True, slots=True, eq=False)

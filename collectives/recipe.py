@@ -12,14 +12,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.algorithms.mesh import single_step
-from collectives.algorithms.pairwise import all_to_all, collective_permute
-from collectives.algorithms.ring import ring
-from collectives.algorithms.tiers import RINGS, num_parts, tiers
-from collectives.layout import Layout, Orders, chip_order, flat_rings, inside_rings
-from collectives.ops import CollectiveKind
-from collectives.schedule import Schedule
-from collectives.topology import IntArray
+from shardwright.collectives.algorithms.mesh import single_step
+from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.algorithms.tiers import RINGS, num_parts, tiers
+from shardwright.collectives.layout import Layout, Orders, chip_order, flat_rings, inside_rings
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.schedule import Schedule
+from shardwright.collectives.topology import IntArray
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
 
 Array = npt.NDArray[Any]
 REDUCTIONS: dict[str, np.ufunc] = {

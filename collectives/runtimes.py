@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 
 if TYPE_CHECKING:  # both need numpy, which who only names runtimes does not
-    from collectives.timing import CollectiveTime
-    from collectives.topology import Topology
+    from shardwright.collectives.timing import CollectiveTime
+    from shardwright.collectives.topology import Topology
 
 US = 1_000_000  # picoseconds
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.topology import IntArray
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.topology import IntArray
 
 GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from collectives.costs import CollectiveCosts
-from collectives.layout import Layout, inside_rings, is_hypercube, place
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.recipe import Choice
-from collectives.timing import closed_time
-from collectives.topology import Topology
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.layout import Layout, inside_rings, is_hypercube, place
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
+from shardwright.collectives.recipe import Choice
+from shardwright.collectives.timing import closed_time
+from shardwright.collectives.topology import Topology
 
 
 def choose(

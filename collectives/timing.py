@@ -14,10 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.costs import CollectiveCosts
-from collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
-from collectives.ops import CollectiveError
-from collectives.recipe import Choice
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
+from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.recipe import Choice
 
 PS_PER_S = 10**12
 COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write

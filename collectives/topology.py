@@ -18,7 +18,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from collectives.ops import CollectiveError
+from shardwright.collectives.ops import CollectiveError
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from compiler.diagnostics import CapacityError, CompileError, Loc
-from compiler.ir.types import Graph, Op
-from compiler.isa.program import Function, Instr, Loop, Program
-from compiler.lower.task import ORDINAL_FILE
+from shardwright.compiler.diagnostics import CapacityError, CompileError, Loc
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.isa.program import Function, Instr, Loop, Program
+from shardwright.compiler.lower.task import ORDINAL_FILE
 
 OPERATOR_LIMIT = 300_000
 """Instructions of one fused operator: the larger of the two figures in public logs of EXTP003 and

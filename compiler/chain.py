@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.isa.program import Engine, Region
-from compiler.max_plus import ENGINES, QUEUE, Timed, TimedLoop, Timeline
+from shardwright.compiler.isa.program import Engine, Region
+from shardwright.compiler.max_plus import ENGINES, QUEUE, Timed, TimedLoop, Timeline
 
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 

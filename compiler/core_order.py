@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.in_place import root_of
-from compiler.codegen.space import SINKS
-from compiler.isa.program import Region
-from compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.codegen.space import SINKS
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
 
 _SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import Loc, UsageError, did_you_mean
-from compiler.documents import parse_json, read_text
+from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
+from shardwright.compiler.documents import parse_json, read_text
 
 _MOST = 2**40  # of any figure in its unit: no machine is beyond, no arithmetic on it is either
 TOPOLOGIES = ("torus", "ring", "line", "switch", "none")

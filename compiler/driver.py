@@ -10,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from compiler import hbm
-from compiler.budget import check_activations
-from compiler.codegen.generate import Recipe
-from compiler.core_order import order_cores
-from compiler.diagnostics import DiagnosticError, Loc
-from compiler.evaluate import JUDGED_RECOVERY, Shares, segments_at
-from compiler.ir.types import Graph, Op
-from compiler.isa.limits import limits_for
-from compiler.isa.program import Function, Program, Region
-from compiler.link import Location, link_program, placed_function
-from compiler.logical_core import LogicalCore
-from compiler.lower.function import Signature, settle
-from compiler.lower.task import ORDINAL_FILE
-from compiler.lower.write_out import Lowered
-from compiler.neff.listing import function_lines
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.outline import Outlined, outline_programs
-from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
-from compiler.passes.pipeline import run, unit_passes
-from compiler.program import StepProgram
-from compiler.region_order import order_regions
-from compiler.schema import MOST
-from compiler.shown.engines import overlap_text
-from compiler.shown.memory import function_memory
-from compiler.shown.regions import fusion_text, regions_text
-from compiler.shown.tiling import tiling_text
-from compiler.steps import note, step, within
-from compiler.target import Target, load_target
+from shardwright.compiler import hbm
+from shardwright.compiler.budget import check_activations
+from shardwright.compiler.codegen.generate import Recipe
+from shardwright.compiler.core_order import order_cores
+from shardwright.compiler.diagnostics import DiagnosticError, Loc
+from shardwright.compiler.evaluate import JUDGED_RECOVERY, Shares, segments_at
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.link import Location, link_program, placed_function
+from shardwright.compiler.logical_core import LogicalCore
+from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.task import ORDINAL_FILE
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.neff.listing import function_lines
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.outline import Outlined, outline_programs
+from shardwright.compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
+from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.region_order import order_regions
+from shardwright.compiler.schema import MOST
+from shardwright.compiler.shown.engines import overlap_text
+from shardwright.compiler.shown.memory import function_memory
+from shardwright.compiler.shown.regions import fusion_text, regions_text
+from shardwright.compiler.shown.tiling import tiling_text
+from shardwright.compiler.steps import note, step, within
+from shardwright.compiler.target import Target, load_target
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:

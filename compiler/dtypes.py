@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 
 class DType(enum.Enum):

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from compiler.allocate import end_address, share_bytes
-from compiler.diagnostics import CapacityError
-from compiler.engine_spans import Span, Spans, apart, fixed
-from compiler.isa.limits import Limits
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Tensor, View
+from shardwright.compiler.allocate import end_address, share_bytes
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.engine_spans import Span, Spans, apart, fixed
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Tensor, View
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.

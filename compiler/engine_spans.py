@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compiler.isa.program import AccessPattern, Instr, Loop, Space
+from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Space
 
 
 class Span(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 _FILE = Path(__file__).with_suffix(".toml")
 

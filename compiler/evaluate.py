@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.chain import DMA, Chain
-from compiler.isa.costs import instr_interval_ps
-from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
-from compiler.isa.region import Tensor
-from compiler.max_plus import QUEUE, Timed, TimedLoop, timed_loop
-from compiler.target import PS_PER_S, CoreModel, Target
+from shardwright.compiler.chain import DMA, Chain
+from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.max_plus import QUEUE, Timed, TimedLoop, timed_loop
+from shardwright.compiler.target import PS_PER_S, CoreModel, Target
 
 _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")

@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.isa.region import Tensor
+from shardwright.compiler.isa.region import Tensor
 
 MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
 ALIGNMENT_BYTES = (

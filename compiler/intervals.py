@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from compiler.dtypes import DType
+from shardwright.compiler.dtypes import DType
 
 Interval = tuple[int, int]
 

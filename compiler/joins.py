@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from compiler.ir.types import Op
-from compiler.neff.schedule import STAGE_AXIS
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.neff.schedule import STAGE_AXIS
 
 
 def joins_stages(op: Op) -> bool:

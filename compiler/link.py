@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from compiler.diagnostics import Loc
-from compiler.isa.program import Function, Program, Region
-from compiler.neff.listing import program_lines
-from compiler.outline import Outlined
-from compiler.outline.buffers import OutlinedProgram
-from compiler.outline.unit import Unit, unpack_function
-from compiler.program import StepPlan
-from compiler.shown.memory import program_memory
-from compiler.steps import note, within
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.neff.listing import program_lines
+from shardwright.compiler.outline import Outlined
+from shardwright.compiler.outline.buffers import OutlinedProgram
+from shardwright.compiler.outline.unit import Unit, unpack_function
+from shardwright.compiler.program import StepPlan
+from shardwright.compiler.shown.memory import program_memory
+from shardwright.compiler.steps import note, within
 
 Location = tuple[str, int, str]
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from compiler.codegen.cores import cuts
-from compiler.codegen.generate import Recipe
-from compiler.diagnostics import DiagnosticError
-from compiler.isa.program import Region
-from compiler.isa.region import RegionProgram, Tensor
-from compiler.options import CompileOptions
-from compiler.target import Target
-from compiler.trial import Trial, meaning
+from shardwright.compiler.codegen.cores import cuts
+from shardwright.compiler.codegen.generate import Recipe
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import Target
+from shardwright.compiler.trial import Trial, meaning
 
 MAX_CUTS = 3  # cuts of a region that are timed, those that share most work first (our choice)
 _EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 (our choice)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compiler.isa.program import Engine
+from shardwright.compiler.isa.program import Engine
 
 ENGINES = tuple(Engine)
 QUEUE = {engine: number for number, engine in enumerate(ENGINES)}

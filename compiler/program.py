@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.ir.ops.host import DEVICE
-from compiler.ir.types import Graph, TensorType
-from compiler.neff.schedule import LeafPart, Schedule, Transfer
+from shardwright.compiler.ir.ops.host import DEVICE
+from shardwright.compiler.ir.types import Graph, TensorType
+from shardwright.compiler.neff.schedule import LeafPart, Schedule, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.codegen.in_place import root_of
-from compiler.isa.limits import Limits
-from compiler.isa.program import (
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
     Engine,
@@ -29,7 +29,7 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Tensor
+from shardwright.compiler.isa.region import Tensor
 
 QUEUES = tuple(Engine)
 _NUMBER = {engine: number for number, engine in enumerate(QUEUES)}

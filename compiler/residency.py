@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler import hbm
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.isa.program import Call, Function, Program, Region, Repeat
-from compiler.isa.region import Tensor, tensor_of
-from compiler.lower.write_out import tensor_spans
+from shardwright.compiler import hbm
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.isa.program import Call, Function, Program, Region, Repeat
+from shardwright.compiler.isa.region import Tensor, tensor_of
+from shardwright.compiler.lower.write_out import tensor_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
+from shardwright.compiler.dtypes import DType, cast
 
 EXACT = frozenset(
     (

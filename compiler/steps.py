@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
-from compiler.diagnostics import DiagnosticError, Loc
+from shardwright.compiler.diagnostics import DiagnosticError, Loc
 
 if TYPE_CHECKING:  # who answers from a cache loads no graphs
-    from compiler.ir.types import Graph, Value
+    from shardwright.compiler.ir.types import Graph, Value
 
 Remark = Callable[["Value"], str]
 """What is said of a value besides its type, for example where it lives."""
@@ -46,7 +46,7 @@ def step(name: str, graph: Graph, remark: Remark | None = None) -> Graph:
     """
     recorder = _RECORDER.get()
     if recorder is not None:
-        from compiler.ir.verify import verify
+        from shardwright.compiler.ir.verify import verify
 
         recorder.graph(name, graph, remark)
         try:

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compiler.custom_target import check_together, read_custom
-from compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.custom_target import check_together, read_custom
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 _DIRECTORY = Path(__file__).parent / "targets"
 PS_PER_US = 10**6

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from compiler.codegen.generate import Codes, Generated, Recipe, generate
-from compiler.codegen.in_place import root_of
-from compiler.codegen.relocate import relocated
-from compiler.diagnostics import DiagnosticError
-from compiler.evaluate import judged_ps
-from compiler.isa.region import RegionProgram, Tensor, View
-from compiler.options import CompileOptions
-from compiler.target import Target
+from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.codegen.relocate import relocated
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.evaluate import judged_ps
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import Target
 
 _FIRST_REGISTER = 1 << 20  # above every register of a function
 _MOST_BEGUN = 24  # regions whose code is kept for a search: the ways to cut one, twice (our choice)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.task import TrainTask
-from orchestrator import config
-from orchestrator.config import JobConfig
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator import config
+from shardwright.orchestrator.config import JobConfig
 
 if TYPE_CHECKING:
-    from compiler.frontend.hook import Hooked
-    from orchestrator.submission.compile_only import CompileSummary
-    from orchestrator.submission.graphs import GraphSummary
+    from shardwright.compiler.frontend.hook import Hooked
+    from shardwright.orchestrator.submission.compile_only import CompileSummary
+    from shardwright.orchestrator.submission.graphs import GraphSummary
 
 Job = JobConfig | Path | str
 
@@ -48,13 +48,13 @@ class Report:
     exit_code: int
 
     def __repr__(self) -> str:
-        from orchestrator.report.screen import report_lines
+        from shardwright.orchestrator.report.screen import report_lines
 
         return "\n".join(report_lines(self.data))
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own: its styles are not those of the notebook."""
-        from orchestrator.report.page.page import report_page
+        from shardwright.orchestrator.report.page.page import report_page
 
         page = html.escape(report_page(self.data))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0"></iframe>'
@@ -102,7 +102,7 @@ def run(asked: Job, **settings: object) -> Report:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from orchestrator import job as road
+    from shardwright.orchestrator import job as road
 
     resolved = _job(asked, settings)
     with _progress(resolved) as progress:
@@ -117,7 +117,7 @@ def plan(asked: Job | TrainTask, **settings: object) -> Report:
     The step is traced to know which question it is, because what this process has imported need not
     be what its files say: a stored answer spares the rest.
     """
-    from orchestrator import plan_cache
+    from shardwright.orchestrator import plan_cache
 
     task: TrainTask | None = None
     if isinstance(asked, TrainTask):
@@ -136,7 +136,7 @@ def compile_only(asked: Job | Sequence[Path | str], **settings: object) -> Compi
 
     Raises UsageError for files that are not understood, or cannot share a service.
     """
-    from orchestrator.submission.compile_only import NAMELESS, compile_jobs
+    from shardwright.orchestrator.submission.compile_only import NAMELESS, compile_jobs
 
     if isinstance(asked, JobConfig | Path | str):
         name = NAMELESS if isinstance(asked, JobConfig) else Path(asked)
@@ -158,7 +158,7 @@ def capture(
     `shardwright parallel-compile`, or with NEURON_EXTRACT_GRAPHS_ONLY=1, it leaves the graph of
     every signature it is called with in `graphs`, or SHARDWRIGHT_GRAPHS_DIR, and returns zeros.
     """
-    from compiler.frontend.hook import Hooked
+    from shardwright.compiler.frontend.hook import Hooked
 
     def hooked(function: Callable[..., Any]) -> Hooked:
         return Hooked(function, name or getattr(function, "__name__", "step"))
@@ -174,7 +174,7 @@ def compile_graphs(
 
     Raises UsageError for flags that are not understood.
     """
-    from orchestrator.submission import graphs
+    from shardwright.orchestrator.submission import graphs
 
     resolved = job(None, **settings)
     with _progress(resolved) as progress:
@@ -210,6 +210,6 @@ def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:
 
 
 def _progress(resolved: JobConfig) -> Any:
-    from orchestrator.service.progress import Progress
+    from shardwright.orchestrator.service.progress import Progress
 
     return Progress(resolved.run.progress, elsewhere="quiet")

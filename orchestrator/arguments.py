@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):

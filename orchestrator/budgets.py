@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from compiler import budget
-from compiler.diagnostics import Diagnostic, DiagnosticError, Loc
-from compiler.isa.program import Program
-from compiler.lower.task import ORDINAL_FILE
-from compiler.options import DEFAULTS
-from orchestrator.build import Built, Planned
-from orchestrator.bundling import compiled_footprints
-from sharding.advice import advice_text
-from sharding.footprint import check_limit, worst_stage
+from shardwright.compiler import budget
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, Loc
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.lower.task import ORDINAL_FILE
+from shardwright.compiler.options import DEFAULTS
+from shardwright.orchestrator.build import Built, Planned
+from shardwright.orchestrator.bundling import compiled_footprints
+from shardwright.sharding.advice import advice_text
+from shardwright.sharding.footprint import check_limit, worst_stage
 
 Check = tuple[Callable[[], None], str, Program | None]
 

@@ -13,33 +13,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from collectives.ops import CollectiveError
-from collectives.placement import place_mesh, with_atoms
-from compiler.diagnostics import (
+from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.placement import place_mesh, with_atoms
+from shardwright.compiler.diagnostics import (
     Diagnostic,
     DiagnosticError,
     ShardingError,
     UsageError,
     did_you_mean,
 )
-from compiler.ir.analysis import flops
-from compiler.ir.types import Graph
-from compiler.isa.program import Program
-from compiler.options import CompileOptions
-from compiler.steps import is_recorded, note, within
-from compiler.target import Target, load_target, logical
-from orchestrator.collective_settings import job_settings
-from orchestrator.config import JobConfig, words_of
-from orchestrator.faults import faults_of
-from orchestrator.offload import check_offload
-from orchestrator.packets import packets_of
-from orchestrator.parts import Parts, parts_of
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.service import Settled, UnitService
-from orchestrator.service.unit_errors import UnitFailedError
-from orchestrator.stages import Stages, Traced
-from sharding.mesh import DATA_AXES, SHARD_AXIS, Mesh, check_product, parse_mesh
-from sharding.one_sample import (
+from shardwright.compiler.ir.analysis import flops
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.steps import is_recorded, note, within
+from shardwright.compiler.target import Target, load_target, logical
+from shardwright.orchestrator.collective_settings import job_settings
+from shardwright.orchestrator.config import JobConfig, words_of
+from shardwright.orchestrator.faults import faults_of
+from shardwright.orchestrator.offload import check_offload
+from shardwright.orchestrator.packets import packets_of
+from shardwright.orchestrator.parts import Parts, parts_of
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.service import Settled, UnitService
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.orchestrator.stages import Stages, Traced
+from shardwright.sharding.mesh import DATA_AXES, SHARD_AXIS, Mesh, check_product, parse_mesh
+from shardwright.sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
@@ -47,18 +47,18 @@ from sharding.one_sample import (
     check_means,
     is_alone,
 )
-from sharding.partitioned import slots
-from sharding.partitioner import PartitionUnit
-from sharding.plan import Plan, Prepared, complete, partitioned, prepare
-from sharding.settings import AUTO, StrategySettings
-from sharding.strategies.decisions import zero_of
-from sharding.strategies.manual import data_ways, user_mesh
-from sharding.strategies.ranks import mesh_for_state
-from sharding.strategies.registry import MANUAL, default_axes
-from sim_cluster.network import cluster_topology
+from shardwright.sharding.partitioned import slots
+from shardwright.sharding.partitioner import PartitionUnit
+from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
+from shardwright.sharding.settings import AUTO, StrategySettings
+from shardwright.sharding.strategies.decisions import zero_of
+from shardwright.sharding.strategies.manual import data_ways, user_mesh
+from shardwright.sharding.strategies.ranks import mesh_for_state
+from shardwright.sharding.strategies.registry import MANUAL, default_axes
+from shardwright.sim_cluster.network import cluster_topology
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.task import TrainTask
 
 
 T = TypeVar("T")
@@ -249,8 +249,8 @@ def _own_mesh(job: JobConfig, own: OwnMesh, cores: int) -> Mesh:
 
 def _read_own_mesh(job: JobConfig, task: TrainTask) -> OwnMesh:
     """What a first capture says, of one sample per core, so that every sharding divides it."""
-    from compiler.frontend.capture import capture
-    from compiler.frontend.stablehlo import import_with_shardings
+    from shardwright.compiler.frontend.capture import capture
+    from shardwright.compiler.frontend.stablehlo import import_with_shardings
 
     captured = capture(task, _machine(job).cores * job.cluster.instances)
     graph, user = import_with_shardings(captured.artifact, base_dir=job.base)
@@ -315,7 +315,7 @@ def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Bui
 
 def compile_parts(ready: Planned, stages: Stages) -> Parts:
     """The compile units of a planned job. Raises CompileError for loops that cannot be cut."""
-    from compiler.outline import outline
+    from shardwright.compiler.outline import outline
 
     options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
     target = ready.layout.target.name
@@ -330,7 +330,7 @@ def show_functions(parts: Parts, options: CompileOptions) -> None:
     """Every distinct function compiled here, with the user's locations, for who records steps; what
     is linked comes from the units. A refusal is recorded, and is theirs to tell.
     """
-    from compiler.driver import compile_unit
+    from shardwright.compiler.driver import compile_unit
 
     for unit in parts.outlined.functions:
         with suppress(DiagnosticError):
@@ -339,7 +339,7 @@ def show_functions(parts: Parts, options: CompileOptions) -> None:
 
 def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages) -> Built:
     """A planned job with the programs of its settled units. Raises the first unit's error."""
-    from compiler.link import link
+    from shardwright.compiler.link import link
 
     with stages.timed("link"):
         programs = link(ready.plan.step, parts.outlined, parts.compiled(settled), parts.target)
@@ -350,7 +350,7 @@ def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages
 
 
 def _memory(built: Built) -> str:
-    from orchestrator.dump.step import memory_text
+    from shardwright.orchestrator.dump.step import memory_text
 
     return memory_text(built)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import metadata
 
-from compiler.ir.ops.host import DEVICE, HOST
-from compiler.isa.program import Program
-from compiler.neff.manifest import Manifest, NamedBuffer
-from compiler.program import BufferInfo
-from compiler.residency import Residency
-from orchestrator.build import Built
-from orchestrator.collective_settings import job_settings
-from orchestrator.packets import packets_of
-from orchestrator.service.units import source_digest
-from sharding import footprint
-from sharding.footprint import Footprint
+from shardwright.compiler.ir.ops.host import DEVICE, HOST
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
+from shardwright.compiler.program import BufferInfo
+from shardwright.compiler.residency import Residency
+from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.collective_settings import job_settings
+from shardwright.orchestrator.packets import packets_of
+from shardwright.orchestrator.service.units import source_digest
+from shardwright.sharding import footprint
+from shardwright.sharding.footprint import Footprint
 
 _ALIGNMENT = 256
 

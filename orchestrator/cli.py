@@ -18,24 +18,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
-from compiler.frontend.user_code import told
-from compiler.target import FIRST_TARGET
-from orchestrator import doctor, outputs
-from orchestrator.age import FLAG, again
-from orchestrator.arguments import Parser
-from orchestrator.cache import commands as cache
-from orchestrator.compile.compile_flags import split_verb
-from orchestrator.config import output_folder, words_of
-from orchestrator.host import collect_rarely
-from orchestrator.job_flags import add_job_flags, job_config
-from orchestrator.report import commands as reports
-from orchestrator.report import explanations
-from orchestrator.service import logs
-from orchestrator.submission import commands as submission
-from orchestrator.terminal import adapt, say
-from orchestrator.values import commands as values
-from orchestrator.whatif import commands as whatif
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.frontend.user_code import told
+from shardwright.compiler.target import FIRST_TARGET
+from shardwright.orchestrator import doctor, outputs
+from shardwright.orchestrator.age import FLAG, again
+from shardwright.orchestrator.arguments import Parser
+from shardwright.orchestrator.cache import commands as cache
+from shardwright.orchestrator.compile.compile_flags import split_verb
+from shardwright.orchestrator.config import output_folder, words_of
+from shardwright.orchestrator.host import collect_rarely
+from shardwright.orchestrator.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.report import commands as reports
+from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.submission import commands as submission
+from shardwright.orchestrator.terminal import adapt, say
+from shardwright.orchestrator.values import commands as values
+from shardwright.orchestrator.whatif import commands as whatif
 
 _DEBUG = "--debug"  # in front of a verb
 
@@ -110,7 +110,7 @@ def _print_error(error: DiagnosticError, as_json: bool) -> None:
 class _Version(argparse.Action):
     def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
         """Print the versions of everything that shapes a compiled file, and leave."""
-        from orchestrator.compile.compile_command import version_text
+        from shardwright.orchestrator.compile.compile_command import version_text
 
         say(version_text())
         parser.exit(0)
@@ -313,13 +313,13 @@ def _program_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    from orchestrator.compile import compile_command
+    from shardwright.orchestrator.compile import compile_command
 
     return compile_command.main(args.words)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from orchestrator.service.progress import Progress
+    from shardwright.orchestrator.service.progress import Progress
 
     if args.compile_only:
         return submission.compile_only(args)
@@ -328,8 +328,8 @@ def _run(args: argparse.Namespace) -> int:
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
         progress.say("loads the compiler")  # a second, and several on a busy host
-        from orchestrator import job
-        from orchestrator.report import screen
+        from shardwright.orchestrator import job
+        from shardwright.orchestrator.report import screen
 
         report = job.run_job(asked, progress, args.dump_dir)
     report["provenance"]["again"] = args.again
@@ -339,9 +339,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from orchestrator import plan_cache
-    from orchestrator.report import plan_screen
-    from orchestrator.service.progress import Progress
+    from shardwright.orchestrator import plan_cache
+    from shardwright.orchestrator.report import plan_screen
+    from shardwright.orchestrator.service.progress import Progress
 
     explanations.check(args.explain)
     asked = job_config(args)
@@ -350,11 +350,11 @@ def _plan(args: argparse.Namespace) -> int:
         report = plan_cache.advised(asked, args.trace, progress, args.dump_dir)
     report["provenance"]["again"] = args.again
     if folder:
-        from orchestrator.report.page.page import write_report
+        from shardwright.orchestrator.report.page.page import write_report
 
         write_report(report, folder)
     if args.html:
-        from orchestrator.report.page.page import report_page, write_page
+        from shardwright.orchestrator.report.page.page import report_page, write_page
 
         write_page(args.html, report_page(report), "--html")
     explanations.add(args.explain, asked, report)
@@ -363,7 +363,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from orchestrator.validation import validate
+    from shardwright.orchestrator.validation import validate
 
     asked = validate.Asked(
         training=args.training,
@@ -379,21 +379,21 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _list_operators(args: argparse.Namespace) -> int:
-    from compiler.frontend.coverage import operator_names
-    from compiler.surface.releases import profile
+    from shardwright.compiler.frontend.coverage import operator_names
+    from shardwright.compiler.surface.releases import profile
 
     say("\n".join(operator_names(profile(args.compiler_version_profile))))
     return 0
 
 
 def _errors(args: argparse.Namespace) -> int:
-    from orchestrator import errors_command
+    from shardwright.orchestrator import errors_command
 
     return errors_command.run(args.code, args.json)
 
 
 def _nccom(args: argparse.Namespace) -> int:
-    from orchestrator import nccom
+    from shardwright.orchestrator import nccom
 
     request = nccom.Request(
         op=args.op,
@@ -419,7 +419,7 @@ def _nccom(args: argparse.Namespace) -> int:
 
 
 def _opt(args: argparse.Namespace) -> int:
-    from orchestrator.opt import command
+    from shardwright.orchestrator.opt import command
 
     if args.list:
         return command.show_list()
@@ -427,25 +427,25 @@ def _opt(args: argparse.Namespace) -> int:
 
 
 def _unit(args: argparse.Namespace) -> int:
-    from orchestrator.service import unit_command
+    from shardwright.orchestrator.service import unit_command
 
     return unit_command.main(args.file)
 
 
 def _neff_info(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_tools
+    from shardwright.orchestrator.neff import neff_tools
 
     return neff_tools.info(args.file, args.json)
 
 
 def _neff_verify(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_tools
+    from shardwright.orchestrator.neff import neff_tools
 
     return neff_tools.verify(args.file)
 
 
 def _neff_run(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_tools
+    from shardwright.orchestrator.neff import neff_tools
 
     options = neff_tools.RunOptions(
         level=args.level,
@@ -459,19 +459,19 @@ def _neff_run(args: argparse.Namespace) -> int:
 
 
 def _neff_dump(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_text
+    from shardwright.orchestrator.neff import neff_text
 
     return neff_text.dump(args.file, args.program, args.function, args.engine)
 
 
 def _neff_diff(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_text
+    from shardwright.orchestrator.neff import neff_text
 
     return neff_text.diff(args.first, args.second, args.program)
 
 
 def _neff_export(args: argparse.Namespace) -> int:
-    from orchestrator.neff import neff_files
+    from shardwright.orchestrator.neff import neff_files
 
     return neff_files.export(args.bundle, args.core, args.output)
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.costs import MESHES, THRESHOLDS
-from compiler.diagnostics import UsageError, did_you_mean
+from shardwright.collectives.costs import MESHES, THRESHOLDS
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 SETTINGS = (*THRESHOLDS, "mesh", "kangaring", "inter_recursive", "inter_mesh_max_instances")
 UNITS = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}

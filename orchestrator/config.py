@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectives.ops import LINEAR, TORUS
-from collectives.runtimes import CURRENT, RUNTIMES
-from compiler.diagnostics import UsageError, did_you_mean
-from compiler.documents import parse_toml, read_text
-from compiler.frontend.models.presets import preset_names
-from compiler.options import DEFAULTS, CompileOptions, choice
-from compiler.target import FIRST_TARGET, target_names
-from orchestrator.host import inside_ray_job
-from orchestrator.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
-from orchestrator.validation.recipes import recipe_names, recipe_tables
-from sharding import settings as strategy_settings
-from sharding.settings import AUTO, MOST, StrategySettings, limited
+from shardwright.collectives.ops import LINEAR, TORUS
+from shardwright.collectives.runtimes import CURRENT, RUNTIMES
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.documents import parse_toml, read_text
+from shardwright.compiler.frontend.models.presets import preset_names
+from shardwright.compiler.options import DEFAULTS, CompileOptions, choice
+from shardwright.compiler.target import FIRST_TARGET, target_names
+from shardwright.orchestrator.host import inside_ray_job
+from shardwright.orchestrator.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
+from shardwright.orchestrator.validation.recipes import recipe_names, recipe_tables
+from shardwright.sharding import settings as strategy_settings
+from shardwright.sharding.settings import AUTO, MOST, StrategySettings, limited
 
 MOST_INSTANCES = 2**16
 """Our choice: thirty times the largest cluster that was ever planned; laying out more takes longer

@@ -22,11 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
-from orchestrator import terminal
-from orchestrator.cache.store import Store, StoreError
-from orchestrator.host import num_cpus
-from orchestrator.terminal import say
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.cache.store import Store, StoreError
+from shardwright.orchestrator.host import num_cpus
+from shardwright.orchestrator.terminal import say
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -123,7 +123,7 @@ def _requirements() -> list[str]:
     except metadata.PackageNotFoundError:
         import tomllib
 
-        from orchestrator.host import PACKAGES_ROOT
+        from shardwright.orchestrator.host import PACKAGES_ROOT
 
         project = PACKAGES_ROOT / "pyproject.toml"
         text = project.read_text() if project.exists() else "[project]\ndependencies = []"
@@ -151,7 +151,7 @@ def _tried(name: str, code: str, environment: dict[str, str]) -> Check:
 
 def _partitioner() -> Check:
     """The interpreter that partitions, which may be another one."""
-    from sharding.partitioner import PYTHON_VARIABLE, partitioner_version
+    from shardwright.sharding.partitioner import PYTHON_VARIABLE, partitioner_version
 
     own = os.environ.get(PYTHON_VARIABLE, "")
     try:
@@ -165,9 +165,9 @@ def _partitioner() -> Check:
 
 def _cache(configured: str) -> Iterator[Check]:
     """The directory, and the bucket behind it. Jobs go on without either."""
-    from orchestrator.cache import open_cache
-    from orchestrator.cache.location import locate
-    from orchestrator.config import CacheConfig
+    from shardwright.orchestrator.cache import open_cache
+    from shardwright.orchestrator.cache.location import locate
+    from shardwright.orchestrator.config import CacheConfig
 
     settings = CacheConfig(dir=configured)
     try:
@@ -196,7 +196,7 @@ def _cache(configured: str) -> Iterator[Check]:
 
 def _probed(store: Store) -> str:
     """What a store says to an entry that is locked, written, read and removed."""
-    from orchestrator.cache.entry import EntryName, pack_entry
+    from shardwright.orchestrator.cache.entry import EntryName, pack_entry
 
     name = EntryName("doctor", secrets.token_hex(32))
     data = pack_entry(name, b"probe")

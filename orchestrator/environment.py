@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from orchestrator.model import installed
-from orchestrator.service.units import PACKAGES, digest
+from shardwright.orchestrator.model import installed
+from shardwright.orchestrator.service.units import PACKAGES, digest
 
 LIBRARIES = ("jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "optax", "scipy")
 """Distributions that capture a step of ours, or of anybody."""

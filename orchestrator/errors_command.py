@@ -8,9 +8,9 @@ from dataclasses import asdict
 from rich.panel import Panel
 from rich.table import Table
 
-from compiler.error_catalogue import WHO, Entry, catalogue, find
-from orchestrator import terminal
-from orchestrator.terminal import say
+from shardwright.compiler.error_catalogue import WHO, Entry, catalogue, find
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.terminal import say
 
 
 def run(code: str, as_json: bool) -> int:

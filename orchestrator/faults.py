@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
-from collectives.topology import Topology
-from compiler.diagnostics import UsageError
-from orchestrator.config import FaultsConfig
-from sim_cluster.degraded import degraded, pattern_of
-from sim_cluster.faults import EFA, Faults, Link, check_faults, check_numbers
+from shardwright.collectives.topology import Topology
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.config import FaultsConfig
+from shardwright.sim_cluster.degraded import degraded, pattern_of
+from shardwright.sim_cluster.faults import EFA, Faults, Link, check_faults, check_numbers
 
 _CORES = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _LINK = re.compile(r"(\d{1,18})/(?:(\d{1,18})-(\d{1,18})|efa(\d{1,18}))")

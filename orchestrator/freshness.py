@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.config import JobConfig
-from orchestrator.model import entry_folders
-from orchestrator.reads import is_users, loaded_files, observed
-from orchestrator.service.units import digest
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.model import entry_folders
+from shardwright.orchestrator.reads import is_users, loaded_files, observed
+from shardwright.orchestrator.service.units import digest
 
 
 def jax_settings() -> str:

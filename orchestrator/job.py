@@ -12,43 +12,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler.isa.program import Program
-from compiler.neff.bundle import Bundle, load_bundle, write_bundle
-from compiler.steps import note
-from orchestrator import outputs
-from orchestrator.budgets import check_budgets, check_state
-from orchestrator.build import Built, compile_planned, planned
-from orchestrator.bundling import compiler_version, manifest_of
-from orchestrator.cache import open_cache
-from orchestrator.collective_settings import job_settings
-from orchestrator.config import JobConfig, output_folder
-from orchestrator.dump import dumping
-from orchestrator.dump.step import time_text
-from orchestrator.faults import faults_of
-from orchestrator.host import executor_kind, num_cpus
-from orchestrator.numerics import (
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from shardwright.compiler.steps import note
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.budgets import check_budgets, check_state
+from shardwright.orchestrator.build import Built, compile_planned, planned
+from shardwright.orchestrator.bundling import compiler_version, manifest_of
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.collective_settings import job_settings
+from shardwright.orchestrator.config import JobConfig, output_folder
+from shardwright.orchestrator.dump import dumping
+from shardwright.orchestrator.dump.step import time_text
+from shardwright.orchestrator.faults import faults_of
+from shardwright.orchestrator.host import executor_kind, num_cpus
+from shardwright.orchestrator.numerics import (
     Reference,
     Rounding,
     differences,
     metric_findings,
     numerics_section,
 )
-from orchestrator.packets import packets_of
-from orchestrator.plan_cache import settled
-from orchestrator.report.page.page import PAGE, REPORT, write_report
-from orchestrator.report.report import base_report
-from orchestrator.service.events import EventLog
-from orchestrator.service.executor import Executor, InlineExecutor, Limits
-from orchestrator.service.progress import Progress
-from orchestrator.service.ray_session import RaySession
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages
-from orchestrator.timing import Timings, timed
-from orchestrator.unsharded import Unsharded, unsharded
-from orchestrator.usage import check_executor, check_usage
-from orchestrator.values.value_run import Values, run_values
-from sim_cluster.network import cluster_topology
-from sim_cluster.step_time import Step
+from shardwright.orchestrator.packets import packets_of
+from shardwright.orchestrator.plan_cache import settled
+from shardwright.orchestrator.report.page.page import PAGE, REPORT, write_report
+from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.service.events import EventLog
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.service.ray_session import RaySession
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.timing import Timings, timed
+from shardwright.orchestrator.unsharded import Unsharded, unsharded
+from shardwright.orchestrator.usage import check_executor, check_usage
+from shardwright.orchestrator.values.value_run import Values, run_values
+from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.step_time import Step
 
 GIB = 2**30
 
@@ -146,11 +146,11 @@ def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
     check_executor(run)
 
     def start() -> Executor:
-        from orchestrator.service import process_backend
+        from shardwright.orchestrator.service import process_backend
 
         match executor_kind(run.executor):
             case "ray":
-                from orchestrator.service.ray_backend import RayExecutor
+                from shardwright.orchestrator.service.ray_backend import RayExecutor
 
                 return RayExecutor(run.workers, limits)
             case "process":

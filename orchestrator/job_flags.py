@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compiler.diagnostics import UsageError, did_you_mean
-from compiler.frontend.models.presets import preset_names
-from orchestrator import config
-from orchestrator.arguments import with_values
-from orchestrator.compile import cc_flags
-from orchestrator.model import MODELS
-from orchestrator.terminal import say
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.frontend.models.presets import preset_names
+from shardwright.orchestrator import config
+from shardwright.orchestrator.arguments import with_values
+from shardwright.orchestrator.compile import cc_flags
+from shardwright.orchestrator.model import MODELS
+from shardwright.orchestrator.terminal import say
 
 File = TypeVar("File", bound=Path | None)
 
@@ -210,7 +210,7 @@ def _model_key(model: str) -> tuple[str, str]:
 
 def _is_folder(path: Path, model: str) -> bool:
     """Whether a folder with a `config.json` is meant; a preset's name alone is the preset."""
-    from compiler.frontend.models.presets import preset_names
+    from shardwright.compiler.frontend.models.presets import preset_names
 
     if os.sep in model or model in (os.curdir, os.pardir):
         return path.is_dir()

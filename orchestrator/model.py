@@ -12,13 +12,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import Loc, UsageError
-from compiler.documents import parse_json, read_text
-from compiler.frontend.task import entry_names
-from orchestrator.config import JobConfig
+from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.documents import parse_json, read_text
+from shardwright.compiler.frontend.task import entry_names
+from shardwright.orchestrator.config import JobConfig
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.task import TrainTask
 
 MODELS = ("preset", "config", "entry", "hlo", "recipe")
 """The keys of `[model]` that name one."""
@@ -33,7 +33,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
     check_named(job)
     model = job.model
     if model.entry:
-        from compiler.frontend.task import load_task
+        from shardwright.compiler.frontend.task import load_task
 
         task = load_task(*entry_of(job), settings=own_settings(job))
         return task if model.generator == "auto" else _drawn_by(task, model.generator)
@@ -49,7 +49,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
 
 
 def _drawn_by(task: TrainTask, generator: str) -> TrainTask:
-    from compiler.frontend.generator import drawn_by
+    from shardwright.compiler.frontend.generator import drawn_by
 
     return drawn_by(task, generator)
 
@@ -76,15 +76,15 @@ def _ours(job: JobConfig) -> TrainTask:
         _refuse_settings(job, "a published run", ("model.seq_len", "strategy.remat"))
         return _published(job)
     if model.hlo:
-        from compiler.frontend.module_task import module_task
+        from shardwright.compiler.frontend.module_task import module_task
 
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
     if model.preset:
-        from compiler.frontend.models.presets import preset_task
+        from shardwright.compiler.frontend.models.presets import preset_task
 
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
-    from compiler.frontend.models.llama import train_task
+    from shardwright.compiler.frontend.models.llama import train_task
 
     path = model_path(job)
     try:
@@ -129,8 +129,8 @@ def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
 
 def _published(job: JobConfig) -> TrainTask:
     """The step of a published run, for as many tensor-parallel ranks as the job has."""
-    from orchestrator.validation.recipes import recipe
-    from orchestrator.validation.tasks import task_of
+    from shardwright.orchestrator.validation.recipes import recipe
+    from shardwright.orchestrator.validation.tasks import task_of
 
     own = recipe(job.model.recipe).workload
     return task_of(
@@ -176,7 +176,7 @@ def compute_type(job: JobConfig) -> str:
     if job.model.dtype != "auto":
         return job.model.dtype
     if job.model.recipe:
-        from orchestrator.validation.recipes import recipe
+        from shardwright.orchestrator.validation.recipes import recipe
 
         is_short = recipe(job.model.recipe).workload.storage.activations == "bf16"
         return "bfloat16" if is_short else "float32"

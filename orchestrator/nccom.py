@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collectives.cost import CollectiveTime, bus_bytes_per_s
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.runtimes import runtime_named
-from compiler.diagnostics import UsageError, did_you_mean
-from compiler.target import PS_PER_S, load_target, logical
-from orchestrator import outputs, text_plots
-from orchestrator.collective_settings import parse_bytes, settings
-from orchestrator.terminal import say
-from orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
-from sim_cluster.profiles import PROFILES
-from sim_cluster.what_if import WhatIf
+from shardwright.collectives.cost import CollectiveTime, bus_bytes_per_s
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.runtimes import runtime_named
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.target import PS_PER_S, load_target, logical
+from shardwright.orchestrator import outputs, text_plots
+from shardwright.orchestrator.collective_settings import parse_bytes, settings
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.what_if import WhatIf
 
 GIB = 2**30
 TOOL_NAMES = {

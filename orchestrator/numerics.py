@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.diagnostics import Diagnostic
-from compiler.dtypes import DType
-from compiler.ir.sampled import sample
-from compiler.passes.auto_cast import casts_of
-from compiler.rounding import TIMES, allowed, unit_roundoff
-from orchestrator.config import JobConfig
-from orchestrator.model import compute_type
-from sharding.partitioned import slots
-from sharding.precision import rounded_graph
-from sim_cluster.result import L0Check, distance
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.sampled import sample
+from shardwright.compiler.passes.auto_cast import casts_of
+from shardwright.compiler.rounding import TIMES, allowed, unit_roundoff
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.model import compute_type
+from shardwright.sharding.partitioned import slots
+from shardwright.sharding.precision import rounded_graph
+from shardwright.sim_cluster.result import L0Check, distance
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
-    from orchestrator.values.value_run import Values
+    from shardwright.compiler.frontend.task import TrainTask
+    from shardwright.orchestrator.values.value_run import Values
 
 Leaves = Mapping[str, np.ndarray]
 
@@ -255,8 +255,8 @@ def run_unsharded(
     """The reference of a job: fp32 where the model has that, on one device, on the same batches;
     `begun` is told the first state of the job, in its own type. For a process of its own.
     """
-    from compiler.frontend.reference import initial_state, run_reference
-    from orchestrator.model import resolve_task
+    from shardwright.compiler.frontend.reference import initial_state, run_reference
+    from shardwright.orchestrator.model import resolve_task
 
     task = resolve_task(job)
     exact = task.full_precision or task
@@ -290,15 +290,15 @@ def measure_rounding(
     its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
     for nothing. For a process of its own.
     """
-    from compiler.frontend.capture import capture
-    from compiler.frontend.reference import (
+    from shardwright.compiler.frontend.capture import capture
+    from shardwright.compiler.frontend.reference import (
         batch_leaves,
         initial_state,
         losses_of_parts,
         task_batches,
     )
-    from compiler.frontend.stablehlo import import_module
-    from orchestrator.model import resolve_task
+    from shardwright.compiler.frontend.stablehlo import import_module
+    from shardwright.orchestrator.model import resolve_task
 
     task, run = resolve_task(job), job.run
     captured = capture(task, global_batch, job.base)
@@ -339,7 +339,7 @@ def _later_losses(
     job: JobConfig, task: TrainTask, global_batch: int, state: Leaves
 ) -> tuple[float, ...]:
     """The losses of all steps but the first, from a state after it."""
-    from compiler.frontend.reference import run_reference, task_batches
+    from shardwright.compiler.frontend.reference import run_reference, task_batches
 
     if job.run.steps == 1:
         return ()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from compiler.diagnostics import CapacityError, UsageError
-from compiler.program import StepPlan
-from compiler.target import Target
-from sharding.footprint import host_bytes
+from shardwright.compiler.diagnostics import CapacityError, UsageError
+from shardwright.compiler.program import StepPlan
+from shardwright.compiler.target import Target
+from shardwright.sharding.footprint import host_bytes
 
 
 def instance_bytes(step: StepPlan, cores: int) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler.diagnostics import UsageError
-from compiler.neff.files import write_atomic
-from orchestrator.report.text import size_text
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.neff.files import write_atomic
+from shardwright.orchestrator.report.text import size_text
 
 OUT = "--out"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from compiler.diagnostics import UsageError
-from sharding.settings import StrategySettings
-from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES, Packets
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sim_cluster.contention import (
+    COLLECTIVE_PACKET_BYTES,
+    COMPUTE_PACKET_BYTES,
+    Packets,
+)
 
 
 def packets_of(settings: StrategySettings) -> Packets:

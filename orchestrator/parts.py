@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from compiler.options import CompileOptions
-from compiler.outline import Outlined
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.service import Settled
-from orchestrator.service.unit_errors import UnitFailedError
-from orchestrator.service.units import compile_payload
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline import Outlined
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.service import Settled
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.orchestrator.service.units import compile_payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Parts:
         Raises the DiagnosticError of the first function that was refused, at the user's line, and
         UnitDefectError for what nobody meant to raise.
         """
-        from compiler.driver import located
+        from shardwright.compiler.driver import located
 
         try:
             results = settled.results_of(self.units)

@@ -17,27 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import Diagnostic
-from compiler.documents import parse_json
-from compiler.schema import Rule, several
-from compiler.target import load_target
-from orchestrator import outputs
-from orchestrator.cache import About, Cache, open_cache
-from orchestrator.config import TRIES, JobConfig
-from orchestrator.environment import always
-from orchestrator.model import MODELS, own_settings, source_files
-from orchestrator.reads import observed
-from orchestrator.report.goal import bought
-from orchestrator.report.shape import check_report, check_whatif
-from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
-from orchestrator.whatif.change import as_chosen
-from sharding.settings import AUTO
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.documents import parse_json
+from shardwright.compiler.schema import Rule, several
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.cache import About, Cache, open_cache
+from shardwright.orchestrator.config import TRIES, JobConfig
+from shardwright.orchestrator.environment import always
+from shardwright.orchestrator.model import MODELS, own_settings, source_files
+from shardwright.orchestrator.reads import observed
+from shardwright.orchestrator.report.goal import bought
+from shardwright.orchestrator.report.shape import check_report, check_whatif
+from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from shardwright.orchestrator.whatif.change import as_chosen
+from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
-    from orchestrator.service.executor import Executor
-    from orchestrator.service.progress import Progress
-    from orchestrator.stages import Stages, Traces
+    from shardwright.compiler.frontend.task import TrainTask
+    from shardwright.orchestrator.service.executor import Executor
+    from shardwright.orchestrator.service.progress import Progress
+    from shardwright.orchestrator.stages import Stages, Traces
 
 KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
 MOST_LISTS = 16
@@ -125,7 +125,7 @@ def settled(
     that plan is stored."""
     if not job.strategy.open_keys:
         return job, lambda report: report
-    from orchestrator.whatif.fitting import asked_as
+    from shardwright.orchestrator.whatif.fitting import asked_as
 
     planned = plan(job, progress=progress, inside=inside)
     return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
@@ -149,7 +149,7 @@ def advised(
         stored, stored_s = _stored(cache, WHATIF, key, check_whatif)
         if stored is not None:
             return report | {"whatif": {**stored, "stored_s": stored_s}}
-    from orchestrator.whatif.tries import FAILED, advice, affordable
+    from shardwright.orchestrator.whatif.tries import FAILED, advice, affordable
 
     count = affordable(wanted, report, start)
     section = advice(job, report, count, progress)
@@ -239,14 +239,14 @@ def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
-    from orchestrator.stages import Stages, Traces
+    from shardwright.orchestrator.stages import Stages, Traces
 
     return Stages(traces=shared.traces if shared else Traces(task))
 
 
 def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
     """What a plan of the step as it is traced here depends on."""
-    from orchestrator.traced_key import traced_parts
+    from shardwright.orchestrator.traced_key import traced_parts
 
     return _common_parts(job) | traced_parts(job, stages)
 
@@ -257,7 +257,7 @@ def _answered(
     """The parts of a plan that was made for a command, as which `built` was: of the files, unless
     this process has imported others, or they have changed meanwhile; None where then no trace is
     that of the question."""
-    from orchestrator.freshness import Folder
+    from shardwright.orchestrator.freshness import Folder
 
     folder = Folder.of(job)
     own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
@@ -305,11 +305,11 @@ class _Asked:
 
 def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job that leaves nothing to the memory."""
-    from compiler.steps import note
-    from orchestrator.build import build
-    from orchestrator.dump.step import time_text
-    from orchestrator.job import time_programs, unit_service
-    from orchestrator.report.report import base_report
+    from shardwright.compiler.steps import note
+    from shardwright.orchestrator.build import build
+    from shardwright.orchestrator.dump.step import time_text
+    from shardwright.orchestrator.job import time_programs, unit_service
+    from shardwright.orchestrator.report.report import base_report
 
     executor = asked.shared.executor if asked.shared else None
     with _dumped(asked.dump_dir):
@@ -326,10 +326,10 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
 
 def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job with what fits it best; traces and dumps are of that alone."""
-    from orchestrator.build import Planned, planned
-    from orchestrator.job import executor_of, unit_service
-    from orchestrator.stages import Stages
-    from orchestrator.whatif.fitting import Road, asked_as, chosen
+    from shardwright.orchestrator.build import Planned, planned
+    from shardwright.orchestrator.job import executor_of, unit_service
+    from shardwright.orchestrator.stages import Stages
+    from shardwright.orchestrator.whatif.fitting import Road, asked_as, chosen
 
     executor = asked.shared.executor if asked.shared else executor_of(job)
     again = partial(
@@ -354,6 +354,6 @@ def _dumped(folder: Path | None) -> AbstractContextManager[None]:
     """A stored answer loads nothing that a dump needs."""
     if folder is None:
         return nullcontext()
-    from orchestrator.dump import dumping
+    from shardwright.orchestrator.dump import dumping
 
     return dumping(folder)

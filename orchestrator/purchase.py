@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.options import choice
-from compiler.quantities import DURATION, MONEY, TOKENS, amount
-from compiler.target import PRICE_KINDS
+from shardwright.compiler.options import choice
+from shardwright.compiler.quantities import DURATION, MONEY, TOKENS, amount
+from shardwright.compiler.target import PRICE_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ from importlib.machinery import (
 from pathlib import Path
 from typing import Any
 
-from orchestrator import environment
-from orchestrator.host import package_folder
-from orchestrator.service.units import PACKAGES, digest
+from shardwright.orchestrator import environment
+from shardwright.orchestrator.host import package_folder
+from shardwright.orchestrator.service.units import PACKAGES, digest
 
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read to tell whether it changed (our choice); larger ones by

@@ -14,23 +14,23 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.text import to_text
-from compiler.steps import note, step
-from orchestrator.config import JobConfig
-from orchestrator.environment import jax_variables
-from orchestrator.freshness import Folder, jax_settings
-from orchestrator.model import model_key, resolve_task
-from orchestrator.reads import observed, recorded
-from orchestrator.service.units import digest
-from sharding.partitioned import slots
-from sharding.reroll import Rerolled, reroll
-from sharding.shown import slots_text
-from sharding.strategies.registry import MANUAL
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.steps import note, step
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.environment import jax_variables
+from shardwright.orchestrator.freshness import Folder, jax_settings
+from shardwright.orchestrator.model import model_key, resolve_task
+from shardwright.orchestrator.reads import observed, recorded
+from shardwright.orchestrator.service.units import digest
+from shardwright.sharding.partitioned import slots
+from shardwright.sharding.reroll import Rerolled, reroll
+from shardwright.sharding.shown import slots_text
+from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
-    from compiler.frontend.shardings import ModuleShardings
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.shardings import ModuleShardings
+    from shardwright.compiler.frontend.task import TrainTask
 
 T = TypeVar("T")
 MOST_KEPT = 32
@@ -182,14 +182,14 @@ class Stages:
 
 def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
     with stages.timed("capture"):
-        from compiler.frontend.capture import capture
+        from shardwright.compiler.frontend.capture import capture
 
         captured = capture(task, samples, job.base)
     with stages.timed("import"):
-        from compiler.frontend.context import module_text
-        from compiler.frontend.stablehlo import import_with_shardings
-        from compiler.passes.doubles import check_doubles
-        from compiler.passes.pipeline import run, step_passes
+        from shardwright.compiler.frontend.context import module_text
+        from shardwright.compiler.frontend.stablehlo import import_with_shardings
+        from shardwright.compiler.passes.doubles import check_doubles
+        from shardwright.compiler.passes.pipeline import run, step_passes
 
         note("captured", lambda: module_text(captured.artifact), "mlir")
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)

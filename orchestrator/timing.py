@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.target import PS_PER_US
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.service import UnitService
-from orchestrator.service.unit_errors import UnitFailedError
-from sim_cluster.faults import NO_FAULTS
-from sim_cluster.profiles import PROFILES, Profile
-from sim_cluster.step_parts import StepParts
-from sim_cluster.step_time import Step, StepTiming
-from sim_cluster.timing_unit import Answer, decode_answer, encode_question, packed_programs
+from shardwright.compiler.target import PS_PER_US
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.sim_cluster.faults import NO_FAULTS
+from shardwright.sim_cluster.profiles import PROFILES, Profile
+from shardwright.sim_cluster.step_parts import StepParts
+from shardwright.sim_cluster.step_time import Step, StepTiming
+from shardwright.sim_cluster.timing_unit import (
+    Answer,
+    decode_answer,
+    encode_question,
+    packed_programs,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

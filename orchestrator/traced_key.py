@@ -6,13 +6,13 @@ notebook, a closure, `jax.config.update`. All of it is in the trace.
 
 from __future__ import annotations
 
-from compiler.diagnostics import DiagnosticError
-from compiler.frontend.task import TrainTask
-from orchestrator.build import placed_task
-from orchestrator.config import JobConfig
-from orchestrator.service.units import digest
-from orchestrator.stages import Stages
-from sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, is_alone
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.build import placed_task
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.service.units import digest
+from shardwright.orchestrator.stages import Stages
+from shardwright.sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, is_alone
 
 
 def traced_parts(job: JobConfig, stages: Stages) -> dict[str, str]:

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError, SimulationError
-from compiler.frontend.user_code import told
-from orchestrator.config import JobConfig
-from orchestrator.numerics import Reference, Rounding, measure_rounding, run_unsharded
-from orchestrator.service import logs
-from orchestrator.service.process_backend import Worker, start_worker
+from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
+from shardwright.compiler.frontend.user_code import told
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.numerics import Reference, Rounding, measure_rounding, run_unsharded
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.service.process_backend import Worker, start_worker
 
-_MODULE = "orchestrator.unsharded"
+_MODULE = "shardwright.orchestrator.unsharded"
 
 
 Leaves = dict[str, np.ndarray]

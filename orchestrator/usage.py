@@ -11,14 +11,14 @@ import errno
 import os
 from pathlib import Path
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models.presets import preset_config
-from compiler.frontend.models.text import check_data
-from compiler.target import load_target, logical
-from orchestrator.build import layout_of
-from orchestrator.config import JobConfig, RunConfig
-from orchestrator.model import check_named, model_path, read_config
-from sharding.strategies.registry import MANUAL
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models.presets import preset_config
+from shardwright.compiler.frontend.models.text import check_data
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.config import JobConfig, RunConfig
+from shardwright.orchestrator.model import check_named, model_path, read_config
+from shardwright.sharding.strategies.registry import MANUAL
 
 
 def check_usage(job: JobConfig, has_values: bool = True, copied: Path | None = None) -> None:

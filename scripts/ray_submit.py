@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
     }
-    command = [str(python), "-m", "orchestrator", *words]
+    command = [str(python), "-m", "shardwright", *words]
     code = subprocess.run(command, cwd=checkout, env=environment, check=False).returncode
     print(f"shardwright {words[0]}: exit code {code}", flush=True)
     return code

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.program import BufferInfo, StepPlan
-from sharding.footprint import Footprint, category_of
-from sharding.mesh import SHARD_AXIS
+from shardwright.compiler.program import BufferInfo, StepPlan
+from shardwright.sharding.footprint import Footprint, category_of
+from shardwright.sharding.mesh import SHARD_AXIS
 
 MIN_SAVED = 1e-3
 """Part of the peak below which a change is not worth saying (our choice): counts and scales."""

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.analysis import invariant_carries, liveness
-from compiler.ir.memories import host_values
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.program import StepProgram
-from compiler.residency import CallMoment, Residency
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.analysis import invariant_carries, liveness
+from shardwright.compiler.ir.memories import host_values
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.residency import CallMoment, Residency
 
 _VIEWS = frozenset(
     ("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier", "slice")

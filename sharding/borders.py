@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.types import Value
-from sharding.indices import Class, IndexClasses
-from sharding.layers import ScannedLayers, UnrolledLayers
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.indices import Class, IndexClasses
+from shardwright.sharding.layers import ScannedLayers, UnrolledLayers
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 
 Axes = tuple[str, ...]
 

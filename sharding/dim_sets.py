@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, Form, factors, form_of, repeated_dims
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dims import Dim, Form, factors, form_of, repeated_dims
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Dim = tuple[Value, int]
 Factor = tuple[Dim, ...]

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.types import Graph, Op, Value
-from sharding.findings import TRAFFIC, surprises
-from sharding.inner import contracted
-from sharding.localize import localize
-from sharding.mesh import Mesh
-from sharding.one_sample import without_twin
-from sharding.partitioned import PartitionedGraph
-from sharding.partitioner import PartitionUnit
-from sharding.plan import Prepared
-from sharding.rewrite import rewrite
-from sharding.ring import with_context
-from sharding.shardy import partition
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, Recipe, ValueId, value_ids
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.findings import TRAFFIC, surprises
+from shardwright.sharding.inner import contracted
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.one_sample import without_twin
+from shardwright.sharding.partitioned import PartitionedGraph
+from shardwright.sharding.partitioner import PartitionUnit
+from shardwright.sharding.plan import Prepared
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.ring import with_context
+from shardwright.sharding.shardy import partition
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
 Dims = tuple[tuple[str, ...], ...]
 NODE = "node"  # file name of the locations that number the ops

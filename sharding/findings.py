@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Graph, Op
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph
-from sharding.strategies import Predicted, Recipe
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import PartitionedGraph
+from shardwright.sharding.strategies import Predicted, Recipe
 
 TRAFFIC = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")
 

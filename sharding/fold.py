@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from compiler.diagnostics import Loc
-from compiler.ir.types import Graph, Op, Value
-from sharding.partitioned import Slot
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
 RADIUS = 4
 """Edges that a class looks at. A larger one keeps more ops of both ends of a chain; a smaller one

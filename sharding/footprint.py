@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.diagnostics import UNKNOWN_LOC, CapacityError
-from compiler.ir.ops.host import DEVICE, HOST
-from compiler.program import BufferInfo, StepPlan
-from compiler.residency import Residency, constant_bytes
-from sharding.arena import Arena, Holding, Moment, compiled_arena, estimated_arena
-from sharding.places import buffer_places
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, CapacityError
+from shardwright.compiler.ir.ops.host import DEVICE, HOST
+from shardwright.compiler.program import BufferInfo, StepPlan
+from shardwright.compiler.residency import Residency, constant_bytes
+from shardwright.sharding.arena import Arena, Holding, Moment, compiled_arena, estimated_arena
+from shardwright.sharding.places import buffer_places
 
 CATEGORIES = (
     "parameters",

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.types import Graph, Op, Value
-from compiler.min_cut import UNCUTTABLE, FlowNetwork
-from sharding.linearity import Kind, Label
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.min_cut import UNCUTTABLE, FlowNetwork
+from shardwright.sharding.linearity import Kind, Label
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 SCALINGS = frozenset(("divide", "multiply", "negate"))

@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.dtypes import DType
-from compiler.ir.analysis import keeps_order
-from compiler.ir.memories import host_values
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
-from compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.passes.dce import dce
-from compiler.program import StepPlan, StepProgram
-from sharding.layers import visited_layers
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import keeps_order
+from shardwright.compiler.ir.memories import host_values
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
+from shardwright.compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.program import StepPlan, StepProgram
+from shardwright.sharding.layers import visited_layers
 
 _BACK = "bring it back first, with jax.device_put(x, jax.memory.Space.Device)"
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.dim_sets import DimSets, DimTable
-from sharding.dims import Dim
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dim_sets import DimSets, DimTable
+from shardwright.sharding.dims import Dim
 
 Class = Dim
 """A class is named by one of its dims."""

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, factors
-from sharding.indices import Class, IndexClasses
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dims import Dim, factors
+from shardwright.sharding.indices import Class, IndexClasses
 
 SEARCH_LIMIT = 20_000
 """Steps of the search for a cover; beyond it the best found so far is taken (our choice)."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ir.analysis import CONTRACTIONS, invariant_carries
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op, Value
-from sharding.dims import reached
+from shardwright.compiler.ir.analysis import CONTRACTIONS, invariant_carries
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dims import reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.dim_sets import DimTable
-from sharding.dims import Dim, joins, propagate
-from sharding.indices import Class, IndexClasses
-from sharding.inner import contracted
-from sharding.mesh import Mesh
-from sharding.spec import ShardingSpec
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dim_sets import DimTable
+from shardwright.sharding.dims import Dim, joins, propagate
+from shardwright.sharding.indices import Class, IndexClasses
+from shardwright.sharding.inner import contracted
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.spec import ShardingSpec
 
 MOVING = ("convert", "reshape", "transpose")
 

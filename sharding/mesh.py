@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collectives.ops import ReplicaGroups, axis_strides
-from compiler.diagnostics import ShardingError, did_you_mean
+from shardwright.collectives.ops import ReplicaGroups, axis_strides
+from shardwright.compiler.diagnostics import ShardingError, did_you_mean
 
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 SHARD_AXIS = "dp_shard"  # the one state is spread over first

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.neff.schedule import STAGE_AXIS
-from sharding.gradients import StepView
-from sharding.localize import Localized
-from sharding.mesh import DATA_AXES, Mesh, make_mesh
-from sharding.overlap import hoisted
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.sample_means import scaled_output
-from sharding.settings import StrategySettings
-from sharding.spec import ShardingSpec
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.neff.schedule import STAGE_AXIS
+from shardwright.sharding.gradients import StepView
+from shardwright.sharding.localize import Localized
+from shardwright.sharding.mesh import DATA_AXES, Mesh, make_mesh
+from shardwright.sharding.overlap import hoisted
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.sample_means import scaled_output
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.spec import ShardingSpec
 
 TWIN_AXIS = "dp_replicate"  # no state is spread over it, and one data rank leaves it free
 TRACED_SAMPLES = 2

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import UNKNOWN_LOC
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
@@ -28,11 +28,11 @@ from compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.ops.reduce import identity
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from sharding.dims import Dim, factors
-from sharding.indices import Class, IndexClasses
-from sharding.inner import contracted
+from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.sharding.dims import Dim, factors
+from shardwright.sharding.indices import Class, IndexClasses
+from shardwright.sharding.inner import contracted
 
 Shape = tuple[int, ...]
 LOOKED_UP = ("gather", "scatter")

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import msgpack
 
-from compiler.diagnostics import Diagnostic, LoadError, Loc
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph, Value
-from compiler.isa.fields import check_fields
-from compiler.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
-from sharding.mesh import Mesh
-from sharding.spec import ShardingSpec
+from shardwright.compiler.diagnostics import Diagnostic, LoadError, Loc
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.isa.fields import check_fields
+from shardwright.compiler.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.spec import ShardingSpec
 
 _DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
 _BODY = Table(

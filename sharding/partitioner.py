@@ -19,8 +19,8 @@ from typing import Any
 
 import msgpack
 
-from compiler.child import Child, serve
-from compiler.diagnostics import DiagnosticError, ExecutionError, Loc, ShardingError
+from shardwright.compiler.child import Child, serve
+from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError, Loc, ShardingError
 
 PartitionUnit = Callable[[bytes], bytes]
 
@@ -65,7 +65,7 @@ def _child(python: str) -> Iterator[Child]:
         child = None
     if child is None:
         try:
-            child = Child([python, "-m", "sharding.partitioner"])
+            child = Child([python, "-m", "shardwright.sharding.partitioner"])
         except OSError as error:
             raise _not_started(python, error) from error
     try:
@@ -135,7 +135,7 @@ def _crashed(status: int, said: str) -> ExecutionError:
 
 def _answer(request: bytes) -> bytes:
     """What the process says to a request; refusals are answers too."""
-    from sharding.shardy import answer_request
+    from shardwright.sharding.shardy import answer_request
 
     try:
         answer: dict[str, Any] = {"graph": answer_request(request)}

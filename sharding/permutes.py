@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from collectives.ops import axis_strides
-from sharding.mesh import Mesh
-from sharding.spec import ShardingSpec
+from shardwright.collectives.ops import axis_strides
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.spec import ShardingSpec
 
 Coordinates = Mapping[str, int]
 Pairs = tuple[tuple[int, int], ...]

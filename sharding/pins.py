@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import Loc
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ShardingConstraintAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_operands, with_regions
-from sharding.spec import ShardingSpec
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_operands, with_regions
+from shardwright.sharding.spec import ShardingSpec
 
 NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
 CARRYING = ("loop", "optimization_barrier")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.types import Graph, Op, Value
-from compiler.program import StepPlan, StepProgram
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.program import StepPlan, StepProgram
 
 _MOVING = frozenset(
     (

@@ -12,36 +12,36 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.diagnostics import Diagnostic, DiagnosticError
-from compiler.frontend.shardings import ModuleShardings
-from compiler.ir.types import Graph, Op
-from compiler.neff.schedule import STAGE_AXIS, run_counts
-from compiler.program import StepPlan
-from compiler.steps import note, step
-from sharding import shown
-from sharding.findings import TRAFFIC, with_findings
-from sharding.fold import Folded, fold
-from sharding.footprint import Footprint, footprint
-from sharding.host import on_host
-from sharding.localize import localize
-from sharding.mesh import SHARD_AXIS, Mesh
-from sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
-from sharding.overlap import Shifts, hoisted, overlap
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.partitioner import PartitionUnit, ask
-from sharding.pipeline.balance import PartShare
-from sharding.pipeline.divide import divide
-from sharding.pipeline.unstack import Staged, stage_layers
-from sharding.precision import rounded_graph, with_reduce_dtype
-from sharding.rewrite import rewrite
-from sharding.ring import with_context
-from sharding.settings import DEFAULTS, StrategySettings
-from sharding.shardy import annotated_text, partition
-from sharding.stages import split_step
-from sharding.strategies import Recipe
-from sharding.strategies.registry import MANUAL, padded_step, recipe_of
-from sharding.summed import summed_in_loops
-from sharding.unfold import UnfoldError, unfold
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.neff.schedule import STAGE_AXIS, run_counts
+from shardwright.compiler.program import StepPlan
+from shardwright.compiler.steps import note, step
+from shardwright.sharding import shown
+from shardwright.sharding.findings import TRAFFIC, with_findings
+from shardwright.sharding.fold import Folded, fold
+from shardwright.sharding.footprint import Footprint, footprint
+from shardwright.sharding.host import on_host
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import SHARD_AXIS, Mesh
+from shardwright.sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
+from shardwright.sharding.overlap import Shifts, hoisted, overlap
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partitioner import PartitionUnit, ask
+from shardwright.sharding.pipeline.balance import PartShare
+from shardwright.sharding.pipeline.divide import divide
+from shardwright.sharding.pipeline.unstack import Staged, stage_layers
+from shardwright.sharding.precision import rounded_graph, with_reduce_dtype
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.ring import with_context
+from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.sharding.shardy import annotated_text, partition
+from shardwright.sharding.stages import split_step
+from shardwright.sharding.strategies import Recipe
+from shardwright.sharding.strategies.registry import MANUAL, padded_step, recipe_of
+from shardwright.sharding.summed import summed_in_loops
+from shardwright.sharding.unfold import UnfoldError, unfold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

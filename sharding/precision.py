@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.diagnostics import ShardingError
-from compiler.dtypes import DType
-from compiler.ir.analysis import CONTRACTIONS
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConvertAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.passes.dce import dce
-from compiler.passes.narrow import narrow
-from sharding.dims import batch_labels, reached
-from sharding.layers import scanned_layers, unrolled_layers
-from sharding.partitioned import PartitionedGraph, Slot, all_values
-from sharding.pins import CARRYING, NARROWING, GatherUse, gather_uses
-from sharding.rewrite import REDUCTIONS
-from sharding.settings import StrategySettings
-from sharding.spec import ShardingSpec
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.narrow import narrow
+from shardwright.sharding.dims import batch_labels, reached
+from shardwright.sharding.layers import scanned_layers, unrolled_layers
+from shardwright.sharding.partitioned import PartitionedGraph, Slot, all_values
+from shardwright.sharding.pins import CARRYING, NARROWING, GatherUse, gather_uses
+from shardwright.sharding.rewrite import REDUCTIONS
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.spec import ShardingSpec
 
 TYPES: Mapping[str, DType] = {"bfloat16": DType.BF16, "float32": DType.F32}
 REPLICATING = frozenset(("dp_replicate", "dp_shard"))

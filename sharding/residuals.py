@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.placement import place_late
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.placement import place_late
 
 _EXPENSIVE = frozenset(
     ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")

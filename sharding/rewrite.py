@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compiler.diagnostics import Loc
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_ops, with_regions
-from compiler.walks import answered
-from sharding.partitioned import PartitionedGraph, all_values
-from sharding.spec import ShardingSpec, replicated
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
+from shardwright.compiler.walks import answered
+from shardwright.sharding.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.spec import ShardingSpec, replicated
 
 SHAPE_CHANGES = ("reshape", "transpose")
 REDUCTIONS = ("all_reduce", "reduce_scatter")

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 UNKNOWN = math.nan
 ZERO = 0.0  # of a value that is zero everywhere: as large as any other

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.options import choice
-from compiler.quantities import TOKENS, amount
+from shardwright.compiler.options import choice
+from shardwright.compiler.quantities import TOKENS, amount
 
 AUTO = -1
 OFFLOAD = "offload"

@@ -12,16 +12,21 @@ from typing import Any
 
 import msgpack
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned, encode_partitioned
-from sharding.partitioner import PartitionUnit, ask
-from sharding.shardy_import import ShardyReader
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import (
+    PartitionedGraph,
+    Slot,
+    decode_partitioned,
+    encode_partitioned,
+)
+from shardwright.sharding.partitioner import PartitionUnit, ask
+from shardwright.sharding.shardy_import import ShardyReader
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
 Ties = Sequence[tuple[int, int]]
 _ERROR_TAIL = 2000
@@ -138,8 +143,8 @@ def _answer(
     origins: Sequence[Loc],
 ) -> PartitionedGraph:
     """The partitioned graph, its ops and refusals with the locations of `origins`, one per op."""
-    from compiler.frontend.context import make_context
-    from compiler.frontend.stablehlo import import_parsed
+    from shardwright.compiler.frontend.context import make_context
+    from shardwright.compiler.frontend.stablehlo import import_parsed
 
     with make_context():
         module = _parse(graph, mesh, specs)
@@ -156,7 +161,7 @@ def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpe
     """What the partitioner starts from, as StableHLO text: for dumps, and for other partitioners;
     loads jaxlib.
     """
-    from compiler.frontend.context import make_context
+    from shardwright.compiler.frontend.context import make_context
 
     with make_context():
         module = _parse(graph, mesh, specs)
@@ -167,7 +172,7 @@ def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpe
 
 def _parse(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> Any:
     """`graph` as an MLIR module whose ops carry their ordinals; a context must be entered."""
-    from compiler.frontend.context import parse_module
+    from shardwright.compiler.frontend.context import parse_module
 
     placed = {value for key, value in value_ids(graph) if key in specs}
     text = to_stablehlo(graph, mesh=mesh.sizes, ids=True, locs=True, placed=placed)

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
-from compiler.frontend.importer import ImportHooks
-from compiler.frontend.rules import RULES
-from compiler.frontend.rules.registry import Rule, refuse
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
+from shardwright.compiler.frontend.importer import ImportHooks
+from shardwright.compiler.frontend.rules import RULES
+from shardwright.compiler.frontend.rules.registry import Rule, refuse
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllSliceAttrs,
@@ -25,14 +25,14 @@ from compiler.ir.ops import (
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
-from compiler.ir.types import Graph, Op, Value
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.permutes import permute_pairs
-from sharding.spec import ShardingSpec, replicated
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.permutes import permute_pairs
+from shardwright.sharding.spec import ShardingSpec, replicated
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 Axes = tuple[str, ...]
 Step = Callable[["Site", Value, int, Axes], Op]

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.ops.host import DEVICE
-from compiler.ir.types import Graph, Value
-from compiler.program import StepPlan
-from compiler.steps import note, step, within
-from sharding.partitioned import PartitionedGraph, SlotLike
-from sharding.spec import ShardingSpec
-from sharding.strategies import OUTPUT, Recipe, ValueId, value_ids
+from shardwright.compiler.ir.ops.host import DEVICE
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.program import StepPlan
+from shardwright.compiler.steps import note, step, within
+from shardwright.sharding.partitioned import PartitionedGraph, SlotLike
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import OUTPUT, Recipe, ValueId, value_ids
 
 
 def pinned(name: str, graph: Graph, specs: Mapping[ValueId, ShardingSpec]) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sharding.indices import Class, IndexClasses
+from shardwright.sharding.indices import Class, IndexClasses
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.diagnostics import Diagnostic, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.neff.schedule import Schedule
-from compiler.passes.placement import place_late
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sharding.coordinates import coordinate_name, hoist_coordinates
-from sharding.gradients import (
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.neff.schedule import Schedule
+from shardwright.compiler.passes.placement import place_late
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.coordinates import coordinate_name, hoist_coordinates
+from shardwright.sharding.gradients import (
     CutRefusedError,
     StepView,
     depends_on,
@@ -32,11 +32,11 @@ from sharding.gradients import (
     upstream,
     with_reduced,
 )
-from sharding.linearity import Kind, label_values
-from sharding.localize import Localized
-from sharding.one_sample import TRACED_SAMPLES, check_partial
-from sharding.partitioned import Slot
-from sharding.residuals import choose_residuals
+from shardwright.sharding.linearity import Kind, label_values
+from shardwright.sharding.localize import Localized
+from shardwright.sharding.one_sample import TRACED_SAMPLES, check_partial
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.residuals import choose_residuals
 
 STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConvertAttrs, DynamicSliceAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.outline.overwritten import covering_writes
-from compiler.passes.dce import dce
-from compiler.passes.remat.stacks import counted
-from compiler.program import StepPlan
-from sharding import shown
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConvertAttrs, DynamicSliceAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.outline.overwritten import covering_writes
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.remat.stacks import counted
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding import shown
 
 LEAST_BYTES = 2**16
 """Of a layer's gradient in the accumulator's type. Less is added faster with that of all layers

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.fold import ORIGIN, Folded
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.spec import ShardingSpec
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.fold import ORIGIN, Folded
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.spec import ShardingSpec
 
 REACH = 4
 """Operand steps between an op and what it reads in the answer: constraints and ops the partitioner

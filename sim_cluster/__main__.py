@@ -1,4 +1,4 @@
-"""`python -m sim_cluster BUNDLE`: load a bundle from where it lies, run its steps, time it.
+"""`python -m shardwright.sim_cluster BUNDLE`: load a bundle from where it lies, run its steps, time it.
 
 Needs this package, `compiler`, `collectives`, NumPy, msgpack and zstandard: no graph, no jax, no
 orchestrator. Exit codes are those of the `shardwright` command.
@@ -14,15 +14,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from collectives.ops import TORUS
-from compiler.diagnostics import DiagnosticError, UsageError
-from compiler.neff.arrays import read_arrays, write_arrays
-from compiler.neff.bundle import Bundle, load_bundle
-from compiler.target import PS_PER_S, load_target, logical
-from sim_cluster.contention import Packets
-from sim_cluster.layout import num_ranks
-from sim_cluster.run_values import ValueRun
-from sim_cluster.step_time import Step, band
+from shardwright.collectives.ops import TORUS
+from shardwright.compiler.diagnostics import DiagnosticError, UsageError
+from shardwright.compiler.neff.arrays import read_arrays, write_arrays
+from shardwright.compiler.neff.bundle import Bundle, load_bundle
+from shardwright.compiler.target import PS_PER_S, load_target, logical
+from shardwright.sim_cluster.contention import Packets
+from shardwright.sim_cluster.layout import num_ranks
+from shardwright.sim_cluster.run_values import ValueRun
+from shardwright.sim_cluster.step_time import Step, band
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sim_cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shardwright.sim_cluster", description=__doc__)
     parser.add_argument("bundle", type=Path, help="a bundle directory")
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--inputs", type=Path, help=".npz: global arrays by buffer name")

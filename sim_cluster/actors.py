@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.isa.program import CollectiveCall
-from sim_cluster.contention import NO_DEMAND, Demand
-from sim_cluster.macro import MacroOp, Mark, Place, Stretch
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.contention import NO_DEMAND, Demand
+from shardwright.sim_cluster.macro import MacroOp, Mark, Place, Stretch
 
 
 @dataclass(frozen=True, slots=True)

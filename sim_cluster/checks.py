@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.attributes import OPTIONAL_ATTRIBUTES
-from compiler.isa.instructions import INSTRUCTIONS, InstrDef
-from compiler.isa.limits import Limits, check_instr, start_is_legal
-from compiler.isa.program import Engine, Instr, Space, Tile
-from sim_cluster.engines.registry import require
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.attributes import OPTIONAL_ATTRIBUTES
+from shardwright.compiler.isa.instructions import INSTRUCTIONS, InstrDef
+from shardwright.compiler.isa.limits import Limits, check_instr, start_is_legal
+from shardwright.compiler.isa.program import Engine, Instr, Space, Tile
+from shardwright.sim_cluster.engines.registry import require
 
 DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from collectives.ops import ReplicaGroups
+from shardwright.collectives.ops import ReplicaGroups
 
 IntArray = npt.NDArray[np.int64]
 

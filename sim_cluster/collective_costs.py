@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.costs import CollectiveCosts
-from collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
-from compiler.target import Target
-from sim_cluster.calibration import constants
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.calibration import constants
 
 US = 1_000_000  # picoseconds
 REDUCE_AT_PEAK = 0.5  # documented: reducing halves the rate of a DMA engine before v4 (NKI DMA)

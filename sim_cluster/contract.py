@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sim_cluster.elementwise import reduce_array
+from shardwright.sim_cluster.elementwise import reduce_array
 
 Contract = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

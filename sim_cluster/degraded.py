@@ -17,9 +17,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.topology import IntArray, Topology
-from compiler.diagnostics import UsageError
-from sim_cluster.faults import EFA, Link
+from shardwright.collectives.topology import IntArray, Topology
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.sim_cluster.faults import EFA, Link
 
 Pattern = tuple[tuple[Link, float], ...]
 """Faulty links of an instance with what is left of their bandwidth, sorted; empty: none."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from sim_cluster.rounding import narrow
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.sim_cluster.rounding import narrow
 
 Array = np.ndarray
 Function = Callable[..., Array]

@@ -15,15 +15,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.algorithms.pairwise import all_to_all, collective_permute
-from collectives.algorithms.ring import ring
-from collectives.buckets import execute_parts
-from collectives.execute import SPLITTING, Shape, pieces_of
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from collectives.schedule import Schedule
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import CollectiveCall
-from sim_cluster.functions import CollectiveRequest
+from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.buckets import execute_parts
+from shardwright.collectives.execute import SPLITTING, Shape, pieces_of
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from shardwright.collectives.schedule import Schedule
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.functions import CollectiveRequest
 
 Schedules = Callable[
     [CollectiveCall, int], Schedule

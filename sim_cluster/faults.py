@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from compiler.diagnostics import SimulationError, UsageError
-from compiler.target import PS_PER_S
-from sim_cluster.classes import RankClasses
+from shardwright.compiler.diagnostics import SimulationError, UsageError
+from shardwright.compiler.target import PS_PER_S
+from shardwright.sim_cluster.classes import RankClasses
 
 EFA = "efa"
 Link = tuple[int, int] | tuple[str, int]

@@ -15,20 +15,20 @@ from typing import NoReturn
 
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError, SimulationError
-from compiler.isa.limits import limits_for
-from compiler.isa.program import CollectiveCall, Function, Region
-from compiler.isa.region import RegionProgram, Tensor, View
-from compiler.rounding import Draws
-from sim_cluster.host_memory import require_memory
-from sim_cluster.index_watch import Outside
-from sim_cluster.l0 import RegionCode
-from sim_cluster.operands import HbmTensors
-from sim_cluster.past import Past
-from sim_cluster.physical_cores import CoreWatch, interleaved
-from sim_cluster.races import strided_key
-from sim_cluster.regions import affine, prepare
-from sim_cluster.tiles import OnChip
+from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.program import CollectiveCall, Function, Region
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.rounding import Draws
+from shardwright.sim_cluster.host_memory import require_memory
+from shardwright.sim_cluster.index_watch import Outside
+from shardwright.sim_cluster.l0 import RegionCode
+from shardwright.sim_cluster.operands import HbmTensors
+from shardwright.sim_cluster.past import Past
+from shardwright.sim_cluster.physical_cores import CoreWatch, interleaved
+from shardwright.sim_cluster.races import strided_key
+from shardwright.sim_cluster.regions import affine, prepare
+from shardwright.sim_cluster.tiles import OnChip
 
 L0, L1 = "L0", "L1"
 

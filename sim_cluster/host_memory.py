@@ -7,8 +7,8 @@ import math
 import resource
 from collections.abc import Sequence
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.region import Node, RegionProgram
 
 _SMALL = 2**28
 """Less than this is taken without asking what there is."""

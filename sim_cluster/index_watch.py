@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from compiler.diagnostics import Diagnostic, Loc, SimulationError
-from compiler.isa.program import Program
-from compiler.isa.region import RegionProgram
+from shardwright.compiler.diagnostics import Diagnostic, Loc, SimulationError
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.isa.region import RegionProgram
 
 Outside = Callable[[RegionProgram, int], None]
 """Called with a region and the number of indices of it that lie outside."""

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.isa.decode import decode_function
-from compiler.isa.program import Function
-from compiler.target import Target
-from sim_cluster.macro import Segments, evaluated
+from shardwright.compiler.isa.decode import decode_function
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.macro import Segments, evaluated
 
 MOST_KEPT = 128
 """Functions, the newest: those of about five steps (our choice); up to 1 MB each."""

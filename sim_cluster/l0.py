@@ -17,16 +17,16 @@ from typing import NoReturn, final
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.limits import Limits, limits_for
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
-from sim_cluster.checks import check_instruction, check_tiles
-from sim_cluster.engines import DECODERS, overwrites
-from sim_cluster.operands import HbmOperand, HbmTensors, TileOperand
-from sim_cluster.past import HbmWatch, Past
-from sim_cluster.races import ENGINES, NUMBER, Clock, History, strides_overlap
-from sim_cluster.tiles import OnChip, Slot, make_slots
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import Limits, limits_for
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
+from shardwright.sim_cluster.checks import check_instruction, check_tiles
+from shardwright.sim_cluster.engines import DECODERS, overwrites
+from shardwright.sim_cluster.operands import HbmOperand, HbmTensors, TileOperand
+from shardwright.sim_cluster.past import HbmWatch, Past
+from shardwright.sim_cluster.races import ENGINES, NUMBER, Clock, History, strides_overlap
+from shardwright.sim_cluster.tiles import OnChip, Slot, make_slots
 
 Step = Callable[[], None]
 _FAILURES = (SimulationError, ValueError, TypeError, IndexError, KeyError, OverflowError)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collectives.ops import group_index
-from compiler.diagnostics import SimulationError
-from compiler.neff.manifest import NamedBuffer
+from shardwright.collectives.ops import group_index
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.neff.manifest import NamedBuffer
 
 Mesh = Mapping[str, int]
 

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.diagnostics import LoadError
-from compiler.isa.program import Program
-from compiler.target import HYPOTHETICAL_LNC, Target, load_target, logical
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.target import HYPOTHETICAL_LNC, Target, load_target, logical
 
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 _GIB = 2**30

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sim_cluster.actors import Actor, Job, LoopState
+from shardwright.sim_cluster.actors import Actor, Job, LoopState
 
 
 def loop_state(

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtypes import DType
-from compiler.evaluate import Segment, Shares, segments_at
-from compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
-from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
-from compiler.target import PS_PER_S, Target
-from sim_cluster.contention import NO_DEMAND, Demand
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment, Shares, segments_at
+from shardwright.compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
+from shardwright.compiler.target import PS_PER_S, Target
+from shardwright.sim_cluster.contention import NO_DEMAND, Demand
 
 _DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 HALF_SHARE = 0.5

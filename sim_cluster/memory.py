@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.program import ProgramBuffer
-from sim_cluster.tiles import POISON
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import ProgramBuffer
+from shardwright.sim_cluster.tiles import POISON
 
 
 class CoreMemory:

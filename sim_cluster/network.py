@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
-from collectives.layout import place
-from collectives.ops import TORUS, CollectiveKind, ReplicaGroups
-from collectives.placement import place_mesh
-from collectives.runtimes import CURRENT, Runtime
-from collectives.select import alternatives, choose, full_name
-from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
-from compiler.isa.program import CollectiveCall
-from compiler.target import PS_PER_S, Target
-from sim_cluster.actors import CollectiveDuration
-from sim_cluster.collective_costs import HOST_LINK, collective_costs
-from sim_cluster.contention import Demand
-from sim_cluster.degraded import Pattern, degraded
-from sim_cluster.profiles import under_profile
+from shardwright.collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
+from shardwright.collectives.layout import place
+from shardwright.collectives.ops import TORUS, CollectiveKind, ReplicaGroups
+from shardwright.collectives.placement import place_mesh
+from shardwright.collectives.runtimes import CURRENT, Runtime
+from shardwright.collectives.select import alternatives, choose, full_name
+from shardwright.collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import PS_PER_S, Target
+from shardwright.sim_cluster.actors import CollectiveDuration
+from shardwright.sim_cluster.collective_costs import HOST_LINK, collective_costs
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.degraded import Pattern, degraded
+from shardwright.sim_cluster.profiles import under_profile
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 

@@ -12,14 +12,14 @@ from operator import gt
 
 import numpy as np
 
-from compiler.isa.program import AccessPattern, Engine, Instr, Space
-from sim_cluster.checks import check_bank
-from sim_cluster.engines.registry import require
-from sim_cluster.past import Access, HbmWatch
-from sim_cluster.physical_cores import CoreWatch
-from sim_cluster.races import NUMBER, Clock, History, Key, strided_key
-from sim_cluster.regions import affine
-from sim_cluster.tiles import OnChip, Slot
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
+from shardwright.sim_cluster.checks import check_bank
+from shardwright.sim_cluster.engines.registry import require
+from shardwright.sim_cluster.past import Access, HbmWatch
+from shardwright.sim_cluster.physical_cores import CoreWatch
+from shardwright.sim_cluster.races import NUMBER, Clock, History, Key, strided_key
+from shardwright.sim_cluster.regions import affine
+from shardwright.sim_cluster.tiles import OnChip, Slot
 
 Dims = tuple[tuple[int, int], ...]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import Border, Space
-from sim_cluster.engines.registry import require
-from sim_cluster.races import ENGINES, NUMBER, Clock, Key, boxes_overlap
-from sim_cluster.tiles import Slot
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.program import Border, Space
+from shardwright.sim_cluster.engines.registry import require
+from shardwright.sim_cluster.races import ENGINES, NUMBER, Clock, Key, boxes_overlap
+from shardwright.sim_cluster.tiles import Slot
 
 
 @dataclass(slots=True)

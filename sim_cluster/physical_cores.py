@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import Region
-from sim_cluster.engines.registry import require
-from sim_cluster.races import Key, strides_overlap
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.program import Region
+from shardwright.sim_cluster.engines.registry import require
+from shardwright.sim_cluster.races import Key, strides_overlap
 
 
 def interleaved(subgraphs: Sequence[Sequence[Region]]) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.target import Target
-from sim_cluster.calibration import constants
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.calibration import constants
 
 STREAMING = "streaming"
 STALL_RECOVERY = "stall_recovery"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.isa.limits import limits_for
-from compiler.isa.program import Call, Program, Repeat
-from compiler.rounding import Draws
-from sim_cluster.functions import L0, L1, Bound, CollectiveRequest, FunctionCode
-from sim_cluster.index_watch import IndexWatch
-from sim_cluster.memory import CoreMemory
-from sim_cluster.tiles import OnChip
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.program import Call, Program, Repeat
+from shardwright.compiler.rounding import Draws
+from shardwright.sim_cluster.functions import L0, L1, Bound, CollectiveRequest, FunctionCode
+from shardwright.sim_cluster.index_watch import IndexWatch
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.tiles import OnChip
 
 
 class ProgramCode:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import gt
 
-from compiler.isa.program import Engine
+from shardwright.compiler.isa.program import Engine
 
 ENGINES = tuple(Engine)
 NUMBER = {engine: i for i, engine in enumerate(ENGINES)}

@@ -18,20 +18,20 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from compiler.diagnostics import Loc, SimulationError
-from compiler.isa.program import CollectiveCall, Program
-from compiler.neff.bundle import program_bytes, read_program
-from compiler.neff.manifest import Manifest, NamedBuffer
-from compiler.neff.reader import Container
-from compiler.neff.schedule import STAGE_AXIS, run_counts
-from compiler.rounding import Draws, allowed
-from sim_cluster import layout
-from sim_cluster.exchange import Exchange, Payload, Schedules, ring_schedules
-from sim_cluster.functions import L0, L1, CollectiveRequest
-from sim_cluster.index_watch import IndexWatch
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
-from sim_cluster.result import L0Check, distance
+from shardwright.compiler.diagnostics import Loc, SimulationError
+from shardwright.compiler.isa.program import CollectiveCall, Program
+from shardwright.compiler.neff.bundle import program_bytes, read_program
+from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.schedule import STAGE_AXIS, run_counts
+from shardwright.compiler.rounding import Draws, allowed
+from shardwright.sim_cluster import layout
+from shardwright.sim_cluster.exchange import Exchange, Payload, Schedules, ring_schedules
+from shardwright.sim_cluster.functions import L0, L1, CollectiveRequest
+from shardwright.sim_cluster.index_watch import IndexWatch
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode
+from shardwright.sim_cluster.result import L0Check, distance
 
 Running = Iterator[CollectiveRequest]
 Shards = Mapping[tuple[int, ...], np.ndarray]

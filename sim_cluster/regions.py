@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType, strided
-from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
-from compiler.rounding import EXACT, Draws
-from sim_cluster import elementwise as ew
-from sim_cluster.contract import plan_contract
-from sim_cluster.host_memory import region_bytes, require_memory
-from sim_cluster.index_watch import Outside
-from sim_cluster.indexed import PUT_ROWS, legal_rows, split_atoms, window
-from sim_cluster.rounding import narrow
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.rounding import EXACT, Draws
+from shardwright.sim_cluster import elementwise as ew
+from shardwright.sim_cluster.contract import plan_contract
+from shardwright.sim_cluster.host_memory import region_bytes, require_memory
+from shardwright.sim_cluster.index_watch import Outside
+from shardwright.sim_cluster.indexed import PUT_ROWS, legal_rows, split_atoms, window
+from shardwright.sim_cluster.rounding import narrow
 
 Registers = Mapping[int, int]
 Arrays = Sequence[np.ndarray]

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
+from shardwright.compiler.dtypes import DType, cast
 
 _TF32_STEP = 1 << 13  # distance of neighbours in units of the fp32 bit pattern
 

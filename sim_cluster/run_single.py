@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collectives.ops import group_index
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import Program, ProgramBuffer
-from sim_cluster.exchange import exchange
-from sim_cluster.functions import L1, CollectiveRequest
-from sim_cluster.host_memory import require_memory
-from sim_cluster.index_watch import IndexWatch
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
+from shardwright.collectives.ops import group_index
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.program import Program, ProgramBuffer
+from shardwright.sim_cluster.exchange import exchange
+from shardwright.sim_cluster.functions import L1, CollectiveRequest
+from shardwright.sim_cluster.host_memory import require_memory
+from shardwright.sim_cluster.index_watch import IndexWatch
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode
 
 Running = list[Iterator[CollectiveRequest]]
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import CollectiveCall
-from compiler.neff.schedule import STAGE_AXIS
-from sim_cluster.actors import (
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.neff.schedule import STAGE_AXIS
+from shardwright.sim_cluster.actors import (
     Actor,
     ClassResult,
     CollectiveDuration,
@@ -25,8 +25,8 @@ from sim_cluster.actors import (
     Job,
     Span,
 )
-from sim_cluster.classes import RankClasses
-from sim_cluster.contention import (
+from shardwright.sim_cluster.classes import RankClasses
+from shardwright.sim_cluster.contention import (
     DEFAULT_PACKETS,
     EVEN_PART,
     Bank,
@@ -34,9 +34,18 @@ from sim_cluster.contention import (
     bank_beside,
     core_rates,
 )
-from sim_cluster.faults import HEALTHY, Health, hanging
-from sim_cluster.macro import NOWHERE, MacroOp, Mark, Receive, Send, Start, Stretch, Wait
-from sim_cluster.steady import Event, Repeats, Steady
+from shardwright.sim_cluster.faults import HEALTHY, Health, hanging
+from shardwright.sim_cluster.macro import (
+    NOWHERE,
+    MacroOp,
+    Mark,
+    Receive,
+    Send,
+    Start,
+    Stretch,
+    Wait,
+)
+from shardwright.sim_cluster.steady import Event, Repeats, Steady
 
 __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
 

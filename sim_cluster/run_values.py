@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.diagnostics import Diagnostic, SimulationError
-from compiler.isa.program import CollectiveCall, Program
-from compiler.neff.manifest import Manifest, NamedBuffer
-from compiler.neff.schedule import STAGE_AXIS, Transfer, run_counts
-from sim_cluster import layout
-from sim_cluster.exchange import not_in_step
-from sim_cluster.index_watch import IndexWatch
-from sim_cluster.rank_host import RankHost, Shards, invoke
-from sim_cluster.result import L0_BOUND, ValueResult
-from sim_cluster.stage_order import StageOrder
+from shardwright.compiler.diagnostics import Diagnostic, SimulationError
+from shardwright.compiler.isa.program import CollectiveCall, Program
+from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Transfer, run_counts
+from shardwright.sim_cluster import layout
+from shardwright.sim_cluster.exchange import not_in_step
+from shardwright.sim_cluster.index_watch import IndexWatch
+from shardwright.sim_cluster.rank_host import RankHost, Shards, invoke
+from shardwright.sim_cluster.result import L0_BOUND, ValueResult
+from shardwright.sim_cluster.stage_order import StageOrder
 
 Handle = Any
 """What a host sent to another, as its back end holds it."""

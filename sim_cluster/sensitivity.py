@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.costs import THRESHOLDS
-from compiler.target import Fact, Target, altered, facts_of
-from sim_cluster.calibration import constants
-from sim_cluster.collective_costs import EFA_EFFICIENCY, collective_costs
-from sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING, Profile
-from sim_cluster.step_time import Step, time_step
+from shardwright.collectives.costs import THRESHOLDS
+from shardwright.compiler.target import Fact, Target, altered, facts_of
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.collective_costs import EFA_EFFICIENCY, collective_costs
+from shardwright.sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING, Profile
+from shardwright.sim_cluster.step_time import Step, time_step
 
 SHARE = 0.2
 """How far a figure is moved: down and up by this part of itself."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from compiler.diagnostics import SimulationError
-from compiler.neff.schedule import Schedule, Transfer, flat, run_counts
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.neff.schedule import Schedule, Transfer, flat, run_counts
 
 Message = tuple[str, int, int]  # buffer as received, stage that receives, number of the run
 

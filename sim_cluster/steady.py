@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.neff.schedule import Schedule
-from sim_cluster.actors import Actor, ClassResult, CollectiveUse, Job, LoopState
-from sim_cluster.classes import RankClasses
-from sim_cluster.loop_state import loop_state
+from shardwright.compiler.neff.schedule import Schedule
+from shardwright.sim_cluster.actors import Actor, ClassResult, CollectiveUse, Job, LoopState
+from shardwright.sim_cluster.classes import RankClasses
+from shardwright.sim_cluster.loop_state import loop_state
 
 Event = tuple[int, int, int, int, Job | None]  # when, in order, of which class or job, its version
 Numbers = dict[Hashable, int]

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from compiler.evaluate import RegionTime
-from compiler.isa.program import Call, Repeat
-from compiler.neff.schedule import flat, run_counts
-from sim_cluster.actors import ClassResult, Ran
-from sim_cluster.macro import Place, Stretch
-from sim_cluster.step_time import Replayed
-from sim_cluster.trace import Slice, lanes
+from shardwright.compiler.evaluate import RegionTime
+from shardwright.compiler.isa.program import Call, Repeat
+from shardwright.compiler.neff.schedule import flat, run_counts
+from shardwright.sim_cluster.actors import ClassResult, Ran
+from shardwright.sim_cluster.macro import Place, Stretch
+from shardwright.sim_cluster.step_time import Replayed
+from shardwright.sim_cluster.trace import Slice, lanes
 
 MAX_RUNS = 4000
 """Program runs of a chart; with more, neighbouring runs of one stage are drawn as one."""

@@ -7,17 +7,17 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.ops import TORUS
-from collectives.runtimes import CURRENT, runtime_named
-from compiler.isa.program import CollectiveCall, Program
-from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
-from compiler.target import Target
-from sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
-from sim_cluster.classes import RankClasses, refine
-from sim_cluster.contention import DEFAULT_PACKETS, Packets
-from sim_cluster.degraded import Pattern, pattern_of
-from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
-from sim_cluster.macro import (
+from shardwright.collectives.ops import TORUS
+from shardwright.collectives.runtimes import CURRENT, runtime_named
+from shardwright.compiler.isa.program import CollectiveCall, Program
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.classes import RankClasses, refine
+from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Packets
+from shardwright.sim_cluster.degraded import Pattern, pattern_of
+from shardwright.sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
+from shardwright.sim_cluster.macro import (
     Evaluate,
     MacroOp,
     Start,
@@ -25,10 +25,10 @@ from sim_cluster.macro import (
     program_macros,
     schedule_macros,
 )
-from sim_cluster.network import Network
-from sim_cluster.profiles import PROFILES, Profile, credited
-from sim_cluster.run_timing import ClusterLoop, axis_category
-from sim_cluster.steady import Repeats
+from shardwright.sim_cluster.network import Network
+from shardwright.sim_cluster.profiles import PROFILES, Profile, credited
+from shardwright.sim_cluster.run_timing import ClusterLoop, axis_category
+from shardwright.sim_cluster.steady import Repeats
 
 CATEGORIES = ("compute", "memory", "bubble", "launch", "idle")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.isa.limits import Limits
-from compiler.isa.program import AccessPattern, Region, Space, Tile
-from sim_cluster.races import History, Key, boxes_overlap
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.program import AccessPattern, Region, Space, Tile
+from shardwright.sim_cluster.races import History, Key, boxes_overlap
 
 # Host rows are this much longer than a partition: equal offsets in all partitions would share one
 # host cache set.

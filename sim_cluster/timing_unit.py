@@ -16,22 +16,22 @@ from typing import Any
 import msgpack
 import zstandard
 
-from compiler.diagnostics import LoadError
-from compiler.dtypes import DType
-from compiler.evaluate import RegionTime
-from compiler.isa.fields import check_fields
-from compiler.isa.program import CollectiveCall, Program
-from compiler.neff.bundle import program_bytes, read_program
-from compiler.neff.files import inflated
-from compiler.neff.reader import Container
-from compiler.neff.schedule import Transfer
-from compiler.target import CollectiveFacts, CoreModel, Target
-from sim_cluster.actors import CollectiveDuration, CollectiveUse
-from sim_cluster.contention import Demand, Packets
-from sim_cluster.faults import Faults
-from sim_cluster.kept import KeptFunctions
-from sim_cluster.profiles import Profile
-from sim_cluster.step_parts import (
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import RegionTime
+from shardwright.compiler.isa.fields import check_fields
+from shardwright.compiler.isa.program import CollectiveCall, Program
+from shardwright.compiler.neff.bundle import program_bytes, read_program
+from shardwright.compiler.neff.files import inflated
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.target import CollectiveFacts, CoreModel, Target
+from shardwright.sim_cluster.actors import CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.contention import Demand, Packets
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.kept import KeptFunctions
+from shardwright.sim_cluster.profiles import Profile
+from shardwright.sim_cluster.step_parts import (
     FunctionTime,
     ProgramRun,
     StepParts,
@@ -39,8 +39,8 @@ from sim_cluster.step_parts import (
     Track,
     step_parts,
 )
-from sim_cluster.step_time import Step, StepTiming, time_step
-from sim_cluster.trace import trace_json
+from shardwright.sim_cluster.step_time import Step, StepTiming, time_step
+from shardwright.sim_cluster.trace import trace_json
 
 _BRIEF_CHARS = 80
 MAX_TRACE_BYTES = 2**30

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.target import PS_PER_US
-from sim_cluster.actors import ClassResult, CollectiveUse, Ran, Span
-from sim_cluster.faults import ranges
-from sim_cluster.step_time import Replayed
+from shardwright.compiler.target import PS_PER_US
+from shardwright.sim_cluster.actors import ClassResult, CollectiveUse, Ran, Span
+from shardwright.sim_cluster.faults import ranges
+from shardwright.sim_cluster.step_time import Replayed
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
 

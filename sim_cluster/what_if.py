@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.cost import CollectiveTime, collective_time
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from collectives.runtimes import CURRENT, Runtime
-from compiler.diagnostics import UsageError
-from compiler.target import Target
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
+from shardwright.collectives.cost import CollectiveTime, collective_time
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from shardwright.collectives.runtimes import CURRENT, Runtime
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.network import cluster_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

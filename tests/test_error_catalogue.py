@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.error_catalogue import WHO, catalogue
-from orchestrator.cli import main
+from shardwright.compiler.error_catalogue import WHO, catalogue
+from shardwright.orchestrator.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import DiagnosticError
-from compiler.error_catalogue import RAISED, catalogue
-from compiler.frontend import isolated
-from compiler.frontend.detect import Module
-from compiler.ir.types import Graph
-from compiler.surface.releases import Profile
-from orchestrator.cli import main
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.error_catalogue import RAISED, catalogue
+from shardwright.compiler.frontend import isolated
+from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.surface.releases import Profile
+from shardwright.orchestrator.cli import main
 from tests.support.error_triggers import TRIGGERS, Trigger
 from tests.support.model_files import compile_line
 

@@ -44,7 +44,7 @@ def test_nothing_of_the_tests_is_among_what_the_command_needs() -> None:
 def test_the_main_job(tmp_path: Path) -> None:
     """As `make run` runs it, with an empty cache; nothing on stderr is to be ignored."""
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "run", str(JOB), "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "shardwright", "run", str(JOB), "--out", str(tmp_path / "out")],
         cwd=tmp_path,
         env={
             **os.environ,

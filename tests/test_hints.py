@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.error_catalogue import catalogue
-from compiler.surface.flags import Effect, find
-from orchestrator import cli
-from orchestrator.compile import compile_flags
-from orchestrator.config import TABLES
-from sim_cluster import __main__ as bundles
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.error_catalogue import catalogue
+from shardwright.compiler.surface.flags import Effect, find
+from shardwright.orchestrator import cli
+from shardwright.orchestrator.compile import compile_flags
+from shardwright.orchestrator.config import TABLES
+from shardwright.sim_cluster import __main__ as bundles
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives", "scripts")
@@ -29,7 +29,7 @@ KEY = re.compile(rf"(?<![\w/.])({'|'.join(TABLES)})\.([a-z_]+)\b(?![\w./(])")
 HOLE = "\0"  # what an f-string fills in
 FOREIGN = {"--xla_dump_to": "of XLA_FLAGS", "--shm-size": "of docker run"}
 """Flags of other programs that texts name."""
-FILES = {"cluster.yaml", "compiler.driver", "model.neff", "model.py"}
+FILES = {"cluster.yaml", "shardwright.compiler.driver", "model.neff", "model.py"}
 """What has the form of a key and is none."""
 OF_JOBS = ("collectives", "compiler", "sharding", "sim_cluster")
 """Packages whose errors reach people through `run` and `plan` as well as through `compile`."""

@@ -79,9 +79,9 @@ def test_layer_rules_hold() -> None:
 @pytest.mark.parametrize(
     ("path", "module"),
     [
-        ("collectives/x.py", "compiler.dtypes"),
-        ("sharding/x.py", "sim_cluster.l0"),
-        ("sim_cluster/x.py", "compiler.ir.types"),
+        ("collectives/x.py", "shardwright.compiler.dtypes"),
+        ("sharding/x.py", "shardwright.sim_cluster.l0"),
+        ("sim_cluster/x.py", "shardwright.compiler.ir.types"),
         ("compiler/lower/x.py", "jax.numpy"),
         ("orchestrator/job.py", "ray"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 
 CONFIG = {
     "hidden_size": 32,

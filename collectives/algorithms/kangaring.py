@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.algorithms import ring
-from collectives.algorithms.lanes import Lanes, phase
-from collectives.schedule import Charge, Phase
-from collectives.topology import IntArray
+from shardwright.collectives.algorithms import ring
+from shardwright.collectives.algorithms.lanes import Lanes, phase
+from shardwright.collectives.schedule import Charge, Phase
+from shardwright.collectives.topology import IntArray
 
 
 def gather_phases(lanes: Lanes, name: str) -> list[Phase]:

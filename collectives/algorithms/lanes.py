@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectives.ops import CollectiveError
-from collectives.schedule import Charge, Phase
-from collectives.topology import IntArray
+from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.schedule import Charge, Phase
+from shardwright.collectives.topology import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

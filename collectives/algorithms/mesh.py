@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.algorithms.lanes import Lanes, flat_lanes, phase
-from collectives.ops import CollectiveKind
-from collectives.schedule import Phase, Schedule
-from collectives.topology import IntArray
+from shardwright.collectives.algorithms.lanes import Lanes, flat_lanes, phase
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.topology import IntArray
 
 
 def mesh(kind: CollectiveKind, order: Sequence[int]) -> Schedule:

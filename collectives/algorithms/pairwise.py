@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.algorithms.mesh import all_pairs
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.schedule import Phase, Schedule
+from shardwright.collectives.algorithms.mesh import all_pairs
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.schedule import Phase, Schedule
 
 
 def all_to_all(num_ranks: int) -> Schedule:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.algorithms.lanes import Lanes, flat_lanes, phase
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.schedule import Phase, Schedule
-from collectives.topology import IntArray
+from shardwright.collectives.algorithms.lanes import Lanes, flat_lanes, phase
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.topology import IntArray
 
 
 def recursive(kind: CollectiveKind, order: Sequence[int]) -> Schedule:

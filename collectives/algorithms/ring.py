@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.algorithms.lanes import Lanes, flat_lanes, phase
-from collectives.ops import CollectiveKind
-from collectives.schedule import Phase, Schedule
+from shardwright.collectives.algorithms.lanes import Lanes, flat_lanes, phase
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.schedule import Phase, Schedule
 
 
 def ring(kind: CollectiveKind, rings: Sequence[Sequence[int]], algorithm: str = "ring") -> Schedule:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.algorithms import kangaring, mesh, recursive, ring
-from collectives.algorithms.lanes import Lanes
-from collectives.ops import CollectiveKind
-from collectives.schedule import Phase, Schedule
-from collectives.topology import IntArray
+from shardwright.collectives.algorithms import kangaring, mesh, recursive, ring
+from shardwright.collectives.algorithms.lanes import Lanes
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.topology import IntArray
 
 RINGS = ("ring", "kangaring")  # patterns that follow an order, one part of every chunk each
 

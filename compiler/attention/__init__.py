@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from compiler.attention.recogniser import Instance, find_attention
+from shardwright.compiler.attention.recogniser import Instance, find_attention
 
 __all__ = ["Instance", "find_attention"]

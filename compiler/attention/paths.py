@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.attention.labelling import Labelling, Space
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op, Value
-from compiler.walks import answered
+from shardwright.compiler.attention.labelling import Labelling, Space
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.walks import answered
 
 _VIEWS = frozenset(
     (

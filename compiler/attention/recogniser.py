@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.attention.labelling import Labelling, Space, contracted, free_dims
-from compiler.attention.paths import Paths
-from compiler.diagnostics import Loc
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.labels import extent
+from shardwright.compiler.attention.labelling import Labelling, Space, contracted, free_dims
+from shardwright.compiler.attention.paths import Paths
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.labels import extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,6 @@
 instructions.
 """
 
-from compiler.codegen.generate import Generated, generate
+from shardwright.compiler.codegen.generate import Generated, generate
 
 __all__ = ["Generated", "generate"]

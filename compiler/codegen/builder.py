@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.codegen.in_place import root_of
-from compiler.codegen.space import Split, Walk
-from compiler.dtypes import DType
-from compiler.isa.limits import Limits
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
-from compiler.isa.region import Affine, Tensor
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.codegen.space import Split, Walk
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
+from shardwright.compiler.isa.region import Affine, Tensor
 
 Dims = tuple[tuple[int, int], ...]
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)

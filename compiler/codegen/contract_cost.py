@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compiler.codegen.contract_plan import (
+from shardwright.compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
     direct_rows,
     natural_rows,
     tile_count,
 )
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.search import Room
-from compiler.codegen.space import Walk, contiguous_run
-from compiler.codegen.turned_store import turned_block
-from compiler.codegen.whole_panel import fetch_ns, whole_elements
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import Walk, contiguous_run
+from shardwright.compiler.codegen.turned_store import turned_block
+from shardwright.compiler.codegen.whole_panel import fetch_ns, whole_elements
+from shardwright.compiler.isa.program import Engine
 
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 

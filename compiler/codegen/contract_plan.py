@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.rates import Rates
-from compiler.codegen.row_blocks import RowBlock, row_block
-from compiler.codegen.space import Space, Split, Walk, contiguous_run
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
+from shardwright.compiler.codegen.space import Space, Split, Walk, contiguous_run
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 # Rows of a block that is transposed (documented: nki/api/nki/isa/__init__.py, transpose).
 TRANSPOSED = 128

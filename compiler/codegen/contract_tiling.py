@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from compiler.codegen.contract_cost import nanoseconds
-from compiler.codegen.contract_plan import (
+from shardwright.compiler.codegen.contract_cost import nanoseconds
+from shardwright.compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
     even_tile,
@@ -25,8 +25,8 @@ from compiler.codegen.contract_plan import (
     needed_by_epilogue,
     tile_count,
 )
-from compiler.codegen.search import Room
-from compiler.codegen.space import (
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import (
     CODELESS,
     SINKS,
     Space,
@@ -36,10 +36,10 @@ from compiler.codegen.space import (
     near_divisor,
     split,
 )
-from compiler.codegen.turned_store import is_plain
-from compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
+from shardwright.compiler.codegen.turned_store import is_plain
+from shardwright.compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well

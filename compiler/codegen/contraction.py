@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from compiler.codegen import eviction
-from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.contract_plan import ContractPlan, even_tile
-from compiler.codegen.contract_tiling import plan_contraction
-from compiler.codegen.panels import Panels
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import CODELESS, Space
-from compiler.codegen.turned_store import store_turned
-from compiler.codegen.values import Frame
-from compiler.codegen.whole_panel import WholeLoader
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen import eviction
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
+from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.panels import Panels
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import CODELESS, Space
+from shardwright.compiler.codegen.turned_store import store_turned
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.codegen.whole_panel import WholeLoader
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import Space
-from compiler.isa.program import Engine
-from compiler.isa.region import Affine, Tensor
+from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import Affine, Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.isa.region import Affine
-from compiler.walks import answered
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.walks import answered
 
 if TYPE_CHECKING:
-    from compiler.codegen.space import Space, Value
+    from shardwright.compiler.codegen.space import Space, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def fold_counters(space: Space) -> None:
 
 def _written(count: _Count, counter: Value, number: list[int], first: int) -> list[Value]:
     """The values that make `count`, from number `first` on; `number` is where others went."""
-    from compiler.codegen.space import Walk
+    from shardwright.compiler.codegen.space import Walk
 
     walk = Walk(count.start, count.steps)
     plain = replace(counter, inputs=(), attrs={})

@@ -12,15 +12,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from compiler.codegen import fusion
-from compiler.codegen.builder import Box, Held, Scope, merge_dims
-from compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from compiler.codegen.space import SPLATS, Space, Value
-from compiler.codegen.turned_store import is_plain
-from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
+from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
+from shardwright.compiler.codegen.space import SPLATS, Space, Value
+from shardwright.compiler.codegen.turned_store import is_plain
+from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.region import Affine
 
 _FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", fusion.SCALED}
 _RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none

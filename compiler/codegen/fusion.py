@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.codegen.masks import MASK
-from compiler.codegen.rates import MIN_CYCLES, Rates
-from compiler.codegen.space import CODELESS, PARTS, SPLATS, Space, Value
-from compiler.codegen.values import ACTIVATIONS
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
+from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space, Value
+from shardwright.compiler.codegen.values import ACTIVATIONS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 SCALED = "scaled"
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back

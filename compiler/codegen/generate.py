@@ -13,27 +13,34 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from compiler.allocate import allocate
-from compiler.codegen.builder import Builder
-from compiler.codegen.contraction import contraction_candidates
-from compiler.codegen.copies import copy_candidates, is_copy
-from compiler.codegen.in_place import refuse_stale_reads
-from compiler.codegen.overlap import overlap, turns
-from compiler.codegen.rates import Rates
-from compiler.codegen.rows import row_candidates
-from compiler.codegen.search import Candidate, Effort, Room, effort_of, fastest, worth_trying
-from compiler.codegen.space import Space, normalise
-from compiler.codegen.strip_plan import strip_candidates
-from compiler.codegen.turns import is_turn, turn_candidates
-from compiler.codegen.windows import has_windows, window_candidates
-from compiler.diagnostics import CapacityError, CompileError
-from compiler.engine_order import order_engines
-from compiler.evaluate import instr_cost, judged_ps
-from compiler.isa.limits import Limits, check_region, limits_for
-from compiler.isa.program import Region
-from compiler.isa.region import RegionProgram, Tensor
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.target import nominal_machine
+from shardwright.compiler.allocate import allocate
+from shardwright.compiler.codegen.builder import Builder
+from shardwright.compiler.codegen.contraction import contraction_candidates
+from shardwright.compiler.codegen.copies import copy_candidates, is_copy
+from shardwright.compiler.codegen.in_place import refuse_stale_reads
+from shardwright.compiler.codegen.overlap import overlap, turns
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.rows import row_candidates
+from shardwright.compiler.codegen.search import (
+    Candidate,
+    Effort,
+    Room,
+    effort_of,
+    fastest,
+    worth_trying,
+)
+from shardwright.compiler.codegen.space import Space, normalise
+from shardwright.compiler.codegen.strip_plan import strip_candidates
+from shardwright.compiler.codegen.turns import is_turn, turn_candidates
+from shardwright.compiler.codegen.windows import has_windows, window_candidates
+from shardwright.compiler.diagnostics import CapacityError, CompileError
+from shardwright.compiler.engine_order import order_engines
+from shardwright.compiler.evaluate import instr_cost, judged_ps
+from shardwright.compiler.isa.limits import Limits, check_region, limits_for
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.target import nominal_machine
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from compiler.codegen.space import SINKS, Space, Value, Walk
-from compiler.diagnostics import CompileError
-from compiler.isa.region import Tensor
+from shardwright.compiler.codegen.space import SINKS, Space, Value, Walk
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.region import Tensor
 
 Root = Callable[[int], int]
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.codegen.builder import Held, Scope
-from compiler.codegen.reductions import columns
-from compiler.codegen.space import Value, Walk
-from compiler.codegen.values import Frame, copy_engine
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Instr
-from compiler.isa.program import Space as Memory
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.reductions import columns
+from shardwright.compiler.codegen.space import Value, Walk
+from shardwright.compiler.codegen.values import Frame, copy_engine
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr
+from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.region import Affine
 
 # fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a
 # transpose, larger ones in two parts.

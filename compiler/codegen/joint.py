@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.codegen.space import CODELESS, PARTS, Space, Value
-from compiler.isa.region import Tensor
+from shardwright.compiler.codegen.space import CODELESS, PARTS, Space, Value
+from shardwright.compiler.isa.region import Tensor
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.

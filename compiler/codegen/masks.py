@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.intervals import Interval, corners, within
-from compiler.isa.region import Affine
-from compiler.walks import answered
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.intervals import Interval, corners, within
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.walks import answered
 
 if TYPE_CHECKING:
-    from compiler.codegen.space import Space, Value, Walk
+    from shardwright.compiler.codegen.space import Space, Value, Walk
 
 MASK = "mask"
 NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}

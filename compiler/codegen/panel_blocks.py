@@ -11,11 +11,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
-from compiler.codegen.contract_plan import ContractPlan, Operand, direct_rows, natural_rows
-from compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
-from compiler.codegen.space import Walk
-from compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
+from shardwright.compiler.codegen.contract_plan import (
+    ContractPlan,
+    Operand,
+    direct_rows,
+    natural_rows,
+)
+from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
+from shardwright.compiler.codegen.space import Walk
+from shardwright.compiler.isa.program import AccessPattern, Engine
 
 
 @dataclass(slots=True)

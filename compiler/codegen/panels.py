@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.codegen.builder import (
+from shardwright.compiler.codegen.builder import (
     Box,
     Builder,
     Held,
@@ -20,17 +20,17 @@ from compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
-from compiler.codegen.contract_plan import (
+from shardwright.compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
     even_tile,
     needed_by_operand,
     row_atom,
 )
-from compiler.codegen.panel_blocks import BlockLoader
-from compiler.codegen.values import Frame, copy_engine, emit_load
-from compiler.isa.program import Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.panel_blocks import BlockLoader
+from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import Affine
 
 _GROUP = (
     4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code

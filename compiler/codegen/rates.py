@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from compiler.isa.program import Engine
-from compiler.target import CoreModel
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.target import CoreModel
 
 # documented: instruction costs of nki/api/nki/isa/__init__.py, shortest interval of an instruction
 MIN_CYCLES = 64

@@ -8,13 +8,13 @@ any value that does not span the partition atom.
 
 from __future__ import annotations
 
-from compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
-from compiler.codegen.row_sums import in_passing
-from compiler.codegen.space import Value
-from compiler.codegen.values import Frame
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.row_sums import in_passing
+from shardwright.compiler.codegen.space import Value
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import Affine
 
 OPS = {"add": "add", "max": "maximum", "min": "minimum", "multiply": "multiply"}
 _COLUMN = -7  # a private atom number for "columns of a flat tile"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler.isa.program import AccessPattern, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, RegionProgram
 
 Rename = Callable[[int], int]
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compiler.codegen.rates import Rates
-from compiler.codegen.space import Walk
-from compiler.isa.program import AccessPattern, Space
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.space import Walk
+from shardwright.compiler.isa.program import AccessPattern, Space
+from shardwright.compiler.isa.region import Affine
 
 _MOST = 16  # rows of a partition: as many of 128 bytes are a run of 2 KiB
 # Partitions of a block, and those turned together: an access may start at a multiple of its size

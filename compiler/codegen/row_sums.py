@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.codegen.builder import Held, Scope
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.space import Value
-from compiler.codegen.values import Frame
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
+from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.space import Value
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
 
 # What it costs: Scalar reads its accumulator (documented: isa/costs.py, 64 cycles), and where loops
 # add more, Vector adds a column, its shortest instruction.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from compiler.codegen.builder import Builder
-from compiler.codegen.rates import Rates
-from compiler.diagnostics import CapacityError
-from compiler.isa.limits import Limits
-from compiler.isa.region import Tensor
-from compiler.model_types import MODEL_TYPES
-from compiler.options import CompileOptions
+from shardwright.compiler.codegen.builder import Builder
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.model_types import MODEL_TYPES
+from shardwright.compiler.options import CompileOptions
 
 Made = TypeVar("Made")
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.codegen.counters import fold_counters
-from compiler.codegen.masks import MASK, fold_masks
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.codegen.counters import fold_counters
+from shardwright.compiler.codegen.masks import MASK, fold_masks
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")

@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from compiler.codegen import fusion
-from compiler.codegen.builder import Builder, pieces
-from compiler.codegen.joint import join_views
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import (
+from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.builder import Builder, pieces
+from shardwright.compiler.codegen.joint import join_views
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import (
     CODELESS,
     SINKS,
     Space,
@@ -30,10 +30,10 @@ from compiler.codegen.space import (
     near_divisor,
     split,
 )
-from compiler.codegen.strips import StripPlan, depths, emit_strips
-from compiler.diagnostics import CompileError
-from compiler.isa.limits import Limits
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.strips import StripPlan, depths, emit_strips
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.limits import Limits
+from shardwright.compiler.isa.program import Engine
 
 # A row of 4096 bytes reaches the plateau of the DMA curve (hardware.json
 # efficiency_by_bytes_per_partition: 0.97) and leaves room for many tiles in flight; longer rows

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen import indexed, reductions
-from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.space import CODELESS, SINKS, Space
-from compiler.codegen.values import Frame
-from compiler.diagnostics import CompileError
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen import indexed, reductions
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
-from compiler.codegen.contract_plan import ContractPlan
-from compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
-from compiler.codegen.space import Space, Walk
-from compiler.codegen.values import Frame
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
+from shardwright.compiler.codegen.contract_plan import ContractPlan
+from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
+from shardwright.compiler.codegen.space import Space, Walk
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 _WIDE_RANGE = (DType.F32, DType.BF16)
 _ENGINES = (Engine.VECTOR, Engine.SCALAR)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import Space, Walk
-from compiler.codegen.strip_plan import strip_candidates
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine
-from compiler.isa.region import Affine, Tensor
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import Space, Walk
+from shardwright.compiler.codegen.strip_plan import strip_candidates
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.region import Affine, Tensor
 
 # Rows that reach the plateau of the DMA curve (hardware.json), and half of that.
 _RUN_BYTES = (4096, 2048)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from compiler.codegen.builder import Box, Builder, Held, Scope
-from compiler.codegen.masks import MASK, NEGATED
-from compiler.codegen.space import CODELESS, Space, Value, Walk
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
-from compiler.isa.program import Space as Memory
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope
+from shardwright.compiler.codegen.masks import MASK, NEGATED
+from shardwright.compiler.codegen.space import CODELESS, Space, Value, Walk
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.region import Affine
 
 ACTIVATIONS = frozenset(
     (

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compiler.codegen.builder import Dims, Held, Scope, merge_dims
-from compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
-from compiler.codegen.row_blocks import PSUM_COLUMNS
-from compiler.codegen.space import Space, Split, Walk
-from compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.codegen.builder import Dims, Held, Scope, merge_dims
+from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
+from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
+from shardwright.compiler.codegen.space import Space, Split, Walk
+from shardwright.compiler.isa.program import AccessPattern, Engine
 
 MOST_TILES = 4  # of k and of rows: the code of each is written out (our choice)
 _EACH = PSUM_COLUMNS // TRANSPOSED  # rows of a partition: what is turned of them fills a bank

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.diagnostics import Diagnostic
-from compiler.frontend.locations import LocationReader
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.frontend.locations import LocationReader
 
 CALLBACKS = frozenset(
     f"{prefix}_python_{place}_callback"

@@ -14,16 +14,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, ImportRuleError, UsageError
-from compiler.dtypes import DType
-from compiler.frontend.callbacks import dropped_callbacks
-from compiler.frontend.context import legalize_chlo, serialize_portable
-from compiler.frontend.locations import LocationReader
-from compiler.frontend.programs import check_kernels, used_arguments
-from compiler.frontend.roles import check_parameters, role_of
-from compiler.frontend.state import array_step, named_leaves, state_tree
-from compiler.frontend.task import TrainTask
-from compiler.frontend.user_code import called
+from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.callbacks import dropped_callbacks
+from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
+from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.programs import check_kernels, used_arguments
+from shardwright.compiler.frontend.roles import check_parameters, role_of
+from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.user_code import called
 
 _DTYPE_NAMES = ", ".join(d.value for d in DType)
 

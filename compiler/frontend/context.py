@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError, Loc
-from compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
-from compiler.frontend.respell import respell
-from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
+from shardwright.compiler.diagnostics import ImportRuleError, Loc
+from shardwright.compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
+from shardwright.compiler.frontend.respell import respell
+from shardwright.compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
 
 _PORTABLE_MAGIC = b"ML\xefR"
 _SHARDY = b"\0sdy\0"

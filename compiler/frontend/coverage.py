@@ -7,10 +7,10 @@ refuse. Nothing is declared twice: a new rule shows here, in `list-operators` an
 
 from __future__ import annotations
 
-from compiler.frontend.rules import RULES
-from compiler.frontend.rules.registry import REFUSALS
-from compiler.surface.operators import DOCUMENTED, OPERATORS, Operator
-from compiler.surface.releases import Profile
+from shardwright.compiler.frontend.rules import RULES
+from shardwright.compiler.frontend.rules.registry import REFUSALS
+from shardwright.compiler.surface.operators import DOCUMENTED, OPERATORS, Operator
+from shardwright.compiler.surface.releases import Profile
 
 
 def is_supported(operator: Operator) -> bool:

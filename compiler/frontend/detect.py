@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
-from compiler.ir.types import Graph
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
+from shardwright.compiler.ir.types import Graph
 
 _BYTECODE = b"ML\xefR"
 _PORTABLE = b"StableHLO_v"

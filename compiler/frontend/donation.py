@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from compiler.ir.types import Graph
+from shardwright.compiler.ir.types import Graph
 
 Aliases = tuple[tuple[int, int], ...]
 """(output number, input number) pairs, by output."""

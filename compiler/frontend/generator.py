@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 
 def drawn_by(task: TrainTask, generator: str) -> TrainTask:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import io
 import re
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.context import make_context, parse_module, place_in_module
-from compiler.frontend.rules.ranks import DECLARED
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.context import make_context, parse_module, place_in_module
+from shardwright.compiler.frontend.rules.ranks import DECLARED
 
 _TEXT_START = "HloModule"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')

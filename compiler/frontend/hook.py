@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-from compiler.frontend.capture import artifact_of
-from compiler.neff.files import write_atomic
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.neff.files import write_atomic
 
 EXTRACT_ONLY = "NEURON_EXTRACT_GRAPHS_ONLY"
 DIRECTORY = "SHARDWRIGHT_GRAPHS_DIR"

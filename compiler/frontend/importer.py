@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
-from compiler.dtypes import DType
-from compiler.frontend.locations import LocationReader
-from compiler.frontend.rules.ranks import RankMesh, whole
-from compiler.frontend.rules.registry import RefusedError, Rule, refuse
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.surface.operators import refusal_code
+from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
+from shardwright.compiler.frontend.rules.registry import RefusedError, Rule, refuse
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.surface.operators import refusal_code
 
 _DTYPES = {d.value: d for d in DType}
 

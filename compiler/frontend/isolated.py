@@ -17,23 +17,23 @@ from typing import Any
 
 import msgpack
 
-from compiler import diagnostics
-from compiler.child import Child, serve
-from compiler.diagnostics import (
+from shardwright.compiler import diagnostics
+from shardwright.compiler.child import Child, serve
+from shardwright.compiler.diagnostics import (
     Diagnostic,
     DiagnosticError,
     ImportRuleError,
     InternalError,
     Loc,
 )
-from compiler.frontend.detect import Module
-from compiler.frontend.locations import MODULE_FILE
-from compiler.frontend.shardings import ModuleShardings
-from compiler.frontend.stablehlo import Facts
-from compiler.ir.ops import ShardingConstraintAttrs
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph
-from compiler.surface.releases import Profile
+from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.locations import MODULE_FILE
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.frontend.stablehlo import Facts
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.surface.releases import Profile
 
 TIMEOUT_S = 1800.0
 _STDERR_TAIL = 2000
@@ -95,7 +95,7 @@ class Reader:
 
     def _start(self) -> Child:
         if self._child is None:
-            self._child = Child([sys.executable, "-m", "compiler.frontend.isolated"])
+            self._child = Child([sys.executable, "-m", "shardwright.compiler.frontend.isolated"])
         return self._child
 
     def _stop(self) -> None:
@@ -163,8 +163,8 @@ def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> Diagnost
 
 
 def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
-    from compiler.frontend.detect import import_file
-    from compiler.frontend.restrictions import checks_for
+    from shardwright.compiler.frontend.detect import import_file
+    from shardwright.compiler.frontend.restrictions import checks_for
 
     try:
         graph, module = import_file(data, base_dir, checks_for(Profile(version)))

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 
 UNNAMED = "-"
 """The file MLIR gives to places in text and bytes without a name."""

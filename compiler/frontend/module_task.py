@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.capture import ArgInfo, Captured
-from compiler.frontend.isolated import Reader
-from compiler.frontend.roles import check_parameters, role_by_use
-from compiler.frontend.task import TrainTask
-from compiler.ir.types import Graph, Value
-from compiler.neff.files import read_regular
-from compiler.neff.format import MAX_FILE_BYTES
-from compiler.surface.releases import Profile
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.capture import ArgInfo, Captured
+from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.frontend.roles import check_parameters, role_by_use
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.neff.files import read_regular
+from shardwright.compiler.neff.format import MAX_FILE_BYTES
+from shardwright.compiler.surface.releases import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError, Loc
-from compiler.frontend.locations import LocationReader
+from shardwright.compiler.diagnostics import ImportRuleError, Loc
+from shardwright.compiler.frontend.locations import LocationReader
 
 
 def used_arguments(program: Any, result: int) -> list[bool]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.capture import ArgInfo, split_results
-from compiler.frontend.single import single_device
-from compiler.frontend.state import array_step, named_leaves, split_state, state_tree
-from compiler.frontend.task import TrainTask
-from compiler.frontend.user_code import called
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.capture import ArgInfo, split_results
+from shardwright.compiler.frontend.single import single_device
+from shardwright.compiler.frontend.state import array_step, named_leaves, split_state, state_tree
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.user_code import called
 
 Leaves = dict[str, np.ndarray]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.diagnostics import CompileError
-from compiler.frontend.importer import Check, Site
-from compiler.frontend.rules.reduce import reduction_kinds
-from compiler.frontend.rules.registry import refuse
-from compiler.ir.ops import ConstantAttrs
-from compiler.ir.types import Graph, Value
-from compiler.surface.operators import Operator, added_later
-from compiler.surface.releases import FACTS, Profile
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.frontend.importer import Check, Site
+from shardwright.compiler.frontend.rules.reduce import reduction_kinds
+from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.surface.operators import Operator, added_later
+from shardwright.compiler.surface.releases import FACTS, Profile
 
 _PASS_THROUGH = ("broadcast_in_dim", "convert", "reshape")
 _TABLE_REDUCTIONS = ("add", "multiply", "max", "min")

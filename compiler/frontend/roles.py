@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 if TYPE_CHECKING:
-    from compiler.dtypes import DType
+    from shardwright.compiler.dtypes import DType
 
 ROLES = ("parameter", "optimizer", "batch", "metric", "rng")
 MOST_NAMED = 4  # leaves that a refusal lists (our choice)
@@ -42,7 +42,7 @@ def role_by_use(dtype: DType, is_used: bool) -> str:
     """The role of a leaf of state that nothing names. The loss depends on parameters, which may be
     quantized to 8 bits, and on the keys and counters of random numbers.
     """
-    from compiler.dtypes import DType  # NumPy, which a stored answer goes without
+    from shardwright.compiler.dtypes import DType  # NumPy, which a stored answer goes without
 
     if not is_used or dtype is DType.PRED:
         return "optimizer"

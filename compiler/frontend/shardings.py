@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, ImportRuleError, Loc
-from compiler.frontend.importer import entry_name, functions_of
-from compiler.frontend.locations import LocationReader
-from compiler.frontend.rules.gspmd import splits
-from compiler.frontend.rules.process_groups import MeshAxes
-from compiler.frontend.rules.ranks import declared_grid, module_meshes
-from compiler.frontend.rules.registry import RefusedError
-from compiler.frontend.rules.sharding import constraint_attrs
-from compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
+from shardwright.compiler.frontend.importer import entry_name, functions_of
+from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.rules.gspmd import splits
+from shardwright.compiler.frontend.rules.process_groups import MeshAxes
+from shardwright.compiler.frontend.rules.ranks import declared_grid, module_meshes
+from shardwright.compiler.frontend.rules.registry import RefusedError
+from shardwright.compiler.frontend.rules.sharding import constraint_attrs
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 
 _KEYS = ("sdy.sharding", "mhlo.sharding")  # of arguments, results and ops
 _CONSTRAINT = ("sdy.sharding_constraint", "sharding")

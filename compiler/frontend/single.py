@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from compiler.frontend.callbacks import erase_callbacks
+from shardwright.compiler.frontend.callbacks import erase_callbacks
 
 
 def single_device(jitted: Any, device: Any) -> Callable[..., Any]:

@@ -13,23 +13,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from compiler.diagnostics import Diagnostic
-from compiler.frontend.callbacks import dropped_callbacks
-from compiler.frontend.context import legalize_chlo, make_context, merge_equal, parse_module
-from compiler.frontend.donation import Aliases, read_aliases
-from compiler.frontend.importer import Check, Importer, ImportHooks
-from compiler.frontend.locations import LocationReader
-from compiler.frontend.rules import RULES, Rule
-from compiler.frontend.rules.process_groups import MeshAxes
-from compiler.frontend.rules.ranks import RankMesh, read_ranks, whole
-from compiler.frontend.shardings import (
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.frontend.callbacks import dropped_callbacks
+from shardwright.compiler.frontend.context import (
+    legalize_chlo,
+    make_context,
+    merge_equal,
+    parse_module,
+)
+from shardwright.compiler.frontend.donation import Aliases, read_aliases
+from shardwright.compiler.frontend.importer import Check, Importer, ImportHooks
+from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.rules import RULES, Rule
+from shardwright.compiler.frontend.rules.process_groups import MeshAxes
+from shardwright.compiler.frontend.rules.ranks import RankMesh, read_ranks, whole
+from shardwright.compiler.frontend.shardings import (
     ModuleShardings,
     asked_shardings,
     read_shardings,
     unused_shardings,
 )
-from compiler.ir.types import Graph
-from compiler.passes.indices import check_indices
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.indices import check_indices
 
 __all__ = ["Check", "import_module", "import_parsed"]
 

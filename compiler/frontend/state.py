@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.task import TrainTask
 
 
 @dataclass(frozen=True, slots=True)

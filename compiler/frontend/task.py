@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import Loc, UsageError
-from compiler.frontend.roles import ROLES
-from compiler.frontend.user_code import called
+from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.frontend.roles import ROLES
+from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
-    from compiler.frontend.capture import Captured
+    from shardwright.compiler.frontend.capture import Captured
 
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
 
@@ -106,7 +106,7 @@ def load_task(
             "SW_ENTRY",
             f"[model] entry {entry} requires a function returning a TrainTask, got "
             f"{type(task).__name__}",
-            hint="from compiler.frontend.task import TrainTask",
+            hint="from shardwright import TrainTask",
         )
     return task
 

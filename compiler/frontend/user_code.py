@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compiler.diagnostics import DiagnosticError, InternalError, Loc, UsageError
-from compiler.frontend.locations import LocationReader
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError, Loc, UsageError
+from shardwright.compiler.frontend.locations import LocationReader
 
 MOST_LINES = 2  # of a message that are shown (our choice)
 EXTRAS = {

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from compiler.ir import ops as ops
+from shardwright.compiler.ir import ops as ops

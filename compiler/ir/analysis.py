@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 CONTRACTIONS = frozenset(("convolution", "dot_general"))
 """Ops that multiply and add over an index: the tensor engine's."""

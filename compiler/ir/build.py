@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllSliceAttrs,
@@ -39,7 +39,7 @@ from compiler.ir.ops import (
     TransposeAttrs,
     UnfoldAttrs,
 )
-from compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 
 Dims = Sequence[int]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from compiler.ir.analysis import keeps_order
-from compiler.ir.ops.host import EMPTY, LOAD, STORE
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.analysis import keeps_order
+from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 
 def host_values(graph: Graph, known: Collection[Value] = ()) -> set[Value]:

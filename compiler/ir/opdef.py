@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Infer = Callable[[Sequence[TensorType], Any, Sequence[Graph]], tuple[TensorType, ...]]
 Flops = Callable[[Op], int]

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.ops.shape import ConstantAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value
-from compiler.text.elements import read_element
-from compiler.text.fields import Given, from_fields, hints
-from compiler.text.lexer import Cursor, Token
-from compiler.text.values import read_bytes, read_mapping, read_type
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops.shape import ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.text.elements import read_element
+from shardwright.compiler.text.fields import Given, from_fields, hints
+from shardwright.compiler.text.lexer import Cursor, Token
+from shardwright.compiler.text.values import read_bytes, read_mapping, read_type
 
 ELIDED = "SW_TEXT_ELIDED"
 FILE = "<text>"

@@ -14,13 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from collectives.ops import ReplicaGroups, axis_strides
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
-from compiler.ir.ops.host import DEVICE, HOST
-from compiler.ir.ops.reduce import identity
-from compiler.ir.printer_ops import (
+from shardwright.collectives.ops import ReplicaGroups, axis_strides
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.ops.host import DEVICE, HOST
+from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.printer_ops import (
     ATTRIBUTES,
     CHLO_OPS,
     MEANT,
@@ -34,8 +34,8 @@ from compiler.ir.printer_ops import (
     moved_to,
     window,
 )
-from compiler.ir.spelling import spelled
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.spelling import spelled
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 
 class Spec(Protocol):

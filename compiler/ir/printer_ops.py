@@ -11,10 +11,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.ir.ops.host import HOST
-from compiler.ir.ops.shape import ConstantAttrs
-from compiler.ir.types import Op
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops.host import HOST
+from shardwright.compiler.ir.ops.shape import ConstantAttrs
+from shardwright.compiler.ir.types import Op
 
 CHLO_OPS = frozenset(("atan", "erf", "erfc"))
 """Functions that StableHLO spells in CHLO and that stay one op until lowering."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 Arrays = Sequence[np.ndarray]
 Request = tuple[Op, list[np.ndarray]]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.reference import Arrays, evaluate
-from compiler.ir.types import Graph, Op
-from compiler.rounding import EXACT, Draws
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.reference import Arrays, evaluate
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.rounding import EXACT, Draws
 
 _SUMS = frozenset(("convolution", "dot_general", "select_and_scatter"))
 _MAY_SUM = frozenset(("reduce", "reduce_window", "scatter"))

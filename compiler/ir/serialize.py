@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 import msgpack
 
-from compiler.diagnostics import UNKNOWN_LOC, LoadError, Loc
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.isa.fields import check_fields
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, LoadError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.isa.fields import check_fields
 
 Entry = TypeVar("Entry", bound=Hashable)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs
-from compiler.ir.ops.elementwise import RANDOM_ROUNDS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.ops.elementwise import RANDOM_ROUNDS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 
 class _Site:

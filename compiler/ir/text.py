@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.ir.ops.shape import ConstantAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value
-from compiler.text.elements import element_text
-from compiler.text.fields import field_values
-from compiler.text.lexer import name_text
-from compiler.text.values import mapping_text
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.ops.shape import ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.text.elements import element_text
+from shardwright.compiler.text.fields import field_values
+from shardwright.compiler.text.lexer import name_text
+from shardwright.compiler.text.values import mapping_text
 
 MAX_LISTED_ELEMENTS = 16  # of a constant; a longer one is a row of bytes (our choice)
 MAX_SHOWN_BYTES = 256  # of a row of bytes in a text for people (our choice)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.dtypes import DType
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ never a mistake in the user's model; the importer reports those.
 
 from __future__ import annotations
 
-from compiler.diagnostics import CompileError, Diagnostic
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.diagnostics import CompileError, Diagnostic
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 MAX_SHOWN = 20
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compiler.isa.instructions import INSTRUCTIONS
-from compiler.isa.schema import AFFINE, BOUND, VIEW
-from compiler.schema import (
+from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.schema import AFFINE, BOUND, VIEW
+from shardwright.compiler.schema import (
     COUNT,
     COUNTS,
     FLAG,

@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from compiler.isa.region import Tensor
-from compiler.target import PS_PER_S, CoreModel
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.target import PS_PER_S, CoreModel
 
 
 @dataclass(frozen=True, slots=True)

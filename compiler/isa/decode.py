@@ -13,9 +13,9 @@ from typing import Any
 
 import msgpack
 
-from compiler.dtypes import DType
-from compiler.isa.columns import INSTRUCTION, LOOP, numbers, read_rows
-from compiler.isa.encode import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.columns import INSTRUCTION, LOOP, numbers, read_rows
+from shardwright.compiler.isa.encode import (
     AFFINE_EXT,
     BOUND_EXT,
     DTYPE_EXT,
@@ -24,8 +24,8 @@ from compiler.isa.encode import (
     SPACES,
     VIEW_EXT,
 )
-from compiler.isa.limits import walk
-from compiler.isa.program import (
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
     CollectiveCall,
@@ -37,12 +37,12 @@ from compiler.isa.program import (
     Region,
     Tile,
 )
-from compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
-from compiler.isa.program_soundness import LOCATIONS, check_program, read_step
-from compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
-from compiler.isa.schema import AFFINE, BOUND, VIEW
-from compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
-from compiler.schema import MOST_DEPTH, TEXT, Rule, several
+from shardwright.compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
+from shardwright.compiler.isa.program_soundness import LOCATIONS, check_program, read_step
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.schema import AFFINE, BOUND, VIEW
+from shardwright.compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
+from shardwright.compiler.schema import MOST_DEPTH, TEXT, Rule, several
 
 _STRINGS = several(TEXT)
 _ATTRIBUTE_SETS = several(Rule("attributes", lambda v: isinstance(v, bytes)))

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import msgpack
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.isa.columns import END, INSTRUCTION, LOOP
-from compiler.isa.limits import walk
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.columns import END, INSTRUCTION, LOOP
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     CollectiveCall,
@@ -30,7 +30,7 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
 
 Sections = dict[str, "np.ndarray[Any, Any] | bytes"]
 T = TypeVar("T", bound=Hashable)

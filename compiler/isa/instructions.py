@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.isa.program import Engine
+from shardwright.compiler.isa.program import Engine
 
 COMPUTE = (Engine.VECTOR, Engine.GPSIMD)
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)

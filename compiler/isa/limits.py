@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.instructions import INSTRUCTIONS
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.target import load_target
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.target import load_target
 
 
 @dataclass(frozen=True, slots=True)

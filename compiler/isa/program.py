@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from compiler.dtypes import DType
-from compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 
 TRANSFERS = ("host_store", "host_load")
 """Kinds of `CollectiveCall` that go over the host's link."""

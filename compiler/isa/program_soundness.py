@@ -7,10 +7,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from compiler.isa.program import NO_PLACE, Call, Function, Program, ProgramBuffer, Repeat
-from compiler.isa.schema import AFFINE, DTYPE
-from compiler.isa.soundness import check_indices, size_bytes
-from compiler.schema import (
+from shardwright.compiler.isa.program import (
+    NO_PLACE,
+    Call,
+    Function,
+    Program,
+    ProgramBuffer,
+    Repeat,
+)
+from shardwright.compiler.isa.schema import AFFINE, DTYPE
+from shardwright.compiler.isa.soundness import check_indices, size_bytes
+from shardwright.compiler.schema import (
     COUNT,
     COUNTS,
     MOST_DEPTH,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.dtypes import DType
+from shardwright.compiler.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)

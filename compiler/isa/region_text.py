@@ -16,9 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from compiler.isa.region import Node, RegionProgram
-from compiler.text.lexer import Cursor, name_text
-from compiler.text.values import mapping_text, read_dtype, read_integers, read_mapping, value_text
+from shardwright.compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.text.lexer import Cursor, name_text
+from shardwright.compiler.text.values import (
+    mapping_text,
+    read_dtype,
+    read_integers,
+    read_mapping,
+    value_text,
+)
 
 FILE = "<text>"
 

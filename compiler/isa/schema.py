@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.isa.region import Affine, Bound, View
-from compiler.schema import COUNT, WHOLE, WHOLES, Rule, is_count, is_whole, row, several
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Affine, Bound, View
+from shardwright.compiler.schema import COUNT, WHOLE, WHOLES, Rule, is_count, is_whole, row, several
 
 
 def _is_affine(value: Any) -> bool:

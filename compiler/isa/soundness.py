@@ -13,15 +13,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from compiler.isa.attributes import (
+from shardwright.compiler.isa.attributes import (
     ELEMENTWISE,
     INSTRUCTION_ATTRIBUTES,
     NODE_FORMS,
     REGION_ATTRIBUTES,
 )
-from compiler.isa.instructions import INSTRUCTIONS
-from compiler.isa.limits import walk
-from compiler.isa.program import (
+from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import (
     TRANSFERS,
     AccessPattern,
     CollectiveCall,
@@ -30,10 +30,10 @@ from compiler.isa.program import (
     Region,
     Space,
 )
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from compiler.isa.schema import DTYPE
-from compiler.isa.tokens import check_tokens
-from compiler.schema import COUNT, COUNTS, MOST, TEXT, Rule, Table, one_of, row, several
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.schema import DTYPE
+from shardwright.compiler.isa.tokens import check_tokens
+from shardwright.compiler.schema import COUNT, COUNTS, MOST, TEXT, Rule, Table, one_of, row, several
 
 MOST_DIMS = 64
 """Of an array of NumPy, which has an axis per atom."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compiler.isa.program import Instr, Loop, Region
+from shardwright.compiler.isa.program import Instr, Loop, Region
 
 MOST_TOKENS = 2**15
 """Our choice: what one semaphore ever holds. A slot of a tile is worth a token."""

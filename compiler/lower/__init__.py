@@ -2,6 +2,6 @@
 name.
 """
 
-from compiler.lower import collective, dot, elementwise, gather, host, reduce, shape
+from shardwright.compiler.lower import collective, dot, elementwise, gather, host, reduce, shape
 
 __all__ = ["collective", "dot", "elementwise", "gather", "host", "reduce", "shape"]

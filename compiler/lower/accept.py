@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.diagnostics import DiagnosticError
-from compiler.isa.region import RegionProgram, Tensor
-from compiler.lower.group import Groups, Part
-from compiler.lower.rule import Budget, Refusal
-from compiler.lower.storage import Storage
-from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
-from compiler.lower.write_out import region_program
-from compiler.model_types import MODEL_TYPES
-from compiler.options import CompileOptions
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.lower.group import Groups, Part
+from shardwright.compiler.lower.rule import Budget, Refusal
+from shardwright.compiler.lower.storage import Storage
+from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
+from shardwright.compiler.lower.write_out import region_program
+from shardwright.compiler.model_types import MODEL_TYPES
+from shardwright.compiler.options import CompileOptions
 
 Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
 """Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""

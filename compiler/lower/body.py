@@ -12,16 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.intervals import Interval
-from compiler.ir.opdef import OPS
-from compiler.ir.ops.host import STORE
-from compiler.ir.types import Graph, Op, Value
-from compiler.isa.region import Affine
-from compiler.joins import joins_stages
-from compiler.lower import registry
-from compiler.lower.scalars import Known, known_scalars, parameter
-from compiler.lower.task import (
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.intervals import Interval
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.joins import joins_stages
+from shardwright.compiler.lower import registry
+from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
+from shardwright.compiler.lower.task import (
     ALLOC,
     ALONE,
     COPY,
@@ -36,7 +36,7 @@ from compiler.lower.task import (
 )
 
 if TYPE_CHECKING:
-    from compiler.lower.positions import Positions
+    from shardwright.compiler.lower.positions import Positions
 
 IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
 INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import LARGEST, DType
-from compiler.ir.analysis import known_elements
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import LARGEST, DType
+from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.ops import (
     AllToAllAttrs,
     BroadcastInDimAttrs,
     CompareAttrs,
@@ -30,14 +30,14 @@ from compiler.ir.ops import (
     ScatterAttrs,
     TransposeAttrs,
 )
-from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.lower.level import IndexedLevel
-from compiler.lower.rank_reduce import rank_reduce
-from compiler.lower.sorting import sort
-from compiler.lower.task import unsupported
-from compiler.lower.whole import as_integers
-from compiler.passes.dce import dce
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.lower.level import IndexedLevel
+from shardwright.compiler.lower.rank_reduce import rank_reduce
+from shardwright.compiler.lower.sorting import sort
+from shardwright.compiler.lower.task import unsupported
+from shardwright.compiler.lower.whole import as_integers
+from shardwright.compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 

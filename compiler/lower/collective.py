@@ -10,17 +10,17 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compiler.ir.types import Op, Value
-from compiler.isa.program import CollectiveCall
-from compiler.lower.body import IDENTITY
-from compiler.lower.labels import Labels, fresh
-from compiler.lower.registry import Lowering, register
-from compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.lower.body import IDENTITY
+from shardwright.compiler.lower.labels import Labels, fresh
+from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 REDUCTIONS = ("add", "max", "min")
 

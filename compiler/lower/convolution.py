@@ -14,13 +14,13 @@ from itertools import product
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvolutionAttrs
-from compiler.ir.types import Op, Value
-from compiler.lower import window_product
-from compiler.lower.task import unsupported
-from compiler.lower.whole import as_integers
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvolutionAttrs
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.lower import window_product
+from shardwright.compiler.lower.task import unsupported
+from shardwright.compiler.lower.whole import as_integers
 
 _PARTITIONS = 128
 """Rows and columns of the tensor engine, lanes of Vector (documented: NeuronCore-v2)."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.ir.types import Op
-from compiler.lower.labels import Labels, all_leaves, leaves, unify
-from compiler.lower.registry import Lowering, register
-from compiler.lower.task import CONTRACT, ClashError, NeedsCopyError, Task, unsupported
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.lower.labels import Labels, all_leaves, leaves, unify
+from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.task import CONTRACT, ClashError, NeedsCopyError, Task, unsupported
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 
 def _make(body: Body, op: Op) -> None:

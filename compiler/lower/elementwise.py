@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.ir.types import Op
-from compiler.lower.labels import Labels, fresh, unify_all
-from compiler.lower.registry import ELEMENTWISE, Lowering, register
-from compiler.lower.task import COPY, STRIP, Task
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.lower.labels import Labels, fresh, unify_all
+from shardwright.compiler.lower.registry import ELEMENTWISE, Lowering, register
+from shardwright.compiler.lower.task import COPY, STRIP, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 
 def _make(body: Body, op: Op) -> None:

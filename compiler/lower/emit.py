@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from compiler.dtypes import DType
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Bound, Node, RegionProgram, View
-from compiler.lower import registry
-from compiler.lower.free import Occurrence, remake
-from compiler.lower.labels import Atom, Labels, all_leaves, leaves
-from compiler.lower.space import Space
-from compiler.lower.storage import Place, Storage
-from compiler.lower.task import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
+from shardwright.compiler.lower import registry
+from shardwright.compiler.lower.free import Occurrence, remake
+from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, leaves
+from shardwright.compiler.lower.space import Space
+from shardwright.compiler.lower.storage import Place, Storage
+from shardwright.compiler.lower.task import (
     WRITE,
     ClashError,
     NeedsCopyError,
@@ -26,7 +26,7 @@ from compiler.lower.task import (
     Task,
     WriteAttrs,
 )
-from compiler.lower.views import Coordinate, Layout, align, strides_of
+from shardwright.compiler.lower.views import Coordinate, Layout, align, strides_of
 
 
 class Emitter:

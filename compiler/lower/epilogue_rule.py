@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.lower.rule import Growth, Refusal, crowded, elsewhere, traffic
-from compiler.lower.space import RefusedError, label
-from compiler.lower.task import CONTRACT, STRIP, Task
+from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere, traffic
+from shardwright.compiler.lower.space import RefusedError, label
+from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups, Part
+    from shardwright.compiler.lower.group import Groups, Part
 
 
 class EpilogueRule(Growth):

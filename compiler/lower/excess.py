@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Value
-from compiler.isa.region import Node, RegionProgram
-from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.group import Groups
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.group import Groups
 
 SMALL_BYTES = 2400
 """Bytes in fp32 up to which a value crosses memory in fp32: what one DMA descriptor moves in its

@@ -13,13 +13,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.lower.collective import REDUCTIONS
-from compiler.lower.whole import as_integers
-from compiler.passes.rewrite import Level
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
+    BitcastConvertAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+)
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.lower.collective import REDUCTIONS
+from shardwright.compiler.lower.whole import as_integers
+from shardwright.compiler.passes.rewrite import Level
 
 SIGN_BIT = -(2**31)
 

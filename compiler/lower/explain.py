@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import Loc
-from compiler.ir.types import Graph
-from compiler.isa.region import RegionProgram, Tensor
-from compiler.lower.accept import Judge
-from compiler.lower.function import Settled, Signature, settle
-from compiler.lower.group import Groups, Part
-from compiler.lower.row_rule import RowRule
-from compiler.lower.rule import Refusal, traffic
-from compiler.lower.task import COLLECTIVE, Task
-from compiler.lower.write_out import region_program, title
-from compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.lower.accept import Judge
+from shardwright.compiler.lower.function import Settled, Signature, settle
+from shardwright.compiler.lower.group import Groups, Part
+from shardwright.compiler.lower.row_rule import RowRule
+from shardwright.compiler.lower.rule import Refusal, traffic
+from shardwright.compiler.lower.task import COLLECTIVE, Task
+from shardwright.compiler.lower.write_out import region_program, title
+from shardwright.compiler.options import DEFAULTS, CompileOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.dtypes import DType
-from compiler.intervals import within
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Affine
-from compiler.lower.labels import Label, Labels, leaves, regroup
-from compiler.lower.task import NeedsCopyError
-from compiler.walks import answered
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.intervals import within
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
+from shardwright.compiler.lower.task import NeedsCopyError
+from shardwright.compiler.walks import answered
 
 if TYPE_CHECKING:
-    from compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.emit import Emitter
 
 ZERO = Affine()
 Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step

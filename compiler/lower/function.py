@@ -12,29 +12,34 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.attention import find_attention
-from compiler.diagnostics import DiagnosticError
-from compiler.ir.types import Graph, Value
-from compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
-from compiler.lower.body import IDENTITY, UPDATES, Body
-from compiler.lower.canonical import canonical
-from compiler.lower.epilogue_rule import EpilogueRule
-from compiler.lower.excess import stored_wide_elsewhere
-from compiler.lower.expand import expand
-from compiler.lower.group import Groups
-from compiler.lower.narrow import narrow
-from compiler.lower.positions import Positions
-from compiler.lower.remake import cost, halved, remade
-from compiler.lower.row_rule import RowRule
-from compiler.lower.rule import Budget, Rule
-from compiler.lower.scalars import parameter
-from compiler.lower.storage import Storage
-from compiler.lower.strip_rule import StripRule
-from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError, unsupported
-from compiler.lower.windows import expand_windows, stored_windows
-from compiler.lower.write_out import Lowered, write_out
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.steps import step
+from shardwright.compiler.attention import find_attention
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
+from shardwright.compiler.lower.body import IDENTITY, UPDATES, Body
+from shardwright.compiler.lower.canonical import canonical
+from shardwright.compiler.lower.epilogue_rule import EpilogueRule
+from shardwright.compiler.lower.excess import stored_wide_elsewhere
+from shardwright.compiler.lower.expand import expand
+from shardwright.compiler.lower.group import Groups
+from shardwright.compiler.lower.narrow import narrow
+from shardwright.compiler.lower.positions import Positions
+from shardwright.compiler.lower.remake import cost, halved, remade
+from shardwright.compiler.lower.row_rule import RowRule
+from shardwright.compiler.lower.rule import Budget, Rule
+from shardwright.compiler.lower.scalars import parameter
+from shardwright.compiler.lower.storage import Storage
+from shardwright.compiler.lower.strip_rule import StripRule
+from shardwright.compiler.lower.task import (
+    ClashError,
+    NeedsCopyError,
+    NeedsScratchError,
+    unsupported,
+)
+from shardwright.compiler.lower.windows import expand_windows, stored_windows
+from shardwright.compiler.lower.write_out import Lowered, write_out
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.steps import step
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)

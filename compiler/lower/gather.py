@@ -16,20 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.types import Op, Value
-from compiler.isa.region import View
-from compiler.lower.free import count
-from compiler.lower.labels import Label, Labels, all_leaves, extent, fresh, leaves, unify
-from compiler.lower.registry import Lowering, register
-from compiler.lower.storage import Place
-from compiler.lower.task import ALONE, NeedsCopyError, Task
-from compiler.lower.views import Layout
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import View
+from shardwright.compiler.lower.free import count
+from shardwright.compiler.lower.labels import (
+    Label,
+    Labels,
+    all_leaves,
+    extent,
+    fresh,
+    leaves,
+    unify,
+)
+from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.storage import Place
+from shardwright.compiler.lower.task import ALONE, NeedsCopyError, Task
+from shardwright.compiler.lower.views import Layout
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from compiler.ir.types import Value
-from compiler.lower.body import LABEL_VIEWS, Body
-from compiler.lower.order import Order
-from compiler.lower.region_graph import RegionGraph
-from compiler.lower.rule import Rule
-from compiler.lower.task import Task
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower.body import LABEL_VIEWS, Body
+from shardwright.compiler.lower.order import Order
+from shardwright.compiler.lower.region_graph import RegionGraph
+from shardwright.compiler.lower.rule import Rule
+from shardwright.compiler.lower.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import DynamicSliceAttrs
-from compiler.ir.ops.host import EMPTY, LOAD, STORE
-from compiler.ir.types import Op, TensorType
-from compiler.lower.collective import alone, dense_source
-from compiler.lower.registry import register
-from compiler.lower.task import ALLOC, COLLECTIVE, WriteAttrs, unsupported
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import DynamicSliceAttrs
+from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
+from shardwright.compiler.ir.types import Op, TensorType
+from shardwright.compiler.lower.collective import alone, dense_source
+from shardwright.compiler.lower.registry import register
+from shardwright.compiler.lower.task import ALLOC, COLLECTIVE, WriteAttrs, unsupported
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
+    from shardwright.compiler.lower.body import Body
 
 
 def _empty(body: Body, op: Op) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.passes.rewrite import Level
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.passes.rewrite import Level
 
 
 class IndexedLevel(Level):

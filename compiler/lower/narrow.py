@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, CompileError, Loc
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.lower.task import unsupported
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, CompileError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.lower.task import unsupported
 
 NARROW = {DType.I64: DType.I32, DType.U64: DType.U32}
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 
-from compiler.ir.types import Value
-from compiler.joins import joins_stages
-from compiler.lower.body import Body
-from compiler.lower.task import Task
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.joins import joins_stages
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.task import Task
 
 
 class Order:

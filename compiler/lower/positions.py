@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.dtypes import DType
-from compiler.intervals import Interval, limits
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.body import is_constant_like
-from compiler.lower.row_rule import PARTITIONS
-from compiler.passes.remat.recipes import operands_of
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.intervals import Interval, limits
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.body import is_constant_like
+from shardwright.compiler.lower.row_rule import PARTITIONS
+from shardwright.compiler.passes.remat.recipes import operands_of
 
 HEAVY = frozenset(
     (

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllToAllAttrs,
     CompareAttrs,
@@ -19,9 +19,9 @@ from compiler.ir.ops import (
     ReduceAttrs,
     ReshapeAttrs,
 )
-from compiler.ir.types import Op, Value
-from compiler.lower.collective import REDUCTIONS
-from compiler.lower.level import IndexedLevel
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.lower.collective import REDUCTIONS
+from shardwright.compiler.lower.level import IndexedLevel
 
 _OF_TRUTH = {
     **dict.fromkeys(("and", "min", "multiply"), "min"),

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.ir.types import Op
-from compiler.lower.labels import Labels, fresh, leaves
-from compiler.lower.registry import Lowering, register
-from compiler.lower.task import STRIP, Task
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.lower.labels import Labels, fresh, leaves
+from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.task import STRIP, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 
 def _make(body: Body, op: Op) -> None:

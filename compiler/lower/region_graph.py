@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from compiler.lower.body import Body
-from compiler.lower.order import Order
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.order import Order
 
 
 class RegionGraph:

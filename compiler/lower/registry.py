@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op
-from compiler.lower.labels import Labels
-from compiler.lower.task import Task
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.lower.labels import Labels
+from shardwright.compiler.lower.task import Task
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 ELEMENTWISE = "elementwise"
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.group import Groups, Part
-from compiler.lower.rule import Budget, traffic
-from compiler.lower.task import CONTRACT
-from compiler.passes.dce import dce
-from compiler.passes.remat.recipes import Recipes, repeat
-from compiler.passes.rewrite import with_operands
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.group import Groups, Part
+from shardwright.compiler.lower.rule import Budget, traffic
+from shardwright.compiler.lower.task import CONTRACT
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.remat.recipes import Recipes, repeat
+from shardwright.compiler.passes.rewrite import with_operands
 
 
 @dataclass(slots=True)

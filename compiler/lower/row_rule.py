@@ -14,16 +14,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Value
-from compiler.lower.labels import Atom, all_leaves
-from compiler.lower.rule import Budget, Refusal, crowded, traffic
-from compiler.lower.space import RefusedError, Space, label
-from compiler.lower.strip_rule import EPILOGUE
-from compiler.lower.task import CONTRACT, STRIP, WRITE, Task
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower.labels import Atom, all_leaves
+from shardwright.compiler.lower.rule import Budget, Refusal, crowded, traffic
+from shardwright.compiler.lower.space import RefusedError, Space, label
+from shardwright.compiler.lower.strip_rule import EPILOGUE
+from shardwright.compiler.lower.task import CONTRACT, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups, Part
+    from shardwright.compiler.lower.group import Groups, Part
 
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
 PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore

@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from compiler.ir.types import Value
-from compiler.lower.labels import all_leaves
-from compiler.lower.task import WRITE, Task
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower.labels import all_leaves
+from shardwright.compiler.lower.task import WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups, Part
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.group import Groups, Part
+    from shardwright.compiler.lower.space import Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.intervals import within
-from compiler.ir.types import Graph, Op, Value
-from compiler.isa.region import Affine
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.intervals import within
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True)

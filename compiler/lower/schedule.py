@@ -12,10 +12,10 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.lower.body import Body
-from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
-from compiler.lower.tokens import Threads
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.order import Order
+from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
+from shardwright.compiler.lower.tokens import Threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Affine
-from compiler.lower.labels import Labels, fresh
-from compiler.lower.registry import Lowering, register
-from compiler.lower.task import WRITE, Task, WriteAttrs
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.labels import Labels, fresh
+from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.task import WRITE, Task, WriteAttrs
 
 if TYPE_CHECKING:
-    from compiler.lower.body import Body
-    from compiler.lower.emit import Emitter
-    from compiler.lower.space import Space
+    from shardwright.compiler.lower.body import Body
+    from shardwright.compiler.lower.emit import Emitter
+    from shardwright.compiler.lower.space import Space
 
 
 def _update_slice(body: Body, op: Op) -> None:

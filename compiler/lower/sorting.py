@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtypes import DType
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import (
     BitcastConvertAttrs,
     BroadcastInDimAttrs,
     CompareAttrs,
@@ -26,8 +26,8 @@ from compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.types import Op, Value, tensor_type
-from compiler.lower.level import IndexedLevel
+from shardwright.compiler.ir.types import Op, Value, tensor_type
+from shardwright.compiler.lower.level import IndexedLevel
 
 MAX_ROUNDS = 8  # elements up to which selecting one after the other is taken (our choice)
 _LAST = 2**31 - 1  # no key comes after this one

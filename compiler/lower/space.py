@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from compiler.ir.types import Op, Value
-from compiler.lower import registry
-from compiler.lower.body import LABEL_VIEWS, Body
-from compiler.lower.labels import Labels, distinct, fresh, regroup
-from compiler.lower.task import WRITE, Task
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.lower import registry
+from shardwright.compiler.lower.body import LABEL_VIEWS, Body
+from shardwright.compiler.lower.labels import Labels, distinct, fresh, regroup
+from shardwright.compiler.lower.task import WRITE, Task
 
 
 class RefusedError(Exception):

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtypes import DType
-from compiler.ir.ops.host import STORE
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Tensor
-from compiler.lower import views
-from compiler.lower.body import INVERTIBLE, Body
-from compiler.lower.excess import is_held_wide
-from compiler.lower.order import Order
-from compiler.lower.task import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.lower import views
+from shardwright.compiler.lower.body import INVERTIBLE, Body
+from shardwright.compiler.lower.excess import is_held_wide
+from shardwright.compiler.lower.order import Order
+from shardwright.compiler.lower.task import (
     COLLECTIVE,
     CONTRACT,
     COPY,
@@ -29,7 +29,7 @@ from compiler.lower.task import (
     NeedsScratchError,
     Task,
 )
-from compiler.lower.views import Coordinate, Layout, dense
+from shardwright.compiler.lower.views import Coordinate, Layout, dense
 
 PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCKED = 64

@@ -11,14 +11,14 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from compiler.ir.types import Value
-from compiler.lower.labels import Atom, Labels, all_leaves
-from compiler.lower.rule import Growth, Refusal, crowded, elsewhere
-from compiler.lower.space import RefusedError, Space, label
-from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower.labels import Atom, Labels, all_leaves
+from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere
+from shardwright.compiler.lower.space import RefusedError, Space, label
+from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups, Part
+    from shardwright.compiler.lower.group import Groups, Part
 
 EPILOGUE = frozenset(("convert", COPY, WRITE))
 MIN_ROWS = 32  # fewer rows would leave most of the 128 partitions idle (our choice)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Affine
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Affine
 
 COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op
-from compiler.lower.body import Body
-from compiler.lower.task import COLLECTIVE, CONTRACT
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.ir.ops import UnfoldAttrs
-from compiler.isa.region import Affine
-from compiler.lower.labels import Atom, Label, find, leaves
+from shardwright.compiler.ir.ops import UnfoldAttrs
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.labels import Atom, Label, find, leaves
 
 Pieces = tuple[tuple[int, int], ...]
 

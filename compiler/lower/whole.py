@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from compiler.dtypes import DType
-from compiler.ir.ops import CompareAttrs, ConvertAttrs
-from compiler.ir.types import Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
+from shardwright.compiler.ir.types import Value
 
 _UNSIGNED = (DType.U32, DType.U64)  # as wide as the engines compute, or wider
 

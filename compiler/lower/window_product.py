@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvolutionAttrs
-from compiler.ir.types import Op, Value
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvolutionAttrs
+from shardwright.compiler.ir.types import Op, Value
 
 _PARTITIONS = 128
 """Rows and columns of the tensor engine (documented: NeuronCore-v2)."""

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
-from compiler.ir.ops.window import SELECTIONS
-from compiler.ir.types import Graph, Op, Value
-from compiler.isa.region import Affine
-from compiler.lower import convolution, views
-from compiler.lower.convolution import padded
-from compiler.lower.views import Layout
-from compiler.passes.cse import cse
-from compiler.passes.rewrite import Level
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.ops.window import SELECTIONS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower import convolution, views
+from shardwright.compiler.lower.convolution import padded
+from shardwright.compiler.lower.views import Layout
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.rewrite import Level
 
 _Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
 

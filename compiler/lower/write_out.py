@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler import hbm
-from compiler.ir.types import Op
-from compiler.isa.program import CollectiveCall
-from compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
-from compiler.lower.body import Body
-from compiler.lower.collective import call_of, source_value
-from compiler.lower.emit import Emitter
-from compiler.lower.excess import keep_wide
-from compiler.lower.group import Groups
-from compiler.lower.schedule import Slot, schedule
-from compiler.lower.space import label
-from compiler.lower.storage import Place, Storage
-from compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
+from shardwright.compiler import hbm
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.collective import call_of, source_value
+from shardwright.compiler.lower.emit import Emitter
+from shardwright.compiler.lower.excess import keep_wide
+from shardwright.compiler.lower.group import Groups
+from shardwright.compiler.lower.schedule import Slot, schedule
+from shardwright.compiler.lower.space import label
+from shardwright.compiler.lower.storage import Place, Storage
+from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from compiler.dtypes import DType
+from shardwright.compiler.dtypes import DType
 
 _SUFFIX = ".npy"
 _UNREADABLE, _BYTE = b"'descr': '<f1'", b"'descr': '|V1'"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from compiler.isa.program import (
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     Engine,
@@ -22,9 +22,9 @@ from compiler.isa.program import (
     Repeat,
     Tile,
 )
-from compiler.isa.region import Tensor
-from compiler.isa.region_text import body_lines, head_text
-from compiler.text.values import affine_text, value_text
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.region_text import body_lines, head_text
+from shardwright.compiler.text.values import affine_text, value_text
 
 _STEP = "  "
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
-from compiler.diagnostics import LoadError
-from compiler.dtypes import DType
-from compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
 
 MAX_CORE_FILES = 1024
 _MAX_AXIS = 2**24

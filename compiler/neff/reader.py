@@ -19,9 +19,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from compiler.diagnostics import LoadError
-from compiler.neff.files import inflated, read_regular
-from compiler.neff.format import (
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.neff.files import inflated, read_regular
+from shardwright.compiler.neff.format import (
     DTYPES,
     HEADER_BYTES,
     KINDS,
@@ -33,7 +33,7 @@ from compiler.neff.format import (
     Header,
     Section,
 )
-from compiler.schema import PLAIN, Rule
+from shardwright.compiler.schema import PLAIN, Rule
 
 _META = Rule(f"a map with {PLAIN.what}", lambda v: isinstance(v, dict) and PLAIN.holds(v))
 _REBUILD = "the file is damaged; compile again or copy the bundle again"

@@ -11,8 +11,8 @@ import msgpack
 import numpy as np
 import zstandard
 
-from compiler.diagnostics import CapacityError
-from compiler.neff.format import (
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.neff.format import (
     ALIGNMENT,
     FEATURE_ZSTD,
     HEADER_BYTES,

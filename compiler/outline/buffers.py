@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler import hbm
-from compiler.diagnostics import CompileError
-from compiler.intervals import Interval
-from compiler.ir.analysis import structure
-from compiler.ir.memories import host_values
-from compiler.ir.ops.host import HOST, STORE
-from compiler.ir.types import Graph, TensorType, Value
-from compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
-from compiler.isa.region import Affine
-from compiler.lower.function import Signature
-from compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
-from compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns
-from compiler.outline.unit import Unit
-from compiler.program import StepProgram
-from compiler.steps import within
+from shardwright.compiler import hbm
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.intervals import Interval
+from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.memories import host_values
+from shardwright.compiler.ir.ops.host import HOST, STORE
+from shardwright.compiler.ir.types import Graph, TensorType, Value
+from shardwright.compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
+from shardwright.compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.steps import within
 
 
 @dataclass(slots=True, kw_only=True)

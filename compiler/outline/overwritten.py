@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.types import Graph, Op, Value
-from compiler.isa.region import Affine
-from compiler.lower.scalars import Known
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.scalars import Known
 
 
 def is_overwritten(

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.ops.host import TRANSFERS
-from compiler.ir.types import Op, Value
-from compiler.joins import consecutive
-from compiler.passes.remat.recipes import RATIO, contracts
+from shardwright.compiler.ir.ops.host import TRANSFERS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.joins import consecutive
+from shardwright.compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
 MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter", *TRANSFERS))

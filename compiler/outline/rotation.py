@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.ops.host import STORE
-from compiler.ir.types import Op, Value
-from compiler.isa.region import Affine
-from compiler.outline.cut import BITCASTS, LoopStep
-from compiler.outline.pieces import MOVERS
+from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.outline.cut import BITCASTS, LoopStep
+from shardwright.compiler.outline.pieces import MOVERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from compiler.intervals import Interval
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.body import is_constant_like
-from compiler.lower.positions import HEAVY, Positions
-from compiler.passes.remat.recipes import operands_of
-from compiler.walks import answered
+from shardwright.compiler.intervals import Interval
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.body import is_constant_like
+from shardwright.compiler.lower.positions import HEAVY, Positions
+from shardwright.compiler.passes.remat.recipes import operands_of
+from shardwright.compiler.walks import answered
 
 Ranges = Mapping[Value, Interval]
 

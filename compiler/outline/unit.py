@@ -16,15 +16,15 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from compiler.diagnostics import LoadError
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph
-from compiler.isa.decode import decode_function
-from compiler.isa.encode import encode_function
-from compiler.isa.program import Function
-from compiler.lower.function import Signature
-from compiler.neff.format import DTYPES
-from compiler.schema import COUNTS, TEXT, Rule, one_of, row, several
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.decode import decode_function
+from shardwright.compiler.isa.encode import encode_function
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.neff.format import DTYPES
+from shardwright.compiler.schema import COUNTS, TEXT, Rule, one_of, row, several
 
 FORMAT = 1
 _ROWS = several(

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConvertAttrs
-from compiler.ir.ops.elementwise import ACTIVATIONS, erf, erfc, logistic
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.dce import dce
-from compiler.passes.rewrite import Level, with_regions
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, erf, erfc, logistic
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.rewrite import Level, with_regions
 
 MAX_CUTS = 12  # per value, those that reach back furthest (our choice)
 MAX_CONE_OPS = 160  # of a cut; the exact GELU, where erfc is written out, has about 110

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtypes import DType
-from compiler.ir.analysis import CONTRACTIONS
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import ConvertAttrs
-from compiler.ir.sampled import Casts
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.options import CompileOptions
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.sampled import Casts
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.options import CompileOptions
 
 CAST_TYPES = {
     "bf16": DType.BF16,

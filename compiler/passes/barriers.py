@@ -6,8 +6,8 @@ After this pass a recomputation is only kept apart by not being merged: no CSE m
 
 from __future__ import annotations
 
-from compiler.ir.types import Graph
-from compiler.passes.rewrite import Level, with_regions
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.rewrite import Level, with_regions
 
 IDENTITIES = frozenset(("move_to", "optimization_barrier", "sharding_constraint"))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import Level, with_ops, with_regions
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import Level, with_ops, with_regions
 
 # Exactly, whatever the element type (IEEE 754); gradients of x * x write both orders.
 _COMMUTATIVE = frozenset(("add", "multiply", "and", "or", "xor"))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.ir.types import Graph, Op, Value
-from compiler.joins import joins_stages
-from compiler.passes.rewrite import with_ops, with_results
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.joins import joins_stages
+from shardwright.compiler.passes.rewrite import with_ops, with_results
 
 
 def dce(graph: Graph) -> Graph:

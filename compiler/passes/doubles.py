@@ -6,9 +6,9 @@ converted do not count. Source: error page NCC_ESPP004, unsupported element type
 
 from __future__ import annotations
 
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.ir.types import Graph
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Graph
 
 _ADVICE = (
     "leave jax_enable_x64 (JAX_ENABLE_X64) unset, or make it float32 (dtype=jnp.float32) where"

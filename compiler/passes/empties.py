@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import BroadcastInDimAttrs, ConcatenateAttrs, ConstantAttrs
-from compiler.ir.ops.reduce import identity
-from compiler.ir.types import Op, Value
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConcatenateAttrs, ConstantAttrs
+from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.types import Op, Value
 
 
 def of_nothing(op: Op) -> Op | Value | None:

@@ -12,14 +12,14 @@ from typing import TypeGuard
 
 import numpy as np
 
-from compiler.diagnostics import Loc
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.build import constant_attrs
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.passes.empties import of_nothing
-from compiler.passes.rewrite import Level, with_regions
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.passes.empties import of_nothing
+from shardwright.compiler.passes.rewrite import Level, with_regions
 
 MAX_FOLDED_ELEMENTS = 64
 

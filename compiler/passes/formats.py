@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.ir.types import Graph, Op
-from compiler.options import CompileOptions
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.options import CompileOptions
 
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compiler.diagnostics import CompileError
-from compiler.ir.analysis import known_elements
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CODES = {"gather": "NCC_EVRF056", "scatter": "NCC_EVRF031"}
 _CONSTANT = "NCC_ESMP002"

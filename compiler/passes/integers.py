@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from compiler.diagnostics import CompileError, Diagnostic
-from compiler.dtypes import DType
-from compiler.intervals import Interval, limits
-from compiler.ir.types import Graph, Op, Value
-from compiler.options import CompileOptions
-from compiler.passes.dce import dce
-from compiler.passes.ranges import integer_ranges
+from shardwright.compiler.diagnostics import CompileError, Diagnostic
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.intervals import Interval, limits
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.ranges import integer_ranges
 
 KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 _CODES = {

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.passes.dce import dce
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.passes.dce import dce
 
 _MOVED: Mapping[str, slice] = {
     "broadcast_in_dim": slice(0, 1),

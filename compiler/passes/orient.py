@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose
 

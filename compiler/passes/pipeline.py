@@ -10,26 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from compiler.ir.types import Graph, Op
-from compiler.ir.verify import verify
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.activations import activations
-from compiler.passes.auto_cast import auto_cast
-from compiler.passes.barriers import drop_barriers
-from compiler.passes.cse import cse
-from compiler.passes.dce import dce
-from compiler.passes.doubled import doubled
-from compiler.passes.fold import fold
-from compiler.passes.formats import check_formats
-from compiler.passes.integers import check_integers
-from compiler.passes.orient import orient
-from compiler.passes.remat import rematerialise
-from compiler.passes.remat.elementwise import keep_less
-from compiler.passes.saturate import saturate_infinity
-from compiler.passes.separate import separate
-from compiler.passes.simplify import simplify
-from compiler.passes.unroll import unroll
-from compiler.steps import step
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.activations import activations
+from shardwright.compiler.passes.auto_cast import auto_cast
+from shardwright.compiler.passes.barriers import drop_barriers
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.doubled import doubled
+from shardwright.compiler.passes.fold import fold
+from shardwright.compiler.passes.formats import check_formats
+from shardwright.compiler.passes.integers import check_integers
+from shardwright.compiler.passes.orient import orient
+from shardwright.compiler.passes.remat import rematerialise
+from shardwright.compiler.passes.remat.elementwise import keep_less
+from shardwright.compiler.passes.saturate import saturate_infinity
+from shardwright.compiler.passes.separate import separate
+from shardwright.compiler.passes.simplify import simplify
+from shardwright.compiler.passes.unroll import unroll
+from shardwright.compiler.steps import step
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.ir.types import Op, Value
+from shardwright.compiler.ir.types import Op, Value
 
 
 def place_late(ops: Sequence[Op], movable: set[Op]) -> list[Op]:

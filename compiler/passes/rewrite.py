@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 
 class Level:

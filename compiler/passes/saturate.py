@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import LARGEST
-from compiler.ir.build import constant_attrs
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.dtypes import LARGEST
+from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 _AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from compiler.ir.ops.reduce import ELEMENTWISE_OF
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.remat.recipes import free_values
-from compiler.passes.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.remat.recipes import free_values
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
 

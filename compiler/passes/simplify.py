@@ -11,10 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConcatenateAttrs, PadAttrs, ReduceAttrs, ReshapeAttrs, SliceAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
+    ConcatenateAttrs,
+    PadAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 Producers = dict[Value, Op]
 

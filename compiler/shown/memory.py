@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiler import hbm
-from compiler.isa.program import Function, Program
-from compiler.lower.write_out import tensor_spans
-from compiler.residency import Residency, tensor_bytes
-from compiler.shown.charts import bytes_text, share_bar, span_chart, table
+from shardwright.compiler import hbm
+from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.lower.write_out import tensor_spans
+from shardwright.compiler.residency import Residency, tensor_bytes
+from shardwright.compiler.shown.charts import bytes_text, share_bar, span_chart, table
 
 _ROW = 24  # columns of the bars of bytes in use
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.isa.region import Tensor
-from compiler.isa.region_text import to_text
-from compiler.lower.explain import RegionStory, stories_of
-from compiler.lower.function import Settled
-from compiler.lower.write_out import Lowered
-from compiler.shown.charts import bytes_text
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.region_text import to_text
+from shardwright.compiler.lower.explain import RegionStory, stories_of
+from shardwright.compiler.lower.function import Settled
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.shown.charts import bytes_text
 
 
 def regions_text(lowered: Lowered) -> str:

@@ -14,8 +14,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.options import CompileOptions
-from compiler.surface.releases import Profile
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.surface.releases import Profile
 
 
 class Kind(enum.Enum):

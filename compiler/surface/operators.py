@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.surface.releases import Profile
+from shardwright.compiler.surface.releases import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 Version = tuple[int, ...]
 

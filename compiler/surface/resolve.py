@@ -11,12 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, UsageError, did_you_mean
-from compiler.options import CompileOptions
-from compiler.surface import releases
-from compiler.surface.flags import DOWNCASTS, FLAGS, LEVELS, TARGETS, Effect, Flag, Kind, find
-from compiler.surface.releases import Profile
-from compiler.target import Target, hypothetical_text, load_target, logical, target_names
+from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.surface import releases
+from shardwright.compiler.surface.flags import (
+    DOWNCASTS,
+    FLAGS,
+    LEVELS,
+    TARGETS,
+    Effect,
+    Flag,
+    Kind,
+    find,
+)
+from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.target import (
+    Target,
+    hypothetical_text,
+    load_target,
+    logical,
+    target_names,
+)
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
 """documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""

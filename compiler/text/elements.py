@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.text.lexer import Cursor, Token
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.text.lexer import Cursor, Token
 
 _DIGITS = 17  # decimal digits that tell any two fp64 numbers apart (IEEE 754)
 

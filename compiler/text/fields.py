@@ -12,7 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from compiler.text.lexer import Cursor, Token
+from shardwright.compiler.text.lexer import Cursor, Token
 
 Given = dict[str, tuple[Token, Any]]
 """Values by field, each with the token it starts at."""

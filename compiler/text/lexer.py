@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.diagnostics import Loc, UsageError
 
 T = TypeVar("T")
 

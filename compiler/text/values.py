@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.types import TensorType, tensor_type
-from compiler.isa.region import Affine, Bound, View
-from compiler.text.elements import bits_text, read_bits
-from compiler.text.fields import Given, field_values, from_fields
-from compiler.text.lexer import Cursor, is_word, name_text
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import TensorType, tensor_type
+from shardwright.compiler.isa.region import Affine, Bound, View
+from shardwright.compiler.text.elements import bits_text, read_bits
+from shardwright.compiler.text.fields import Given, field_values, from_fields
+from shardwright.compiler.text.lexer import Cursor, is_word, name_text
 
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _WORDS: dict[str, Any] = {

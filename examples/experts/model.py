@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.frontend.models import moe
-from compiler.frontend.models.blocks import TaskOptions
-from compiler.frontend.models.llama import LlamaConfig
-from compiler.frontend.task import TrainTask
+from shardwright import TrainTask
+from shardwright.compiler.frontend.models import moe
+from shardwright.compiler.frontend.models.blocks import TaskOptions
+from shardwright.compiler.frontend.models.llama import LlamaConfig
 
 SIZES = {
     "hidden_size": 256,

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from compiler.frontend.task import TrainTask
+from shardwright import TrainTask
 
 LAYERS, WIDTH, INNER, CLASSES = 4, 256, 1024, 64
 MESH = AbstractMesh((8, 4), ("data", "model"))

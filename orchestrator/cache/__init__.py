@@ -4,7 +4,7 @@
 directory, `cache.py` is what the rest of the program uses.
 """
 
-from orchestrator.cache.cache import Cache, open_cache
-from orchestrator.cache.entry import About
+from shardwright.orchestrator.cache.cache import Cache, open_cache
+from shardwright.orchestrator.cache.entry import About
 
 __all__ = ["About", "Cache", "open_cache"]

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.cache.entry import MAX_ENTRY_BYTES
-from orchestrator.cache.store import StoreError
+from shardwright.orchestrator.cache.entry import MAX_ENTRY_BYTES
+from shardwright.orchestrator.cache.store import StoreError
 
 _CONNECT_S, _READ_S, _ATTEMPTS = 3, 20, 3
 """Our choice: an outage is noticed within ten seconds, and a slow answer is none."""

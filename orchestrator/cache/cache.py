@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-from orchestrator.cache.entry import (
+from shardwright.orchestrator.cache.entry import (
     GIB,
     NOTHING_KNOWN,
     About,
@@ -27,11 +27,11 @@ from orchestrator.cache.entry import (
     pack_entry,
     unpack_entry,
 )
-from orchestrator.cache.local import LocalStore
-from orchestrator.cache.location import locate
-from orchestrator.cache.remote import S3Store
-from orchestrator.cache.store import Release, Store, StoreError
-from orchestrator.cache.tally import Tally
+from shardwright.orchestrator.cache.local import LocalStore
+from shardwright.orchestrator.cache.location import locate
+from shardwright.orchestrator.cache.remote import S3Store
+from shardwright.orchestrator.cache.store import Release, Store, StoreError
+from shardwright.orchestrator.cache.tally import Tally
 
 READ, WRITTEN = "read", "written"
 _AT_ONCE = 16

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from orchestrator import terminal
-from orchestrator.job_flags import add_job_flags, job_config
-from orchestrator.terminal import one_line, say
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.terminal import one_line, say
 
 _AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _KEY_CHARS = 12
@@ -55,7 +55,7 @@ def add_verbs(verbs: Any) -> None:
 
 def _told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """The exit code of a verb. Raises UsageError for a place that refuses."""
-    from orchestrator.cache.store import StoreError
+    from shardwright.orchestrator.cache.store import StoreError
 
     try:
         return run(args)
@@ -65,9 +65,9 @@ def _told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) ->
 
 def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
     """(cache, the store that is meant, where it is and why). Raises UsageError."""
-    from orchestrator.cache.cache import open_cache
-    from orchestrator.cache.location import locate
-    from orchestrator.config import CacheConfig
+    from shardwright.orchestrator.cache.cache import open_cache
+    from shardwright.orchestrator.cache.location import locate
+    from shardwright.orchestrator.config import CacheConfig
 
     settings = CacheConfig(dir=args.cache_dir)
     cache, location = open_cache(settings), locate(settings.dir)
@@ -78,7 +78,7 @@ def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from orchestrator.cache.upkeep import listed
+    from shardwright.orchestrator.cache.upkeep import listed
 
     _, store, place = _opened(args)
     rows = listed(store, args.kind)
@@ -95,7 +95,7 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _stats(args: argparse.Namespace) -> int:
-    from orchestrator.cache.upkeep import locks, totals
+    from shardwright.orchestrator.cache.upkeep import locks, totals
 
     cache, store, place = _opened(args)
     rows = totals(store, None if args.shared else cache.tally)
@@ -119,7 +119,7 @@ def _stats(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from orchestrator.cache.upkeep import faults
+    from shardwright.orchestrator.cache.upkeep import faults
 
     _, store, place = _opened(args)
     rows = list(faults(store, args.repair))
@@ -138,7 +138,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _clean(args: argparse.Namespace) -> int:
-    from orchestrator.cache.upkeep import cleaned
+    from shardwright.orchestrator.cache.upkeep import cleaned
 
     if not (args.all or args.kind or args.older_than):
         raise UsageError("SW_USAGE", "cache clean requires --all, --kind or --older-than")
@@ -164,7 +164,7 @@ def _clear_locks(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from orchestrator.cache.explain import explain
+    from shardwright.orchestrator.cache.explain import explain
 
     found = explain(job_config(args))
     if args.json:

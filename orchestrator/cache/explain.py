@@ -12,14 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from orchestrator import plan_cache
-from orchestrator.cache.cache import Cache, open_cache
-from orchestrator.cache.entry import About, EntryName, read_about
-from orchestrator.config import JobConfig, from_store
-from orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
-from orchestrator.service.service import Settled, UnitService
-from orchestrator.service.unit_errors import UnitDefectError, UnitFailedError, stored_refusal
-from orchestrator.service.units import parts_digest
+from shardwright.orchestrator import plan_cache
+from shardwright.orchestrator.cache.cache import Cache, open_cache
+from shardwright.orchestrator.cache.entry import About, EntryName, read_about
+from shardwright.orchestrator.config import JobConfig, from_store
+from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
+from shardwright.orchestrator.service.service import Settled, UnitService
+from shardwright.orchestrator.service.unit_errors import (
+    UnitDefectError,
+    UnitFailedError,
+    stored_refusal,
+)
+from shardwright.orchestrator.service.units import parts_digest
 
 HIT, REFUSED, MISS = "hit", "refused", "miss"
 
@@ -159,9 +163,9 @@ class Explanation:
 
 def explain(job: JobConfig) -> Explanation:
     """What the cache has of a job. Raises the DiagnosticError of a stage that refuses it."""
-    from orchestrator.build import build
-    from orchestrator.job import time_programs
-    from orchestrator.stages import Stages
+    from shardwright.orchestrator.build import build
+    from shardwright.orchestrator.job import time_programs
+    from shardwright.orchestrator.stages import Stages
 
     job = from_store(job)
     cache = open_cache(job.cache)

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from orchestrator.cache.bucket import Bucket
-from orchestrator.cache.store import StoreError
+from shardwright.orchestrator.cache.bucket import Bucket
+from shardwright.orchestrator.cache.store import StoreError
 
 LEASE_S = 60.0
 """Our choice: how long a killed host keeps others waiting. It is renewed three times in that."""

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from compiler.neff.files import write_atomic
-from orchestrator.cache.entry import GIB, EntryName, read_bounded
-from orchestrator.cache.store import Release, Stored, StoreError
+from shardwright.compiler.neff.files import write_atomic
+from shardwright.orchestrator.cache.entry import GIB, EntryName, read_bounded
+from shardwright.orchestrator.cache.store import Release, Stored, StoreError
 
 LOCK, CORRUPT = ".lock", ".corrupt"
 _FILE = re.compile(

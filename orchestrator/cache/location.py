@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from compiler.diagnostics import UsageError
-from compiler.surface.resolve import Given
-from orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
-from orchestrator.host import inside_ray_job
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.surface.resolve import Given
+from shardwright.orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
+from shardwright.orchestrator.host import inside_ray_job
 
 URL_VARIABLE = "NEURON_COMPILE_CACHE_URL"
 

@@ -9,11 +9,11 @@ import importlib.util
 import re
 from collections.abc import Iterator
 
-from compiler.diagnostics import UsageError
-from orchestrator.cache.bucket import Bucket
-from orchestrator.cache.entry import EntryName
-from orchestrator.cache.leases import Leases
-from orchestrator.cache.store import Release, Stored
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.cache.bucket import Bucket
+from shardwright.orchestrator.cache.entry import EntryName
+from shardwright.orchestrator.cache.leases import Leases
+from shardwright.orchestrator.cache.store import Release, Stored
 
 _OBJECT = re.compile(r"(?P<kind>[^/]+)/[0-9a-f]{2}/(?P<key>[0-9a-f]{64})")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.cache.entry import EntryName
+from shardwright.orchestrator.cache.entry import EntryName
 
 Release = Callable[[], None]
 """Gives a lock back."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from compiler.neff.files import write_atomic
-from orchestrator.cache.entry import read_bounded
+from shardwright.compiler.neff.files import write_atomic
+from shardwright.orchestrator.cache.entry import read_bounded
 
 _FILE = "tally.json"
 _MAX_BYTES = 2**16

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.cache.entry import EntryName, read_about, read_bounded, unpack_entry
-from orchestrator.cache.local import CORRUPT, LOCK, LocalStore, is_leftover
-from orchestrator.cache.store import Store, Stored, StoreError
-from orchestrator.cache.tally import Tally
+from shardwright.orchestrator.cache.entry import EntryName, read_about, read_bounded, unpack_entry
+from shardwright.orchestrator.cache.local import CORRUPT, LOCK, LocalStore, is_leftover
+from shardwright.orchestrator.cache.store import Store, Stored, StoreError
+from shardwright.orchestrator.cache.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)

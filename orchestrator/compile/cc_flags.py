@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, UsageError
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.surface.resolve import Settings, find_target, settings_of
-from orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
+from shardwright.compiler.diagnostics import Diagnostic, UsageError
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.surface.resolve import Settings, find_target, settings_of
+from shardwright.orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
 
 _KEYS = {
     "target": ("cluster", "target"),

@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from compiler.diagnostics import DiagnosticError, InternalError, UsageError
-from compiler.driver import compile_graph
-from compiler.frontend import isolated
-from compiler.surface.resolve import Resolved, resolve
-from orchestrator import outputs
-from orchestrator.bundling import compiler_version
-from orchestrator.compile.compile_flags import of_environment, parse
-from orchestrator.compile.compile_log import CompileLog
-from orchestrator.compile.modules import finished, open_module
-from orchestrator.dump import dumping
-from orchestrator.dump.folder import FLAG
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.frontend import isolated
+from shardwright.compiler.surface.resolve import Resolved, resolve
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.bundling import compiler_version
+from shardwright.orchestrator.compile.compile_flags import of_environment, parse
+from shardwright.orchestrator.compile.compile_log import CompileLog
+from shardwright.orchestrator.compile.modules import finished, open_module
+from shardwright.orchestrator.dump import dumping
+from shardwright.orchestrator.dump.folder import FLAG
 
 COMPILE_FAILURE, USAGE = 70, 2
 _TEMPS = ".temps"

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
-from compiler.surface.resolve import Given
-from orchestrator.arguments import Parser, with_values
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
+from shardwright.compiler.surface.resolve import Given
+from shardwright.orchestrator.arguments import Parser, with_values
 
 ENVIRONMENT = "NEURON_CC_FLAGS"
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from compiler.diagnostics import DiagnosticError
-from orchestrator.outputs import writing
-from orchestrator.terminal import say, written
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator.outputs import writing
+from shardwright.orchestrator.terminal import say, written
 
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 PASS_LINE = "Compiler status PASS"

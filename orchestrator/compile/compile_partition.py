@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.detect import Module
-from compiler.ir.types import Graph
-from compiler.steps import step
-from sharding import shown
-from sharding.localize import localize
-from sharding.partitioned import Slot
-from sharding.rewrite import rewrite
-from sharding.shardy import partition
-from sharding.strategies.manual import manual, user_mesh
+from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.steps import step
+from shardwright.sharding import shown
+from shardwright.sharding.localize import localize
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.shardy import partition
+from shardwright.sharding.strategies.manual import manual, user_mesh
 
 
 def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:

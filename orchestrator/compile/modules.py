@@ -13,27 +13,27 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from compiler import budget
-from compiler.driver import Observer
-from compiler.frontend.detect import Module
-from compiler.frontend.donation import Aliases
-from compiler.frontend.isolated import Reader
-from compiler.ir.analysis import count_ops, flops
-from compiler.ir.serialize import dump
-from compiler.ir.types import Graph
-from compiler.isa.program import Function, Program
-from compiler.neff.bundle import program_bytes
-from compiler.outline import Outlined
-from compiler.outline.unit import Unit
-from compiler.passes.integers import downcasts
-from compiler.passes.pipeline import run, step_passes
-from compiler.program import StepProgram
-from compiler.steps import note, step
-from compiler.surface.resolve import Resolved
-from orchestrator.bundling import compiler_version
-from orchestrator.compile.compile_log import CompileLog
-from orchestrator.compile.compile_partition import with_partitions
-from sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
+from shardwright.compiler import budget
+from shardwright.compiler.driver import Observer
+from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.donation import Aliases
+from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.ir.analysis import count_ops, flops
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.neff.bundle import program_bytes
+from shardwright.compiler.outline import Outlined
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.passes.integers import downcasts
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.steps import note, step
+from shardwright.compiler.surface.resolve import Resolved
+from shardwright.orchestrator.bundling import compiler_version
+from shardwright.orchestrator.compile.compile_log import CompileLog
+from shardwright.orchestrator.compile.compile_partition import with_partitions
+from shardwright.sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _read(
     reader: Reader,
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
-    from compiler.frontend.restrictions import check_outputs
+    from shardwright.compiler.frontend.restrictions import check_outputs
 
     with log.stage("import"):
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
@@ -110,7 +110,7 @@ def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
 
 
 def _module_text(stablehlo: bytes | str) -> str:
-    from compiler.frontend.context import module_text
+    from shardwright.compiler.frontend.context import module_text
 
     return module_text(stablehlo)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.dump.folder import Dump, dumping
+from shardwright.orchestrator.dump.folder import Dump, dumping
 
 __all__ = ["Dump", "dumping"]

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from compiler.diagnostics import Loc, UsageError
-from compiler.ir.text import annotated_text
-from compiler.ir.types import Graph, Value
-from compiler.steps import Place, Recorder, Remark, recording
-from orchestrator import outputs
-from orchestrator.dump.names import FILES, README, about
+from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.ir.text import annotated_text
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.steps import Place, Recorder, Remark, recording
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.dump.names import FILES, README, about
 
 FLAG = "--dump-dir"
 INDEX = "README.txt"

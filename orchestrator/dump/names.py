@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.opt.registry import REWRITES
+from shardwright.orchestrator.opt.registry import REWRITES
 
 FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compiler.shown.charts import bytes_text, share_bar, table, time_chart, us_text
-from orchestrator.build import Built
-from orchestrator.bundling import compiled_footprints
-from sharding.footprint import Footprint
+from shardwright.compiler.shown.charts import bytes_text, share_bar, table, time_chart, us_text
+from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.bundling import compiled_footprints
+from shardwright.sharding.footprint import Footprint
 
 _LISTED = 40  # tensors at the peak
 _BAR = 24

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import LoadError, UsageError, nearest
-from compiler.isa.program import Program
-from compiler.neff.bundle import core_binding, read_program
-from compiler.neff.manifest import CoreBinding, Manifest
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
-from orchestrator import outputs
-from orchestrator.terminal import say
+from shardwright.compiler.diagnostics import LoadError, UsageError, nearest
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.neff.bundle import core_binding, read_program
+from shardwright.compiler.neff.manifest import CoreBinding, Manifest
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.terminal import say
 
 _PROGRAM = "program/"
 

@@ -11,14 +11,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.diagnostics import DiagnosticError, InternalError, UsageError
-from compiler.ir.parse import parse
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph
-from compiler.neff.files import read_regular
-from orchestrator import outputs
-from orchestrator.opt.registry import Run, applied, listed, passes_of
-from orchestrator.terminal import say
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.neff.files import read_regular
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.opt.registry import Run, applied, listed, passes_of
+from shardwright.orchestrator.terminal import say
 
 STDIN = "-"
 _MOST_BYTES = 2**28  # of a text (our choice): a file that is larger was not written by a person

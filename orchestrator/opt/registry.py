@@ -15,8 +15,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from compiler.diagnostics import UsageError, did_you_mean
-from compiler.ir.types import Graph
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.ir.types import Graph
 
 Run = Callable[[Graph], Graph]
 Setting = int | bool | str
@@ -42,43 +42,48 @@ class Rewrite:
         return partial(function, **{**self.settings, **given}) if self.settings else function
 
 
-_WITH = "orchestrator.opt.settings"
+_WITH = "shardwright.orchestrator.opt.settings"
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
         # The whole step, before it is partitioned.
         "unroll": Rewrite(
-            "compiler.passes.unroll:unroll", "short elementwise loops become straight code"
+            "shardwright.compiler.passes.unroll:unroll",
+            "short elementwise loops become straight code",
         ),
         "fold": Rewrite(
-            "compiler.passes.fold:fold", "constants are computed, identities and what cancels go"
+            "shardwright.compiler.passes.fold:fold",
+            "constants are computed, identities and what cancels go",
         ),
         "orient": Rewrite(
-            "compiler.passes.orient:orient",
+            "shardwright.compiler.passes.orient:orient",
             "products that are only read transposed change their operands instead",
         ),
         "simplify": Rewrite(
-            "compiler.passes.simplify:simplify",
+            "shardwright.compiler.passes.simplify:simplify",
             "sums over one element, sums of pieces padded apart, neighbouring slices: as views",
             (("keep_sums", False),),
         ),
         "separate": Rewrite(
-            "compiler.passes.separate:separate",
+            "shardwright.compiler.passes.separate:separate",
             "concatenations that only elementwise work and folds follow are taken apart",
         ),
-        "cse": Rewrite("compiler.passes.cse:cse", "equal ops become one"),
-        "dce": Rewrite("compiler.passes.dce:dce", "ops and loop carries that nothing reads go"),
+        "cse": Rewrite("shardwright.compiler.passes.cse:cse", "equal ops become one"),
+        "dce": Rewrite(
+            "shardwright.compiler.passes.dce:dce", "ops and loop carries that nothing reads go"
+        ),
         "rematerialise": Rewrite(
             "compiler.passes.remat:rematerialise",
             "quadratic values are made again for far readers, across loops too",
         ),
         "keep_less": Rewrite(
-            "compiler.passes.remat.elementwise:keep_less",
+            "shardwright.compiler.passes.remat.elementwise:keep_less",
             "layers keep the lightest values that the rest follows from element by element",
         ),
         # Partitioning.
         "without_constraints": Rewrite(
-            "compiler.passes.barriers:without_constraints", "the step's own shardings are left out"
+            "shardwright.compiler.passes.barriers:without_constraints",
+            "the step's own shardings are left out",
         ),
         "sorted_rows": Rewrite(
             f"{_WITH}:sorted_rows",
@@ -89,7 +94,8 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "own_counts": Rewrite(
-            "sharding.counts:own_counts", "every reader of a count gets a count of its own"
+            "shardwright.sharding.counts:own_counts",
+            "every reader of a count gets a count of its own",
         ),
         "ring": Rewrite(
             f"{_WITH}:ring",
@@ -104,7 +110,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             f"{_WITH}:coordinates", "what depends on the rank is read from inputs of its own"
         ),
         "grouped": Rewrite(
-            "sharding.overlap.groups:grouped",
+            "shardwright.sharding.overlap.groups:grouped",
             "one turn of a layer loop does several layers, collectives together",
             (
                 ("layers", 2),
@@ -112,7 +118,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "bucketed": Rewrite(
-            "sharding.overlap.buckets:bucketed",
+            "shardwright.sharding.overlap.buckets:bucketed",
             "collectives that are ready together become one",
             (("most_bytes", 2**30),),
         ),
@@ -125,16 +131,16 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "threaded": Rewrite(
-            "sharding.overlap.threads:threaded",
+            "shardwright.sharding.overlap.threads:threaded",
             "gathers of weights and reductions give way to what a layer itself waits for",
         ),
         "summed": Rewrite(
-            "sharding.summed:summed",
+            "shardwright.sharding.summed:summed",
             "gradients of several micro-batches are added up in the loop that makes them",
             (("least_bytes", 2**16),),
         ),
         "sink_invariants": Rewrite(
-            "compiler.outline.sink:sink_invariants",
+            "shardwright.compiler.outline.sink:sink_invariants",
             "light constants that a loop only reads are made inside of it",
         ),
         # A function, before it is lowered.
@@ -164,37 +170,42 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "saturate": Rewrite(
-            "compiler.passes.saturate:saturate_infinity",
+            "shardwright.compiler.passes.saturate:saturate_infinity",
             "infinities are clamped in front of transposes done as products",
         ),
         "doubled": Rewrite(
-            "compiler.passes.doubled:doubled", "a sum of two equal terms is a product with two"
+            "shardwright.compiler.passes.doubled:doubled",
+            "a sum of two equal terms is a product with two",
         ),
         "activations": Rewrite(
-            "compiler.passes.activations:activations",
+            "shardwright.compiler.passes.activations:activations",
             "GELU, SiLU and their derivatives are found in any spelling",
         ),
         "drop_barriers": Rewrite(
-            "compiler.passes.barriers:drop_barriers", "optimization barriers and constraints go"
+            "shardwright.compiler.passes.barriers:drop_barriers",
+            "optimization barriers and constraints go",
         ),
         # Lowering.
         "windows": Rewrite(
-            "compiler.lower.windows:expand_windows",
+            "shardwright.compiler.lower.windows:expand_windows",
             "convolutions and windowed reductions become views of windows and ordinary ops",
         ),
         "narrow": Rewrite(
-            "compiler.lower.narrow:narrow", "64-bit integers are computed with their low 32 bits"
+            "shardwright.compiler.lower.narrow:narrow",
+            "64-bit integers are computed with their low 32 bits",
         ),
         "expand": Rewrite(
-            "compiler.lower.expand:expand", "composite ops in terms of those that an engine has"
+            "shardwright.compiler.lower.expand:expand",
+            "composite ops in terms of those that an engine has",
         ),
         "canonical": Rewrite(
-            "compiler.lower.canonical:canonical",
+            "shardwright.compiler.lower.canonical:canonical",
             "sorts, gathers and scatters along an axis become elementwise",
         ),
         # Export.
         "spelled": Rewrite(
-            "compiler.ir.spelling:spelled", "functions that StableHLO does not have, in its ops"
+            "shardwright.compiler.ir.spelling:spelled",
+            "functions that StableHLO does not have, in its ops",
         ),
     }
 )
@@ -280,6 +291,6 @@ def applied(graph: Graph, passes: Sequence[tuple[str, Run]]) -> Graph:
 
     Raises: CompileError naming the pass whose result is not valid, and what passes raise.
     """
-    from compiler.passes.pipeline import Pass, run
+    from shardwright.compiler.passes.pipeline import Pass, run
 
     return run(graph, [Pass(name, one) for name, one in passes])

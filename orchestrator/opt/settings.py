@@ -5,18 +5,18 @@ Inputs of a step are named by number: `batch=0` says that input 0 holds samples 
 
 from __future__ import annotations
 
-from compiler.diagnostics import UsageError, did_you_mean
-from compiler.ir.types import Graph, Value
-from compiler.options import CompileOptions
-from compiler.passes import auto_cast as casting
-from compiler.passes.formats import check_formats
-from compiler.passes.integers import check_integers
-from sharding.coordinates import hoist_coordinates
-from sharding.dims import reached
-from sharding.overlap import shifted as pipelined
-from sharding.overlap.assign import Shifts
-from sharding.ring import Rings
-from sharding.sorted_rows import sorted_per_sample
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes import auto_cast as casting
+from shardwright.compiler.passes.formats import check_formats
+from shardwright.compiler.passes.integers import check_integers
+from shardwright.sharding.coordinates import hoist_coordinates
+from shardwright.sharding.dims import reached
+from shardwright.sharding.overlap import shifted as pipelined
+from shardwright.sharding.overlap.assign import Shifts
+from shardwright.sharding.ring import Rings
+from shardwright.sharding.sorted_rows import sorted_per_sample
 
 
 def auto_cast(graph: Graph, cast: str, type: str) -> Graph:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.report.text import share_text, size_text
+from shardwright.orchestrator.report.text import share_text, size_text
 
 CAPACITY, COLLECTIVE, LATENCY = "capacity", "collective", "latency"
 _PREFIX = "collective_"

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestrator.age import FLAG
-from orchestrator.strict_json import dumps
-from orchestrator.terminal import say
+from shardwright.orchestrator.age import FLAG
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal import say
 
 
 def add_verbs(verbs: Any) -> None:
@@ -34,13 +34,13 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from orchestrator.report.compare import read_report
-    from orchestrator.report.page.page import report_page, write_page
+    from shardwright.orchestrator.report.compare import read_report
+    from shardwright.orchestrator.report.page.page import report_page, write_page
 
     found = read_report(args.report)
     if args.html is None:
-        from orchestrator.report.plan_screen import plan_screen
-        from orchestrator.report.screen import run_screen
+        from shardwright.orchestrator.report.plan_screen import plan_screen
+        from shardwright.orchestrator.report.screen import run_screen
 
         (run_screen if "numerics" in found else plan_screen)(found)
         return 0
@@ -52,8 +52,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from orchestrator.report.compare import compare, print_comparison, side, tables
-    from orchestrator.report.page.page import compare_page, write_page
+    from shardwright.orchestrator.report.compare import compare, print_comparison, side, tables
+    from shardwright.orchestrator.report.page.page import compare_page, write_page
 
     found = compare(side(args.a, args.fresh), side(args.b, args.fresh))
     if args.html:

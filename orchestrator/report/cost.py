@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.target import PRICE_KINDS, Fact, Target
-from orchestrator.purchase import PriceConfig
+from shardwright.compiler.target import PRICE_KINDS, Fact, Target
+from shardwright.orchestrator.purchase import PriceConfig
 
 ON_DEMAND, CAPACITY_BLOCK = PRICE_KINDS
 OWN = "own"

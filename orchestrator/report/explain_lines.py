@@ -12,15 +12,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from compiler.target import PS_PER_S
-from orchestrator import terminal
-from orchestrator.config import JobConfig
-from orchestrator.report.bottleneck import CAPACITY, kind_shares
-from orchestrator.report.cost import basis_text, list_text, missing_text
-from orchestrator.report.goal import goal_rows, needs_text
-from orchestrator.report.page.words import plain
-from orchestrator.report.sections import Report
-from orchestrator.report.text import (
+from shardwright.compiler.target import PS_PER_S
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
+from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
+from shardwright.orchestrator.report.goal import goal_rows, needs_text
+from shardwright.orchestrator.report.page.words import plain
+from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import (
     count_text,
     counted,
     seconds_text,
@@ -28,8 +28,14 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
-from orchestrator.report.tried import candidate, candidate_text, effect_text, is_chosen, is_good
-from orchestrator.report.verdict import verdicts
+from shardwright.orchestrator.report.tried import (
+    candidate,
+    candidate_text,
+    effect_text,
+    is_chosen,
+    is_good,
+)
+from shardwright.orchestrator.report.verdict import verdicts
 
 Row = tuple[str, str, str]
 """A figure: its name, its value as the screen shows it, how it arises."""

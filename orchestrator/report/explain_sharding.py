@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from compiler.diagnostics import Loc, UsageError
-from orchestrator import terminal
-from orchestrator.config import JobConfig
-from orchestrator.report.sections import Report
+from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.report.sections import Report
 
 if TYPE_CHECKING:
-    from orchestrator.build import Decided
-    from sharding.explain import Explanation
-    from sharding.plan import Prepared
+    from shardwright.orchestrator.build import Decided
+    from shardwright.sharding.explain import Explanation
+    from shardwright.sharding.plan import Prepared
 
 _NUMBERS = ("KiB", "times")
 _SHOWN = 60  # rows of a table on the terminal; `--json` has all
@@ -30,11 +30,11 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
 
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
-    from orchestrator.build import decide, partition_unit, placed_task
-    from orchestrator.job import unit_service
-    from orchestrator.stages import Stages
-    from sharding.explain import explain_sharding
-    from sharding.pipeline.balance import by_stage
+    from shardwright.orchestrator.build import decide, partition_unit, placed_task
+    from shardwright.orchestrator.job import unit_service
+    from shardwright.orchestrator.stages import Stages
+    from shardwright.sharding.explain import explain_sharding
+    from shardwright.sharding.pipeline.balance import by_stage
 
     stages = Stages()
     layout, task = placed_task(job, stages)

@@ -12,11 +12,11 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from compiler.diagnostics import UsageError, did_you_mean
-from orchestrator.config import JobConfig
-from orchestrator.strict_json import dumps
-from orchestrator.terminal import say
-from orchestrator.whatif.change import as_chosen
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.whatif.change import as_chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.target import Target
-from orchestrator.config import JobConfig
-from orchestrator.purchase import GoalConfig
-from orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
-from orchestrator.report.text import count_text, large_usd_text, long_text, share_text, usd_text
+from shardwright.compiler.target import Target
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.purchase import GoalConfig
+from shardwright.orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
+from shardwright.orchestrator.report.text import (
+    count_text,
+    large_usd_text,
+    long_text,
+    share_text,
+    usd_text,
+)
 
 S_PER_DAY = 24 * S_PER_HOUR
 _LEAST_GOODPUT = 1e-9  # our choice: below, failures leave no time for steps

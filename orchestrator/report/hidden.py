@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.attention import Instance, find_attention
-from compiler.ir.analysis import CONTRACTIONS, invariant_carries
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.walks import answered
+from shardwright.compiler.attention import Instance, find_attention
+from shardwright.compiler.ir.analysis import CONTRACTIONS, invariant_carries
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.walks import answered
 
 FAR_BELOW = -1e4  # our choice: of no score; its exponential is 0 in every type
 _SPREADING = ("broadcast_in_dim", "convert", "optimization_barrier", "reshape")

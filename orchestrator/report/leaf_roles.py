@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from compiler.program import BufferInfo
-from orchestrator.report.goodput import SAVED_ROLES
+from shardwright.compiler.program import BufferInfo
+from shardwright.orchestrator.report.goodput import SAVED_ROLES
 
 
 def role_rows(buffers: Iterable[BufferInfo]) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.target import Target
-from orchestrator.config import JobConfig, recipe_job
-from sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
-from sharding.strategies.registry import MANUAL
-from sim_cluster.calibration import constants
-from sim_cluster.profiles import STALL_RECOVERY, STREAMING
-from sim_cluster.sensitivity import TOUCH, assumptions
+from shardwright.compiler.target import Target
+from shardwright.orchestrator.config import JobConfig, recipe_job
+from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
+from shardwright.sharding.strategies.registry import MANUAL
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING
+from shardwright.sim_cluster.sensitivity import TOUCH, assumptions
 
 MEASURED_MACHINES = ("trn1.32xlarge",)
 """Machines of published training runs. Those of 2023 on say "trn1.32xlarge/trn1n.32xlarge", so that

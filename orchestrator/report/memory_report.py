@@ -13,21 +13,21 @@ from typing import Any
 
 from rich.table import Table
 
-from compiler.diagnostics import DiagnosticError
-from orchestrator import terminal
-from orchestrator.build import Built, planned
-from orchestrator.bundling import compiled_footprints
-from orchestrator.config import JobConfig
-from orchestrator.offload import host_section
-from orchestrator.report.sections import Report
-from orchestrator.report.text import size_text
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages, Traces
-from orchestrator.whatif.change import changed
-from orchestrator.whatif.rules import saving
-from orchestrator.whatif.situation import Situation, given_sizes
-from sharding.arena import Moment
-from sharding.footprint import worst_stage
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.build import Built, planned
+from shardwright.orchestrator.bundling import compiled_footprints
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.offload import host_section
+from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import size_text
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.whatif.change import changed
+from shardwright.orchestrator.whatif.rules import saving
+from shardwright.orchestrator.whatif.situation import Situation, given_sizes
+from shardwright.sharding.arena import Moment
+from shardwright.sharding.footprint import worst_stage
 
 LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
@@ -121,7 +121,7 @@ def suggestions(
 
 def explain(job: JobConfig, report: Report) -> dict[str, Any]:
     """The section of the report, with `suggestions`."""
-    from orchestrator.job import unit_service
+    from shardwright.orchestrator.job import unit_service
 
     memory: dict[str, Any] = report["memory"]
     with unit_service(job, None) as service:

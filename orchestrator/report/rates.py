@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.ir.analysis import CONTRACTIONS, flops
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph
-from compiler.neff.schedule import run_counts
-from compiler.passes.dce import dce
-from orchestrator.build import Built
-from orchestrator.report.hidden import attention_flops, levels
+from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.neff.schedule import run_counts
+from shardwright.compiler.passes.dce import dce
+from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.report.hidden import attention_flops, levels
 
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"

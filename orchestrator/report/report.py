@@ -12,22 +12,22 @@ from importlib import metadata
 from itertools import chain
 from typing import Any
 
-from collectives.placement import place_mesh, where
-from compiler.budget import count_instructions
-from compiler.diagnostics import Diagnostic
-from compiler.ir.analysis import count_ops
-from compiler.isa.program import Call, Function, Program, Repeat
-from compiler.passes.integers import downcasts
-from compiler.target import PS_PER_S, Target, hypothetical_text
-from orchestrator.budgets import budget_findings
-from orchestrator.build import Built
-from orchestrator.bundling import compiler_version
-from orchestrator.packets import packets_of
-from orchestrator.report.bottleneck import bottleneck
-from orchestrator.report.goal import bought
-from orchestrator.report.goodput import goodput_section
-from orchestrator.report.leaf_roles import role_rows
-from orchestrator.report.limits import (
+from shardwright.collectives.placement import place_mesh, where
+from shardwright.compiler.budget import count_instructions
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.isa.program import Call, Function, Program, Repeat
+from shardwright.compiler.passes.integers import downcasts
+from shardwright.compiler.target import PS_PER_S, Target, hypothetical_text
+from shardwright.orchestrator.budgets import budget_findings
+from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.bundling import compiler_version
+from shardwright.orchestrator.packets import packets_of
+from shardwright.orchestrator.report.bottleneck import bottleneck
+from shardwright.orchestrator.report.goal import bought
+from shardwright.orchestrator.report.goodput import goodput_section
+from shardwright.orchestrator.report.leaf_roles import role_rows
+from shardwright.orchestrator.report.limits import (
     EXTRAPOLATED,
     Asked,
     Confidence,
@@ -35,19 +35,19 @@ from orchestrator.report.limits import (
     confidence,
     limits_section,
 )
-from orchestrator.report.memory_report import memory_section
-from orchestrator.report.rates import product_types, step_flops
-from orchestrator.report.resolved import resolved_keys
-from orchestrator.report.step_report import function_rows, step_chart, timelines
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages
-from orchestrator.timing import Timings
-from orchestrator.validation.published_mfu import best_run
-from sharding.mesh import Mesh
-from sharding.pipeline.balance import by_stage
-from sharding.pipeline.schedules import bubble
-from sim_cluster.network import cluster_topology
-from sim_cluster.step_time import StepTiming
+from shardwright.orchestrator.report.memory_report import memory_section
+from shardwright.orchestrator.report.rates import product_types, step_flops
+from shardwright.orchestrator.report.resolved import resolved_keys
+from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.timing import Timings
+from shardwright.orchestrator.validation.published_mfu import best_run
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.pipeline.balance import by_stage
+from shardwright.sharding.pipeline.schedules import bubble
+from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
 FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.text import Text
 
-from compiler.target import PS_PER_S
-from orchestrator import terminal
-from orchestrator.age import AGAIN, FLAG, age_text, counted_text, oldest
-from orchestrator.report.bars import bar, bar_to_limit, legend, percents
-from orchestrator.report.cost import basis_text, missing_text
-from orchestrator.report.goal import goal_texts
-from orchestrator.report.text import (
+from shardwright.compiler.target import PS_PER_S
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.age import AGAIN, FLAG, age_text, counted_text, oldest
+from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend, percents
+from shardwright.orchestrator.report.cost import basis_text, missing_text
+from shardwright.orchestrator.report.goal import goal_texts
+from shardwright.orchestrator.report.text import (
     KIB,
     count_text,
     counted,
@@ -27,9 +27,9 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
-from orchestrator.report.tried import auto_text, decided
-from orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
-from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
+from shardwright.orchestrator.report.tried import auto_text, decided
+from shardwright.orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
+from shardwright.sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
 Report = Mapping[str, Any]
 Section = Callable[[Report, int], list[Text]]

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compiler.diagnostics import Loc
-from compiler.evaluate import RegionTime
-from compiler.isa.program import Function, Program
-from compiler.isa.region import RegionProgram
-from sim_cluster.step_parts import FunctionTime, StepParts
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.evaluate import RegionTime
+from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.isa.region import RegionProgram
+from shardwright.sim_cluster.step_parts import FunctionTime, StepParts
 
 FUNCTIONS = 100
 REGIONS = 40

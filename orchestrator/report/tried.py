@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.report.text import seconds_text, share_text, size_text, usd_text
+from shardwright.orchestrator.report.text import seconds_text, share_text, size_text, usd_text
 
 
 def short_change(change: str) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report.text import counted, share_text, size_text
-from orchestrator.report.tried import effect_text, short_change
+from shardwright.orchestrator.report.text import counted, share_text, size_text
+from shardwright.orchestrator.report.tried import effect_text, short_change
 
 Report = Mapping[str, Any]
 VENDOR_LIMITS = ("NCC_EBVF030", "NCC_EXTP004")

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.diagnostics import DiagnosticError, ExecutionError
-from orchestrator.cache import About, Cache
-from orchestrator.service.executor import Emit, Outcome, WorkUnit
-from orchestrator.service.unit_errors import (
+from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError
+from shardwright.orchestrator.cache import About, Cache
+from shardwright.orchestrator.service.executor import Emit, Outcome, WorkUnit
+from shardwright.orchestrator.service.unit_errors import (
     UnitDefectError,
     UnitFailedError,
     keep,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.service.logs import tell
-from orchestrator.strict_json import dumps
+from shardwright.orchestrator.service.logs import tell
+from shardwright.orchestrator.strict_json import dumps
 
 
 class EventLog:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from compiler.diagnostics import DiagnosticError, ExecutionError
-from orchestrator.service.logs import tell
-from orchestrator.service.units import key_parts, parts_digest, run_unit
+from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError
+from shardwright.orchestrator.service.logs import tell
+from shardwright.orchestrator.service.units import key_parts, parts_digest, run_unit
 
 Emit = Callable[..., None]
 """Takes the name of an event and its fields (`events.py`)."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Protocol
 
-from orchestrator.service.executor import Executor, Outcome, WorkUnit
+from shardwright.orchestrator.service.executor import Executor, Outcome, WorkUnit
 
 POLL_S = 0.05
 """How often a source is asked again for units that it could not give. Our choice: a lock takes

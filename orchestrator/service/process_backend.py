@@ -20,9 +20,9 @@ from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from orchestrator.host import PACKAGES_ROOT, collect_rarely, num_cpus
-from orchestrator.service import logs
-from orchestrator.service.executor import (
+from shardwright.orchestrator.host import PACKAGES_ROOT, collect_rarely, num_cpus
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.service.executor import (
     NO_LIMITS,
     Emit,
     InlineExecutor,
@@ -32,9 +32,9 @@ from orchestrator.service.executor import (
     attempt,
     silent,
 )
-from orchestrator.service.seats import SeatedExecutor, WorkerLostError
+from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
 
-_MODULE = "orchestrator.service.process_backend"
+_MODULE = "shardwright.orchestrator.service.process_backend"
 MAX_WORKERS = 8  # by default: a step has one or two units that outlast all others
 
 
@@ -168,7 +168,9 @@ def _serve(connection: Connection, name: str, limits: Limits) -> None:
     """The worker: answer units until the job closes the socket."""
     collect_rarely()
     logs.start()
-    import_module("compiler.driver")  # what compile units need, loaded before the first comes
+    import_module(
+        "shardwright.compiler.driver"
+    )  # what compile units need, loaded before the first comes
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     name = f"{name}:{os.getpid()}"
     with suppress(EOFError, OSError):

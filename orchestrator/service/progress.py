@@ -14,11 +14,11 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from orchestrator import terminal
-from orchestrator.service.batch import Counts, UnitRow
-from orchestrator.service.executor import WorkUnit
-from orchestrator.strict_json import dumps
-from orchestrator.terminal import say
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.service.batch import Counts, UnitRow
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal import say
 
 _STAGES = {
     "capture": "captures the step from the model's source",

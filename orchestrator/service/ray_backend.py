@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
-from orchestrator.service import logs
-from orchestrator.service.executor import NO_LIMITS, Limits, Outcome, WorkUnit, attempt
-from orchestrator.service.ray_session import RaySession, lost_errors
-from orchestrator.service.seats import SeatedExecutor, WorkerLostError
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.service.executor import NO_LIMITS, Limits, Outcome, WorkUnit, attempt
+from shardwright.orchestrator.service.ray_session import RaySession, lost_errors
+from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
 
 # Ray prefixes them with `ray_`, and counters with `_total`.
 _COUNTED = {

@@ -14,10 +14,10 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from compiler.diagnostics import ExecutionError
-from orchestrator.service.process_backend import start_worker
+from shardwright.compiler.diagnostics import ExecutionError
+from shardwright.orchestrator.service.process_backend import start_worker
 
-_MODULE = "orchestrator.service.ray_head"
+_MODULE = "shardwright.orchestrator.service.ray_head"
 _PATIENCE_S = 5.0  # for Ray to end its own processes, before they are killed
 
 

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.host import inside_ray_job, num_cpus, package_folder
-from orchestrator.service import logs
-from orchestrator.service.ray_head import RayHead
-from orchestrator.service.units import PACKAGES
+from shardwright.orchestrator.host import inside_ray_job, num_cpus, package_folder
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.service.ray_head import RayHead
+from shardwright.orchestrator.service.units import PACKAGES
 
 _FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
 

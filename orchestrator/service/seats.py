@@ -16,8 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.diagnostics import ExecutionError
-from orchestrator.service.executor import NO_LIMITS, Emit, Limits, Outcome, WorkUnit, silent
+from shardwright.compiler.diagnostics import ExecutionError
+from shardwright.orchestrator.service.executor import (
+    NO_LIMITS,
+    Emit,
+    Limits,
+    Outcome,
+    WorkUnit,
+    silent,
+)
 
 MAX_ATTEMPTS = 3
 

@@ -9,12 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.diagnostics import Diagnostic
-from orchestrator.cache import Cache
-from orchestrator.service.batch import Batch, Counts, Left, Note, UnitRow
-from orchestrator.service.events import EventLog
-from orchestrator.service.executor import Executor, WorkUnit
-from orchestrator.service.flight import fly
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.batch import Batch, Counts, Left, Note, UnitRow
+from shardwright.orchestrator.service.events import EventLog
+from shardwright.orchestrator.service.executor import Executor, WorkUnit
+from shardwright.orchestrator.service.flight import fly
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from orchestrator.service.executor import Emit, Executor, Outcome, WorkUnit, silent
+from shardwright.orchestrator.service.executor import Emit, Executor, Outcome, WorkUnit, silent
 
 Answers = SimpleQueue[Outcome | None]  # None: the owner has given up
 

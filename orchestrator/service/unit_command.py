@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orchestrator.service.executor import attempt
-from orchestrator.service.unit_errors import UnitDefectError, read_kept
-from orchestrator.terminal import one_line, say
+from shardwright.orchestrator.service.executor import attempt
+from shardwright.orchestrator.service.unit_errors import UnitDefectError, read_kept
+from shardwright.orchestrator.terminal import one_line, say
 
 
 def main(file: Path) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgpack
 
-from compiler.diagnostics import (
+from shardwright.compiler.diagnostics import (
     CapacityError,
     CompileError,
     DiagnosticError,
@@ -23,11 +23,11 @@ from compiler.diagnostics import (
     SimulationError,
     UsageError,
 )
-from orchestrator.age import FLAG, age_text
-from orchestrator.cache import Cache
-from orchestrator.cache.entry import read_bounded, unpack_entry
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.units import KINDS
+from shardwright.orchestrator.age import FLAG, age_text
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.cache.entry import read_bounded, unpack_entry
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.units import KINDS
 
 _REFUSALS = {
     c.__name__: c

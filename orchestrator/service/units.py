@@ -14,10 +14,10 @@ from functools import cache
 
 import msgpack
 
-from compiler.options import CompileOptions
-from compiler.steps import unrecorded
-from compiler.target import load_target
-from orchestrator.host import package_folder
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.steps import unrecorded
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.host import package_folder
 
 PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
 # What the result of each kind of unit depends on besides its payload.
@@ -35,20 +35,20 @@ def run_unit(kind: str, payload: bytes) -> bytes:
 
 
 def _partition(payload: bytes) -> bytes:
-    from sharding.partitioner import ask
+    from shardwright.sharding.partitioner import ask
 
     return ask(payload)
 
 
 def _compile(payload: bytes) -> bytes:
-    from compiler.driver import compile_function
+    from shardwright.compiler.driver import compile_function
 
     function, target, options = msgpack.unpackb(payload)
     return compile_function(function, target, CompileOptions.unpacked(options))
 
 
 def _time(payload: bytes) -> bytes:
-    from sim_cluster.timing_unit import answer
+    from shardwright.sim_cluster.timing_unit import answer
 
     return answer(payload)
 
@@ -94,13 +94,13 @@ def _compile_parts(payload: bytes) -> dict[str, str]:
 
 
 def _partition_parts(payload: bytes) -> dict[str, str]:
-    from sharding.partitioner import partitioner_version
+    from shardwright.sharding.partitioner import partitioner_version
 
     return _whole(payload) | {"jaxlib": partitioner_version()}
 
 
 def _time_parts(payload: bytes) -> dict[str, str]:
-    from sim_cluster.timing_unit import question_parts
+    from shardwright.sim_cluster.timing_unit import question_parts
 
     return question_parts(payload)
 

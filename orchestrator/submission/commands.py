@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from orchestrator import config
-from orchestrator.age import FLAG
-from orchestrator.arguments import with_values
-from orchestrator.config import words_of
-from orchestrator.job_flags import add_job_flags, as_words, job_configs
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import config
+from shardwright.orchestrator.age import FLAG
+from shardwright.orchestrator.arguments import with_values
+from shardwright.orchestrator.config import words_of
+from shardwright.orchestrator.job_flags import add_job_flags, as_words, job_configs
 
 COMMANDS = ("collect", "compile", "clean", "clear-locks")
 
@@ -84,7 +84,7 @@ def _address_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from orchestrator.submission import submit
+    from shardwright.orchestrator.submission import submit
 
     only(args.jobs, args.compile_only)
     folder = args.jobs[0].resolve().parent
@@ -113,7 +113,7 @@ def only(jobs: Sequence[Path], compile_only: bool) -> Path | None:
 
 def compile_only(args: argparse.Namespace) -> int:
     """`run --compile-only`."""
-    from orchestrator.submission import compile_only
+    from shardwright.orchestrator.submission import compile_only
 
     jobs = job_configs(args, args.jobs or [None])
     named = {file or compile_only.NAMELESS: job for file, job in jobs.items()}
@@ -128,8 +128,8 @@ def _environment(words: list[str]) -> dict[str, str]:
 
 
 def _parallel_compile(args: argparse.Namespace) -> int:
-    from orchestrator.compile.compile_flags import split_words
-    from orchestrator.submission import parallel_compile
+    from shardwright.orchestrator.compile.compile_flags import split_words
+    from shardwright.orchestrator.submission import parallel_compile
 
     given = {f"run.{key}": getattr(args, key) for key in ("executor", "workers", "progress")}
     given |= {"cache.dir": args.cache_dir, "cache.fresh": args.fresh}
@@ -147,7 +147,7 @@ def _parallel_compile(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from orchestrator.submission import submit
+    from shardwright.orchestrator.submission import submit
 
     if args.follow and not args.id:
         raise UsageError("SW_USAGE", "status --follow requires the id of a job, got none")
@@ -155,6 +155,6 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from orchestrator.submission import submit
+    from shardwright.orchestrator.submission import submit
 
     return submit.stop(args.address, args.id)

@@ -17,23 +17,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, LoadError
-from compiler.frontend import isolated
-from compiler.frontend.hook import ABOUT, GRAPH
-from compiler.neff.files import read_regular
-from compiler.outline.unit import unpack_function
-from compiler.surface.resolve import Given, Resolved, resolve
-from orchestrator.cache.location import locate, named_by
-from orchestrator.compile.compile_flags import flags_alone, of_environment
-from orchestrator.compile.compile_log import FileLog
-from orchestrator.compile.modules import OpenModule, finished, open_module
-from orchestrator.config import JobConfig
-from orchestrator.job import unit_service
-from orchestrator.outputs import write, writing
-from orchestrator.parts import Parts, parts_of
-from orchestrator.service.progress import Progress
-from orchestrator.service.service import Settled
-from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from shardwright.compiler.diagnostics import Diagnostic, LoadError
+from shardwright.compiler.frontend import isolated
+from shardwright.compiler.frontend.hook import ABOUT, GRAPH
+from shardwright.compiler.neff.files import read_regular
+from shardwright.compiler.outline.unit import unpack_function
+from shardwright.compiler.surface.resolve import Given, Resolved, resolve
+from shardwright.orchestrator.cache.location import locate, named_by
+from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment
+from shardwright.orchestrator.compile.compile_log import FileLog
+from shardwright.orchestrator.compile.modules import OpenModule, finished, open_module
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.outputs import write, writing
+from shardwright.orchestrator.parts import Parts, parts_of
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.service.service import Settled
+from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
 
 CC_FLAGS = "--cc-flags"
 _MAX_GRAPH_BYTES, _MAX_ABOUT_BYTES = 2**32, 2**20
@@ -121,7 +121,7 @@ class _Graph:
 
     def prepare(self) -> Parts:
         """Read, and cut into units. Raises LoadError for an artifact that is not what was left."""
-        from compiler.outline import outline_programs
+        from shardwright.compiler.outline import outline_programs
 
         with writing(self.neff, "--graphs"):
             self.neff.unlink(missing_ok=True)  # of an earlier compilation
@@ -137,7 +137,7 @@ class _Graph:
 
     def finish(self, parts: Parts, settled: Settled) -> None:
         """Link, check, write."""
-        from compiler.driver import link_outlined
+        from shardwright.compiler.driver import link_outlined
 
         assert self._opened is not None and self._log is not None
         functions = map(unpack_function, parts.compiled(settled))

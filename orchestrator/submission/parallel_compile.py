@@ -17,17 +17,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from compiler.diagnostics import ExecutionError, UsageError
-from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
-from orchestrator import outputs, terminal
-from orchestrator.age import AGAIN
-from orchestrator.cache import open_cache
-from orchestrator.compile.compile_flags import flags_alone
-from orchestrator.config import JobConfig
-from orchestrator.host import PACKAGES_ROOT
-from orchestrator.service.progress import Progress
-from orchestrator.strict_json import dumps
-from orchestrator.submission.graphs import (
+from shardwright.compiler.diagnostics import ExecutionError, UsageError
+from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
+from shardwright.orchestrator import outputs, terminal
+from shardwright.orchestrator.age import AGAIN
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.compile.compile_flags import flags_alone
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.host import PACKAGES_ROOT
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.submission.graphs import (
     CC_FLAGS,
     SUMMARY,
     GraphSummary,
@@ -36,7 +36,7 @@ from orchestrator.submission.graphs import (
     compile_graphs,
     graph_folders,
 )
-from orchestrator.terminal import one_line, say
+from shardwright.orchestrator.terminal import one_line, say
 
 IGNORE_ERRORS = "NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError, ExecutionError, UsageError
+from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError, UsageError
 
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 _POLL_S = 0.2

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 _NAME = re.compile(
     r"SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|(PRIVATE|ACCESS|API)_?KEY"

@@ -16,21 +16,21 @@ from pathlib import Path
 
 from rich.table import Table
 
-from compiler.diagnostics import UsageError
-from orchestrator import terminal
-from orchestrator.cache.location import locate
-from orchestrator.config import JobConfig, check_lasting
-from orchestrator.host import package_folder
-from orchestrator.model import model_path
-from orchestrator.service.units import PACKAGES
-from orchestrator.strict_json import dumps
-from orchestrator.submission.compile_only import places_of, shared_by
-from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
-from orchestrator.submission.secrets import check_environment
-from orchestrator.terminal import one_line, say
-from orchestrator.usage import check_usage
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.cache.location import locate
+from shardwright.orchestrator.config import JobConfig, check_lasting
+from shardwright.orchestrator.host import package_folder
+from shardwright.orchestrator.model import model_path
+from shardwright.orchestrator.service.units import PACKAGES
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.submission.compile_only import places_of, shared_by
+from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
+from shardwright.orchestrator.submission.secrets import check_environment
+from shardwright.orchestrator.terminal import one_line, say
+from shardwright.orchestrator.usage import check_usage
 
-_COMMAND = ("python", "-m", "orchestrator")
+_COMMAND = ("python", "-m", "shardwright")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import DiagnosticError
-from orchestrator.age import counted_text, oldest
-from orchestrator.parts import Parts
-from orchestrator.service.batch import UnitRow
-from orchestrator.service.service import Settled, UnitService
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator.age import counted_text, oldest
+from shardwright.orchestrator.parts import Parts
+from shardwright.orchestrator.service.batch import UnitRow
+from shardwright.orchestrator.service.service import Settled, UnitService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

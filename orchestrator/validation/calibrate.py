@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from orchestrator.validation.published import PublishedRun
-from sim_cluster import calibration
-from sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
+from shardwright.orchestrator.validation.published import PublishedRun
+from shardwright.sim_cluster import calibration
+from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
 
 # Between these corners the interpolation is within 1 % of a run of its own (measured on 9 points).
 STREAMING_GRID = (0.75, 1.0)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from compiler.evaluate import function_segments
-from compiler.ir.types import Graph
-from compiler.isa.program import Function
-from compiler.options import CompileOptions
-from compiler.target import PS_PER_S, Target
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import PS_PER_S, Target
 
 DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
 FILE = Path(__file__).with_name("kernel_settings.toml")
@@ -161,9 +161,9 @@ def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
 
 @cache
 def _compiled(kernel: MeasuredKernel, target: str) -> tuple[Function, ...]:
-    from compiler.driver import compile_unit
-    from compiler.lower.function import Signature
-    from compiler.outline.unit import Unit
+    from shardwright.compiler.driver import compile_unit
+    from shardwright.compiler.lower.function import Signature
+    from shardwright.compiler.outline.unit import Unit
 
     options = CompileOptions(attention=kernel.attention)
     units = [Unit("kernel", graph, Signature()) for graph in _graphs(kernel)]
@@ -172,7 +172,7 @@ def _compiled(kernel: MeasuredKernel, target: str) -> tuple[Function, ...]:
 
 def _graphs(kernel: MeasuredKernel) -> list[Graph]:
     """What runs one after the other."""
-    from compiler.frontend.models import kernels
+    from shardwright.compiler.frontend.models import kernels
 
     if kernel.kind == "attention":
         positions, width = kernel.sizes

@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, DiagnosticError
-from compiler.target import load_target, logical
-from orchestrator.validation.kernel_times import kernel_of, kernel_seconds
-from orchestrator.validation.published_collectives import predict_row
-from orchestrator.validation.published_columns import machines_named, positive, read_table
-from sim_cluster.profiles import under_profile
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.validation.kernel_times import kernel_of, kernel_seconds
+from shardwright.orchestrator.validation.published_collectives import predict_row
+from shardwright.orchestrator.validation.published_columns import (
+    machines_named,
+    positive,
+    read_table,
+)
+from shardwright.sim_cluster.profiles import under_profile
 
 NOMINAL = "nominal"
 LARGE_BYTES, SMALL_BYTES = 1 << 20, 64 << 10

@@ -13,23 +13,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.documents import parse_json
-from compiler.isa.fields import check_fields
-from compiler.target import PS_PER_S, load_target
-from orchestrator.build import Built, build_task, layout_of
-from orchestrator.cache import Cache
-from orchestrator.config import TABLES, JobConfig
-from orchestrator.job import step_of
-from orchestrator.service.service import UnitService
-from orchestrator.service.units import PACKAGES, digest, source_digest
-from orchestrator.stages import Stages
-from orchestrator.timing import Question, answers, with_host
-from orchestrator.validation.published import Workload
-from orchestrator.validation.recipes import tables_of
-from orchestrator.validation.tasks import task_of
-from sim_cluster.calibration import constants
-from sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
-from sim_cluster.step_time import StepTiming
+from shardwright.compiler.documents import parse_json
+from shardwright.compiler.isa.fields import check_fields
+from shardwright.compiler.target import PS_PER_S, load_target
+from shardwright.orchestrator.build import Built, build_task, layout_of
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.config import TABLES, JobConfig
+from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
+from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.timing import Question, answers, with_host
+from shardwright.orchestrator.validation.published import Workload
+from shardwright.orchestrator.validation.recipes import tables_of
+from shardwright.orchestrator.validation.tasks import task_of
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
+from shardwright.sim_cluster.step_time import StepTiming
 
 KIND = "prediction"
 IN_PROFILE = (STREAMING, STALL_RECOVERY)

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from collectives.runtimes import CURRENT, runtime_of_date
-from compiler.target import load_target, target_names
-from orchestrator.validation.published_columns import (
+from shardwright.collectives.runtimes import CURRENT, runtime_of_date
+from shardwright.compiler.target import load_target, target_names
+from shardwright.orchestrator.validation.published_columns import (
     finite,
     machines_named,
     positive,
     read_table,
     whole,
 )
-from orchestrator.validation.run_settings import RunSettings, settings_of
+from shardwright.orchestrator.validation.run_settings import RunSettings, settings_of
 
 COLUMNS = (
     "id",

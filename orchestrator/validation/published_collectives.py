@@ -12,13 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectives.cost import CollectiveTime
-from collectives.ops import CollectiveKind
-from collectives.runtimes import Runtime, runtime_of_date
-from compiler.diagnostics import DiagnosticError
-from compiler.target import load_target, logical
-from orchestrator.validation.published_columns import machines_named, positive, positive_whole
-from sim_cluster.what_if import WhatIf
+from shardwright.collectives.cost import CollectiveTime
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.runtimes import Runtime, runtime_of_date
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.validation.published_columns import (
+    machines_named,
+    positive,
+    positive_whole,
+)
+from shardwright.sim_cluster.what_if import WhatIf
 
 # nccom-test's names beside those of StableHLO; a send and receive is a permute of pairs.
 KINDS = {

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from compiler.diagnostics import UsageError
-from compiler.surface.flags import TARGETS
-from compiler.target import target_names
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.surface.flags import TARGETS
+from shardwright.compiler.target import target_names
 
 _EXACT = 2**53  # above, a float no longer holds every whole number
 

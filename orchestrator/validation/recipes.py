@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError, did_you_mean
-from orchestrator.validation.published import OPTIONAL, PublishedRun, Workload, run_of
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.validation.published import OPTIONAL, PublishedRun, Workload, run_of
 
 FILE = Path(__file__).with_name("recipes.toml")
 Tables = Mapping[str, Mapping[str, Any]]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.validation.published import Workload
+from shardwright.orchestrator.validation.published import Workload
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.task import TrainTask
 
 
 def task_of(w: Workload, name: str = "published") -> TrainTask:
     """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
     as Megatron-LM does.
     """
-    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-    from compiler.frontend.models.families import family_task
+    from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from shardwright.compiler.frontend.models.families import family_task
 
     sizes = Sizes(
         layers=w.layers,

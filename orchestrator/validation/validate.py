@@ -15,22 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError, UsageError
-from compiler.target import load_target
-from orchestrator.age import AGAIN, age_text, oldest
-from orchestrator.build import layout_of
-from orchestrator.cache import open_cache
-from orchestrator.config import CacheConfig, JobConfig, asked_now
-from orchestrator.report.limits import Confidence, asked, confidence
-from orchestrator.service.progress import Progress
-from orchestrator.service.unit_errors import stored_at
-from orchestrator.terminal import say
-from orchestrator.validation import calibrate
-from orchestrator.validation.calibrate import Surface, grid_profiles
-from orchestrator.validation.predict import Predictor, Timed, job_of
-from orchestrator.validation.published import PublishedRun, Row, UnreadableRun, read_runs
-from sim_cluster.calibration import constants
-from sim_cluster.profiles import NAMES, fitted_profile
+from shardwright.compiler.diagnostics import DiagnosticError, UsageError
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.age import AGAIN, age_text, oldest
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.config import CacheConfig, JobConfig, asked_now
+from shardwright.orchestrator.report.limits import Confidence, asked, confidence
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.service.unit_errors import stored_at
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.validation import calibrate
+from shardwright.orchestrator.validation.calibrate import Surface, grid_profiles
+from shardwright.orchestrator.validation.predict import Predictor, Timed, job_of
+from shardwright.orchestrator.validation.published import (
+    PublishedRun,
+    Row,
+    UnreadableRun,
+    read_runs,
+)
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.profiles import NAMES, fitted_profile
 
 NOMINAL = "nominal"
 LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
@@ -102,17 +107,17 @@ def run(asked: Asked) -> int:
     if asked.training:
         report["training"] = training(asked)
     if asked.kernels:
-        from orchestrator.validation.measured import kernels
+        from shardwright.orchestrator.validation.measured import kernels
 
         report["kernels"] = kernels(asked.kernels)
     if asked.collectives:
-        from orchestrator.validation.measured import collectives
+        from shardwright.orchestrator.validation.measured import collectives
 
         report["collectives"] = collectives(asked.collectives)
     if asked.as_json:
         say(json.dumps(report, indent=1))
     else:
-        from orchestrator.validation.validate_screen import show
+        from shardwright.orchestrator.validation.validate_screen import show
 
         show(report, asked.again)
     return 0
@@ -123,7 +128,7 @@ def training(question: Asked) -> dict[str, Any]:
     `calibration.toml` and used. Raises UsageError as `run`.
     """
     assert question.training is not None
-    from orchestrator.job import unit_service
+    from shardwright.orchestrator.job import unit_service
 
     asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]

@@ -18,6 +18,6 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _gather(args: argparse.Namespace) -> int:
-    from orchestrator.values.gather import gather
+    from shardwright.orchestrator.values.gather import gather
 
     return gather(args.folder, args.out)

@@ -9,11 +9,11 @@ from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
-from compiler.neff.arrays import write_arrays
-from orchestrator.outputs import writing
-from orchestrator.terminal import say
-from orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.neff.arrays import write_arrays
+from shardwright.orchestrator.outputs import writing
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
 
 _MAX_NAME = 2**12
 """Our choice: a path of Linux; a name of ours has tens of characters."""

@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from orchestrator.service import logs
-from orchestrator.service.process_backend import Worker, start_worker
-from orchestrator.values.serving import Answered, late, serve
-from sim_cluster.rank_host import RankHost
-from sim_cluster.run_values import Handle, HostLostError
+from shardwright.orchestrator.service import logs
+from shardwright.orchestrator.service.process_backend import Worker, start_worker
+from shardwright.orchestrator.values.serving import Answered, late, serve
+from shardwright.sim_cluster.rank_host import RankHost
+from shardwright.sim_cluster.run_values import Handle, HostLostError
 
-_MODULE = "orchestrator.values.process_hosts"
+_MODULE = "shardwright.orchestrator.values.process_hosts"
 PROTOCOL = 5  # of pickle: arrays as they lie in memory
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
-from sim_cluster.exchange import Payload
-from sim_cluster.rank_host import RankHost, invoke
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.sim_cluster.exchange import Payload
+from shardwright.sim_cluster.rank_host import RankHost, invoke
 
 
 def late(limit_s: float) -> str:

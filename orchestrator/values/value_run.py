@@ -19,19 +19,19 @@ import msgpack
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from compiler.diagnostics import Diagnostic, ExecutionError, LoadError
-from compiler.neff.bundle import Bundle
-from compiler.neff.manifest import Manifest
-from orchestrator.build import Built
-from orchestrator.config import JobConfig
-from orchestrator.host import executor_kind
-from orchestrator.model import resolve_task
-from orchestrator.numerics import level_bound
-from orchestrator.service.events import EventLog
-from orchestrator.service.executor import Emit
-from orchestrator.service.progress import Progress
-from orchestrator.usage import check_hosts, check_steps
-from orchestrator.values.checkpoint import (
+from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.neff.manifest import Manifest
+from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.host import executor_kind
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.numerics import level_bound
+from shardwright.orchestrator.service.events import EventLog
+from shardwright.orchestrator.service.executor import Emit
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.usage import check_hosts, check_steps
+from shardwright.orchestrator.values.checkpoint import (
     Checkpoint,
     Writer,
     clear,
@@ -41,13 +41,13 @@ from orchestrator.values.checkpoint import (
     step_folder,
     steps_in,
 )
-from sharding.partitioned import all_values
-from sim_cluster.rank_host import RankHost, packed_host, spans_of
-from sim_cluster.result import L0Check
-from sim_cluster.run_values import HostLostError, Hosts, LocalHosts, ValueRun
+from shardwright.sharding.partitioned import all_values
+from shardwright.sim_cluster.rank_host import RankHost, packed_host, spans_of
+from shardwright.sim_cluster.result import L0Check
+from shardwright.sim_cluster.run_values import HostLostError, Hosts, LocalHosts, ValueRun
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.task import TrainTask
 
 VALUE_THREADS = 2
 MAX_LOSSES = 3  # of hosts in a row without a new step in between; as for units
@@ -111,12 +111,12 @@ def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
         packed_host(programs, manifest, spans, n, strict_indices=strict) for n in range(count)
     ]
     if name == "ray":
-        from orchestrator.values.ray_hosts import RayHosts
+        from shardwright.orchestrator.values.ray_hosts import RayHosts
 
         return RayHosts(spans, packed, job.run.host_timeout_s)
     if name == "inline":
         return LocalHosts([RankHost.unpacked(data) for data in packed])
-    from orchestrator.values.process_hosts import ProcessHosts
+    from shardwright.orchestrator.values.process_hosts import ProcessHosts
 
     return ProcessHosts(spans, packed, job.run.host_timeout_s)
 
@@ -137,7 +137,7 @@ class Source:
 
     def state(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[Leaves]:
         """The first state in parts; the leaves of one of `stacks` come together."""
-        from compiler.frontend.reference import initial_leaves, initial_state
+        from shardwright.compiler.frontend.reference import initial_leaves, initial_state
 
         if self.compare:
             drawn = self.drawn() if self.drawn is not None else None
@@ -148,7 +148,7 @@ class Source:
 
     def _parts(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
         """Names of leaves that are drawn together."""
-        from compiler.frontend.reference import state_sizes
+        from shardwright.compiler.frontend.reference import state_sizes
 
         sizes = state_sizes(self.task)
         stack_of = {leaf: tuple(leaves) for leaves in stacks.values() for leaf in leaves}
@@ -162,7 +162,7 @@ class Source:
 
     def batches(self, after: int) -> Iterator[Leaves]:
         """The batches of the steps after so many."""
-        from compiler.frontend.reference import batch_leaves, task_batches
+        from shardwright.compiler.frontend.reference import batch_leaves, task_batches
 
         every = task_batches(self.task, self.seed, self.global_batch, self.data)
         yield from (batch_leaves(batch) for batch in islice(every, after, None))

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.target import load_target
-from orchestrator.config import JobConfig
-from orchestrator.report.cost import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.report.cost import (
     Price,
     basis_text,
     cost_section,
@@ -21,9 +21,16 @@ from orchestrator.report.cost import (
     missing_text,
     price_of,
 )
-from orchestrator.report.goal import Answer, Pace, answer, limits_text, needs_text, took_text
-from orchestrator.report.text import usd_text
-from orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.report.goal import (
+    Answer,
+    Pace,
+    answer,
+    limits_text,
+    needs_text,
+    took_text,
+)
+from shardwright.orchestrator.report.text import usd_text
+from shardwright.orchestrator.whatif.rows import FITS, Row
 
 Answered = tuple[Row, Answer]
 _NEEDED = ("target", "instances", "step_time_s", "tokens_per_step", "goodput")

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.config import JobConfig, MeshConfig
-from sharding.settings import AUTO
+from shardwright.orchestrator.config import JobConfig, MeshConfig
+from shardwright.sharding.settings import AUTO
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

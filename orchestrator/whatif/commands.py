@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UsageError
-from orchestrator import terminal
-from orchestrator.job_flags import add_job_flags, job_config
-from orchestrator.outputs import prepare, writing
-from orchestrator.strict_json import dumps
-from orchestrator.terminal import say
-from orchestrator.whatif.change import compared
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import terminal
+from shardwright.orchestrator.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.outputs import prepare, writing
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.whatif.change import compared
 
 if TYPE_CHECKING:
-    from orchestrator.config import JobConfig
-    from orchestrator.service.progress import Progress
-    from orchestrator.whatif.points import Point
-    from orchestrator.whatif.rows import Row
-    from orchestrator.whatif.sweep import Swept
+    from shardwright.orchestrator.config import JobConfig
+    from shardwright.orchestrator.service.progress import Progress
+    from shardwright.orchestrator.whatif.points import Point
+    from shardwright.orchestrator.whatif.rows import Row
+    from shardwright.orchestrator.whatif.sweep import Swept
 
 _INSTANCES = "1,2,4,8,16,32,64"
 _OBJECTIVES = {
@@ -68,9 +68,9 @@ def add_verbs(verbs: Any) -> None:
 
 def _sweep(args: argparse.Namespace) -> int:
 
-    from orchestrator.whatif import pictures, table
-    from orchestrator.whatif.points import points
-    from orchestrator.whatif.rows import METRICS, ordered
+    from shardwright.orchestrator.whatif import pictures, table
+    from shardwright.orchestrator.whatif.points import points
+    from shardwright.orchestrator.whatif.rows import METRICS, ordered
 
     host = compared(job_config(args))
     asked = points(args.vary, args.points, lambda keys: compared(job_config(args, keys)))
@@ -99,7 +99,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _scale(args: argparse.Namespace) -> int:
 
-    from orchestrator.whatif import scale, scale_screen, table
+    from shardwright.orchestrator.whatif import scale, scale_screen, table
 
     counts = _counts(getattr(args, "cluster.instances"))
     setattr(args, "cluster.instances", None)
@@ -147,10 +147,10 @@ def _words(text: str) -> list[str]:
 
 def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
     """The folder of a sweep, and its rows."""
-    from orchestrator.config import output_folder
-    from orchestrator.service.progress import Progress
-    from orchestrator.whatif.journal import Journal
-    from orchestrator.whatif.sweep import sweep
+    from shardwright.orchestrator.config import output_folder
+    from shardwright.orchestrator.service.progress import Progress
+    from shardwright.orchestrator.whatif.journal import Journal
+    from shardwright.orchestrator.whatif.sweep import sweep
 
     folder = prepare(output_folder(host))
     with Progress("quiet" if args.json else host.run.progress) as progress:
@@ -172,8 +172,8 @@ def _tell_files(paths: Sequence[Path]) -> None:
 
 def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
     """One planned point on the progress line."""
-    from orchestrator.whatif.rows import METRICS, REFUSED
-    from orchestrator.whatif.table import short_names
+    from shardwright.orchestrator.whatif.rows import METRICS, REFUSED
+    from shardwright.orchestrator.whatif.table import short_names
 
     short = short_names(list(row.values))
     values = " ".join(f"{short[name]}={value}" for name, value in row.values.items())
@@ -183,7 +183,7 @@ def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
 
 def _exit_code(swept: Swept) -> int:
     """130 when it was interrupted, 70 when no point could be planned, 71 when none fits."""
-    from orchestrator.whatif.rows import FITS, REFUSED
+    from shardwright.orchestrator.whatif.rows import FITS, REFUSED
 
     if swept.interrupted:
         say("interrupted; points that are done are kept", err=True)

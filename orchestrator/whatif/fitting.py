@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
-from orchestrator.build import Planned
-from orchestrator.config import KEYS, JobConfig
-from orchestrator.report.tried import chosen_row, is_good
-from orchestrator.report.verdict import refusals
-from orchestrator.whatif.change import fixed
-from orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
-from orchestrator.whatif.situation import is_ours
-from sharding.settings import AUTO, DEFAULTS, REMATS
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from shardwright.orchestrator.build import Planned
+from shardwright.orchestrator.config import KEYS, JobConfig
+from shardwright.orchestrator.report.tried import chosen_row, is_good
+from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.whatif.change import fixed
+from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
+from shardwright.orchestrator.whatif.situation import is_ours
+from shardwright.sharding.settings import AUTO, DEFAULTS, REMATS
 
 Report = dict[str, Any]
 PIPELINE = "pp"

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.documents import parse_json
-from orchestrator.outputs import writing
-from orchestrator.service.units import digest
-from orchestrator.strict_json import dumps
-from orchestrator.whatif.rows import Row
+from shardwright.compiler.documents import parse_json
+from shardwright.orchestrator.outputs import writing
+from shardwright.orchestrator.service.units import digest
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.whatif.rows import Row
 
 
 class Journal:

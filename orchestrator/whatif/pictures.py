@@ -10,9 +10,9 @@ from typing import TypeGuard
 
 from rich.console import Console
 
-from orchestrator import plots, text_plots
-from orchestrator.whatif.rows import FITS, METRICS, Metric, Row, ordered, pareto
-from orchestrator.whatif.table import short_names
+from shardwright.orchestrator import plots, text_plots
+from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row, ordered, pareto
+from shardwright.orchestrator.whatif.table import short_names
 
 MOST_MAPS = 6
 """Pairs of keys that get a heat map, those given first (our choice)."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.documents import parse_json, read_text
-from orchestrator.config import JobConfig
-from orchestrator.job_flags import changed_keys
-from orchestrator.plan_cache import NOT_IN_KEY
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.documents import parse_json, read_text
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.job_flags import changed_keys
+from shardwright.orchestrator.plan_cache import NOT_IN_KEY
 
 Values = Mapping[str, str]
 """What a point sets, by the names the user gave."""

@@ -11,10 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from compiler.diagnostics import CapacityError, DiagnosticError, ExecutionError, InternalError
-from compiler.target import PS_PER_S
-from orchestrator.report.resolved import resolved_job
-from orchestrator.service.unit_errors import stored_at
+from shardwright.compiler.diagnostics import (
+    CapacityError,
+    DiagnosticError,
+    ExecutionError,
+    InternalError,
+)
+from shardwright.compiler.target import PS_PER_S
+from shardwright.orchestrator.report.resolved import resolved_job
+from shardwright.orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
 TEXTS = ("target", "confidence", "mesh", "price_kind", "remat")

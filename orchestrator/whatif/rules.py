@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from compiler.target import load_target, logical
-from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, kind_shares, recomputed
-from orchestrator.report.verdict import refusals
-from orchestrator.whatif.situation import Situation
-from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
-from sharding.strategies.decisions import WEIGHTS
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.report.bottleneck import (
+    CAPACITY,
+    COLLECTIVE,
+    LATENCY,
+    kind_shares,
+    recomputed,
+)
+from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.whatif.situation import Situation
+from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
+from shardwright.sharding.strategies.decisions import WEIGHTS
 
 BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
 KEYS_OF_MEMORY = {"strategy.remat", "strategy.micro_batch"}

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator import plots, text_plots
-from orchestrator.report.text import count_text, large_usd_text
-from orchestrator.report.tried import candidate
-from orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
-from orchestrator.whatif.scale import QUESTIONS, Curve, orders, span_text, verdicts
-from orchestrator.whatif.sweep import Swept
-from orchestrator.whatif.table import reasons
+from shardwright.orchestrator import plots, text_plots
+from shardwright.orchestrator.report.text import count_text, large_usd_text
+from shardwright.orchestrator.report.tried import candidate
+from shardwright.orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
+from shardwright.orchestrator.whatif.scale import QUESTIONS, Curve, orders, span_text, verdicts
+from shardwright.orchestrator.whatif.sweep import Swept
+from shardwright.orchestrator.whatif.table import reasons
 
 SCHEMA = 1
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config import JobConfig
-from orchestrator.model import compute_type
-from orchestrator.whatif.change import as_chosen
-from sharding.settings import StrategySettings
-from sharding.strategies.decisions import zero_of
-from sharding.strategies.registry import MANUAL
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.model import compute_type
+from shardwright.orchestrator.whatif.change import as_chosen
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.decisions import zero_of
+from shardwright.sharding.strategies.registry import MANUAL
 
 COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
 

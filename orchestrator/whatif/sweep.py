@@ -14,15 +14,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError, InternalError
-from orchestrator.age import counted_text, oldest
-from orchestrator.config import JobConfig
-from orchestrator.plan_cache import plan_key
-from orchestrator.terminal import say
-from orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.points import Point
-from orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError
+from shardwright.orchestrator.age import counted_text, oldest
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.plan_cache import plan_key
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.points import Point
+from shardwright.orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
 
 Note = Callable[[Row, int, int], None]
 """Told every row that was planned, how many of those to plan that makes, and of how many."""
@@ -99,7 +99,7 @@ def _planned(
     always comes to. A row has the key of its plan, which knows what the model read."""
     if not missing:
         return
-    from orchestrator.whatif.many import plans
+    from shardwright.orchestrator.whatif.many import plans
 
     with closing(plans({key: point.job for key, point in missing.items()}, host)) as found:
         for key, future in found:

@@ -13,11 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compiler.neff.files import write_atomic
-from orchestrator.strict_json import dumps
-from orchestrator.whatif.buyer import prices_text
-from orchestrator.whatif.rows import FITS, FITTED, METRICS, REFUSED, Metric, Row, ordered
-from orchestrator.whatif.sweep import Swept
+from shardwright.compiler.neff.files import write_atomic
+from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.whatif.buyer import prices_text
+from shardwright.orchestrator.whatif.rows import (
+    FITS,
+    FITTED,
+    METRICS,
+    REFUSED,
+    Metric,
+    Row,
+    ordered,
+)
+from shardwright.orchestrator.whatif.sweep import Swept
 
 SCHEMA = 1
 _GOAL = ("days", "usd")

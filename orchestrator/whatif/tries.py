@@ -14,24 +14,24 @@ from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import DiagnosticError, InternalError
-from orchestrator.build import planned
-from orchestrator.config import TRIES, JobConfig
-from orchestrator.job import unit_service
-from orchestrator.report.tried import auto_values
-from orchestrator.report.verdict import refusals
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages, Traces
-from orchestrator.terminal import say
-from orchestrator.whatif.change import Change, changed, frugal
-from orchestrator.whatif.many import plans
-from orchestrator.whatif.rows import may_pass
-from orchestrator.whatif.rules import Idea, ideas, saving
-from orchestrator.whatif.situation import Situation, given_sizes, situation_of
-from sharding.settings import AUTO
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError
+from shardwright.orchestrator.build import planned
+from shardwright.orchestrator.config import TRIES, JobConfig
+from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.report.tried import auto_values
+from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.whatif.change import Change, changed, frugal
+from shardwright.orchestrator.whatif.many import plans
+from shardwright.orchestrator.whatif.rows import may_pass
+from shardwright.orchestrator.whatif.rules import Idea, ideas, saving
+from shardwright.orchestrator.whatif.situation import Situation, given_sizes, situation_of
+from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:
-    from orchestrator.service.progress import Progress
+    from shardwright.orchestrator.service.progress import Progress
 
 FAILED = "failed"  # the status of a try that may come to something else next time
 DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (DESIGN.md section 7)

@@ -7,9 +7,9 @@ hold samples through every op, reads global types (where a sample dim is not yet
 size 1) and is used by `sharding/stages.py`.
 """
 
-from sharding.linearity import contraction, elementwise, gather, shape
-from sharding.linearity.labels import Kind, Label, counts_samples
-from sharding.linearity.walk import label_values
+from shardwright.sharding.linearity import contraction, elementwise, gather, shape
+from shardwright.sharding.linearity.labels import Kind, Label, counts_samples
+from shardwright.sharding.linearity.walk import label_values
 
 __all__ = [
     "Kind",

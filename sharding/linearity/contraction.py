@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.ir.types import Op
-from sharding.linearity.labels import (
+from shardwright.compiler.ir.types import Op
+from shardwright.sharding.linearity.labels import (
     FREE,
     MIXED,
     SUM,
@@ -21,7 +21,7 @@ from sharding.linearity.labels import (
     merge,
     merge_dim,
 )
-from sharding.linearity.rules import Scope, elementwise, transfers
+from shardwright.sharding.linearity.rules import Scope, elementwise, transfers
 
 
 @transfers("reduce")

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.ir.types import Op, Value
-from sharding.linearity.labels import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.linearity.labels import (
     MIXED,
     SUM,
     FactoredDim,
@@ -21,7 +21,7 @@ from sharding.linearity.labels import (
     merge_dim,
     sample,
 )
-from sharding.linearity.rules import Scope, transfers
+from shardwright.sharding.linearity.rules import Scope, transfers
 
 
 @transfers("gather")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.types import Value
+from shardwright.compiler.ir.types import Value
 
 Factor = tuple[int, bool]  # size, whether it counts samples
 FactoredDim = tuple[Factor, ...]  # major to minor

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.types import Op, Value
-from compiler.tables import entering
-from sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.tables import entering
+from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
 
 Labels = dict[Value, Label]
 Transfer = Callable[[Op, Sequence[Label], "Scope"], Label]

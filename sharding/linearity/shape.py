@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compiler.ir.types import Op
-from sharding.linearity.labels import (
+from shardwright.compiler.ir.types import Op
+from shardwright.sharding.linearity.labels import (
     FREE,
     MIXED,
     SUM,
@@ -22,7 +22,7 @@ from sharding.linearity.labels import (
     merge,
     sample,
 )
-from sharding.linearity.rules import Scope, elementwise, no_sum, transfers
+from shardwright.sharding.linearity.rules import Scope, elementwise, no_sum, transfers
 
 
 @transfers("broadcast_in_dim")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.types import Graph, Op, Value
-from sharding.linearity.labels import FREE, MIXED, Kind, Label, fit, join, sample
-from sharding.linearity.rules import TRANSFERS, Labels, Scope, elementwise
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, fit, join, sample
+from shardwright.sharding.linearity.rules import TRANSFERS, Labels, Scope, elementwise
 
 
 def label_values(graph: Graph, batch: Mapping[Value, int]) -> Labels:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.ir.types import Graph, Value
-from sharding.localize.context import Localizer
-from sharding.localize.rules import (
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.sharding.localize.context import Localizer
+from shardwright.sharding.localize.rules import (
     collective,
     control,
     convolution,
@@ -25,7 +25,7 @@ from sharding.localize.rules import (
     sort,
     window,
 )
-from sharding.partitioned import PartitionedGraph
+from shardwright.sharding.partitioned import PartitionedGraph
 
 __all__ = [
     "Localized",

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
     AxisIndexAttrs,
     BroadcastInDimAttrs,
     ConstantAttrs,
     ConvertAttrs,
     DynamicSliceAttrs,
 )
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.tables import entering
-from sharding.mesh import Mesh
-from sharding.spec import ShardingSpec
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.tables import entering
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.spec import ShardingSpec
 
 Dims = tuple[tuple[str, ...], ...]
 Rule = Callable[["Localizer", Op], Sequence[Value]]

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.dce import dce
-from compiler.program import StepPlan
-from sharding import shown
-from sharding.overlap.assign import Shifts, delays
-from sharding.overlap.buckets import UNLIMITED, bucketed
-from sharding.overlap.deferred import hoisted
-from sharding.overlap.groups import grouped
-from sharding.overlap.idle import idle_shifts, idle_streams, note, waiting_layers
-from sharding.overlap.pipelined import pipelined
-from sharding.overlap.streams import streams_of
-from sharding.overlap.threads import threaded
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding import shown
+from shardwright.sharding.overlap.assign import Shifts, delays
+from shardwright.sharding.overlap.buckets import UNLIMITED, bucketed
+from shardwright.sharding.overlap.deferred import hoisted
+from shardwright.sharding.overlap.groups import grouped
+from shardwright.sharding.overlap.idle import idle_shifts, idle_streams, note, waiting_layers
+from shardwright.sharding.overlap.pipelined import pipelined
+from shardwright.sharding.overlap.streams import streams_of
+from shardwright.sharding.overlap.threads import threaded
 
 __all__ = ["Shifts", "hoisted", "overlap"]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.ops.host import LOAD, STORE, TRANSFERS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.ops.host import LOAD, STORE, TRANSFERS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 GATHER = "all_gather"
 REDUCTIONS = ("all_reduce", "reduce_scatter")

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.joins import consecutive, joins_stages
-from compiler.passes.rewrite import with_regions
-from sharding.overlap.streams import moves_state
-from sharding.topological import topological
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.joins import consecutive, joins_stages
+from shardwright.compiler.passes.rewrite import with_regions
+from shardwright.sharding.overlap.streams import moves_state
+from shardwright.sharding.topological import topological
 
 Key = tuple[object, ...]
 

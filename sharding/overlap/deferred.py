@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from sharding.localize import Localized
-from sharding.overlap.assign import REDUCTIONS
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.sharding.localize import Localized
+from shardwright.sharding.overlap.assign import REDUCTIONS
 
 _TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
 """Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, LoopAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import Level, with_regions
-from sharding.overlap.assign import free_values
-from sharding.overlap.buckets import bucketed
-from sharding.overlap.streams import moves_state
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import Level, with_regions
+from shardwright.sharding.overlap.assign import free_values
+from shardwright.sharding.overlap.buckets import bucketed
+from shardwright.sharding.overlap.streams import moves_state
 
 
 def grouped(graph: Graph, layers: int, most_bytes: int) -> Graph:

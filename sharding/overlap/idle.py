@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from compiler.diagnostics import Diagnostic
-from compiler.program import StepPlan
-from sharding.overlap.assign import GATHER, REDUCTIONS, Shifts, delays
-from sharding.overlap.streams import Route
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.overlap.assign import GATHER, REDUCTIONS, Shifts, delays
+from shardwright.sharding.overlap.streams import Route
 
 EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
 

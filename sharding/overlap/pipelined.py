@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.overlap.assign import Delays
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.sharding.overlap.assign import Delays
 
 Entry = tuple[Value, int]  # what the body calls a value, and how many times ago it was made
 

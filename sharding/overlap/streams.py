@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from compiler.ir.types import Graph, Op
-from compiler.program import StepPlan
-from sharding.overlap.assign import COLLECTIVES, COPIES, GATHER, REDUCTIONS, SHARDS
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.overlap.assign import COLLECTIVES, COPIES, GATHER, REDUCTIONS, SHARDS
 
 MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.ir.types import Graph, Op
-from compiler.passes.rewrite import with_ops, with_regions
-from sharding.overlap.streams import moves_state, moves_values
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
+from shardwright.sharding.overlap.streams import moves_state, moves_values
 
 
 def threaded(graph: Graph) -> Graph:

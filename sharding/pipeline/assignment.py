@@ -14,14 +14,19 @@ from itertools import groupby
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.types import Graph, Op, Value
-from sharding.dims import batch_labels, reached
-from sharding.indices import Class, IndexClasses
-from sharding.layers import ScannedLayers, UnrolledLayers, scanned_layers, unrolled_layers
-from sharding.partitioned import Slot
-from sharding.pipeline.balance import PartShare, layer_costs, shares
-from sharding.pipeline.loops import LayerWalk
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dims import batch_labels, reached
+from shardwright.sharding.indices import Class, IndexClasses
+from shardwright.sharding.layers import (
+    ScannedLayers,
+    UnrolledLayers,
+    scanned_layers,
+    unrolled_layers,
+)
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.pipeline.balance import PartShare, layer_costs, shares
+from shardwright.sharding.pipeline.loops import LayerWalk
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from compiler.ir.analysis import CONTRACTIONS
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.target import FIRST_TARGET, load_target
-from sharding.dims import batch_labels
-from sharding.gradients import depends_on
-from sharding.layers import ScannedLayers, UnrolledLayers
-from sharding.partitioned import Slot
+from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.target import FIRST_TARGET, load_target
+from shardwright.sharding.dims import batch_labels
+from shardwright.sharding.gradients import depends_on
+from shardwright.sharding.layers import ScannedLayers, UnrolledLayers
+from shardwright.sharding.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers
 _MOVES = frozenset(("concatenate", "dynamic_update_slice", "gather", "scatter", "sort"))

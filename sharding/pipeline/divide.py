@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.ir.types import Graph, Op, Value
-from compiler.joins import joins_stages
-from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sharding.pipeline.places import Backward, Code, Forward, Placed, place_forward
-from sharding.pipeline.schedules import most_in_flight, program_name, stage_schedules
-from sharding.pipeline.terms import At, Partial, Stages
-from sharding.pipeline.unstack import Staged
-from sharding.pipeline.update import Update
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.joins import joins_stages
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.pipeline.places import Backward, Code, Forward, Placed, place_forward
+from shardwright.sharding.pipeline.schedules import most_in_flight, program_name, stage_schedules
+from shardwright.sharding.pipeline.terms import At, Partial, Stages
+from shardwright.sharding.pipeline.unstack import Staged
+from shardwright.sharding.pipeline.update import Update
 
 STATE = frozenset(("parameter", "optimizer", "rng"))
 

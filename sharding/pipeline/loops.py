@@ -13,12 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConcatenateAttrs, ConstantAttrs, LoopAttrs, ReshapeAttrs, SliceAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value
-from compiler.passes.dce import dce
-from sharding.layers import ScannedLayers, visited_layers
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
+    ConcatenateAttrs,
+    ConstantAttrs,
+    LoopAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.layers import ScannedLayers, visited_layers
 
 WALKING = ("dynamic_slice", "dynamic_update_slice")
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from sharding.gradients import depends_on
-from sharding.pipeline.terms import At, Partial, Place, Stages, Terms, is_linear, total
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.gradients import depends_on
+from shardwright.sharding.pipeline.terms import At, Partial, Place, Stages, Terms, is_linear, total
 
 Code = tuple[Op, Stages | None]
 """An op and the parts that run it; None: whichever needs it."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from compiler.diagnostics import UsageError
-from compiler.neff.schedule import Schedule, flat
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.neff.schedule import Schedule, flat
 
 Run = tuple[str, int]  # "forward" or "backward", part
 

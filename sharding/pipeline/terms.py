@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Op, Value
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Op, Value
 
 Stages = frozenset[int]
 

@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConstantAttrs,
     IotaAttrs,
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.neff.schedule import LeafPart
-from compiler.passes.dce import dce
-from sharding.dims import factors
-from sharding.layers import scanned_layers
-from sharding.partitioned import Slot
-from sharding.pipeline.assignment import Assignment, Run, assign
-from sharding.pipeline.balance import PartShare
-from sharding.pipeline.loops import split_loop
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.neff.schedule import LeafPart
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.dims import factors
+from shardwright.sharding.layers import scanned_layers
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.pipeline.assignment import Assignment, Run, assign
+from shardwright.sharding.pipeline.balance import PartShare
+from shardwright.sharding.pipeline.loops import split_loop
 
 COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 """The op that joins what two parts reduced, by kind of reduction."""

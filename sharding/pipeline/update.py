@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import AllReduceAttrs, ConstantAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.neff.schedule import STAGE_AXIS
-from sharding.pipeline.places import Placed
-from sharding.pipeline.terms import JOINING, At, Partial, Place, Stages, Terms
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import AllReduceAttrs, ConstantAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.neff.schedule import STAGE_AXIS
+from shardwright.sharding.pipeline.places import Placed
+from shardwright.sharding.pipeline.terms import JOINING, At, Partial, Place, Stages, Terms
 
 _IDENTITY = {"add": 0.0, "max": -np.inf, "min": np.inf}
 

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.types import Graph, Value
-from sharding.partitioned import Slot
-from sharding.reroll.emit import Emitter
-from sharding.reroll.names import stack_name
-from sharding.reroll.packs import Leaves, Pack, Packer, RefusedError
-from sharding.reroll.periods import Run, Varying, light_ops, repeats, varying_ops
-from sharding.reroll.sections import Section, found_section
-from sharding.reroll.sums import Sum, SumFinder
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.reroll.emit import Emitter
+from shardwright.sharding.reroll.names import stack_name
+from shardwright.sharding.reroll.packs import Leaves, Pack, Packer, RefusedError
+from shardwright.sharding.reroll.periods import Run, Varying, light_ops, repeats, varying_ops
+from shardwright.sharding.reroll.sections import Section, found_section
+from shardwright.sharding.reroll.sums import Sum, SumFinder
 
 __all__ = ["Rerolled", "reroll"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import (
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
     DotGeneralAttrs,
@@ -23,7 +23,7 @@ from compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.types import Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 
 
 def can_batch(op: Op) -> bool:

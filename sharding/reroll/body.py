@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import LoopAttrs
-from compiler.ir.types import Op, Value
-from sharding.reroll.packs import Pack, Packer, Results
-from sharding.reroll.sections import Before, Own, Place, Section, Source
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import LoopAttrs
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.reroll.packs import Pack, Packer, Results
+from shardwright.sharding.reroll.sections import Before, Own, Place, Section, Source
 
 MAX_CONSTANT_BYTES = 1 << 12
 """Larger literal constants stay outside of bodies (our choice)."""

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.analysis import known_elements
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Op, Value
-from sharding.reroll.batched import batched, stacked_type
-from sharding.reroll.body import Body
-from sharding.reroll.packs import Leaves, Mapped, Pack, Packer, RefusedError, Results
-from sharding.reroll.sections import Section
-from sharding.reroll.sums import Sum
-from sharding.topological import topological
+from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.reroll.batched import batched, stacked_type
+from shardwright.sharding.reroll.body import Body
+from shardwright.sharding.reroll.packs import Leaves, Mapped, Pack, Packer, RefusedError, Results
+from shardwright.sharding.reroll.sections import Section
+from shardwright.sharding.reroll.sums import Sum
+from shardwright.sharding.topological import topological
 
 Node = Op | Section | Pack | Sum
 

@@ -11,13 +11,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.partitioned import Slot
-from sharding.reroll.batched import can_batch, fits
-from sharding.reroll.periods import look
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.reroll.batched import can_batch, fits
+from shardwright.sharding.reroll.periods import look
 
 if TYPE_CHECKING:
-    from sharding.reroll.sections import Section
+    from shardwright.sharding.reroll.sections import Section
 
 MAX_GATHERED_BYTES = 1 << 6
 """Values up to this size per layer, such as keys and rates, may be copied side by side (our

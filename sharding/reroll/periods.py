@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from compiler.ir.analysis import CONTRACTIONS, is_light, structure
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.analysis import CONTRACTIONS, is_light, structure
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 MIN_REPEATS = 3
 """Two layers cost less than the loop around them (our choice)."""

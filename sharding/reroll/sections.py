@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.types import Op, Value
-from sharding.reroll.packs import Pack, Packer, RefusedError, Results, Values
-from sharding.reroll.periods import Run
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.reroll.packs import Pack, Packer, RefusedError, Results, Values
+from shardwright.sharding.reroll.periods import Run
 
 Place = tuple[int, int]  # position in the body, result number
 REPEATING = ("broadcast_in_dim", "reshape")

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS
-from compiler.ir.types import Op, Value
-from sharding.reroll.batched import can_batch
-from sharding.reroll.packs import Pack, Packer, RefusedError
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.reroll.batched import can_batch
+from shardwright.sharding.reroll.packs import Pack, Packer, RefusedError
 
 KINDS = {ELEMENTWISE_OF.get(kind, kind): kind for kind in REDUCTIONS}
 """Kind of a reduction by the op that joins two terms."""

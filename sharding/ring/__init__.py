@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.diagnostics import Diagnostic, ShardingError
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_results
-from sharding.dims import reached
-from sharding.localize import Localized
-from sharding.ring.index import Index, Level, TwoIndicesError
-from sharding.ring.loops import ring_ops
-from sharding.ring.reorder import reordered
-from sharding.ring.terms import FREE, Pass, passes
-from sharding.topological import topological
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_results
+from shardwright.sharding.dims import reached
+from shardwright.sharding.localize import Localized
+from shardwright.sharding.ring.index import Index, Level, TwoIndicesError
+from shardwright.sharding.ring.loops import ring_ops
+from shardwright.sharding.ring.reorder import reordered
+from shardwright.sharding.ring.terms import FREE, Pass, passes
+from shardwright.sharding.topological import topological
 
 AXIS = "cp"
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.ops.reduce import ELEMENTWISE_OF
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.passes.cse import cse
-from compiler.passes.dce import dce
-from sharding.localize.context import Localizer
-from sharding.mesh import Mesh
-from sharding.ring.index import Index, is_cheap
-from sharding.ring.terms import Pass, Row, Shift
-from sharding.spec import ShardingSpec, replicated, sharded
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.localize.context import Localizer
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.ring.index import Index, is_cheap
+from shardwright.sharding.ring.terms import Pass, Row, Shift
+from shardwright.sharding.spec import ShardingSpec, replicated, sharded
 
 BLOCKS = ("blocks",)
 """The virtual axis whose ranks are the blocks."""

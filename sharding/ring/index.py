@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from sharding.dims import factors, reached
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.dims import factors, reached
 
 MOVING = ("broadcast_in_dim", "optimization_barrier", "reshape", "reverse", "transpose")
 MAKING = ("constant", "iota")

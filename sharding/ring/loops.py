@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import AxisIndexAttrs
-from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
-from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.permutes import ring_pairs
-from sharding.ring.body import Body, aligned
-from sharding.ring.index import Index
-from sharding.ring.terms import Pass
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import AxisIndexAttrs
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.sharding.permutes import ring_pairs
+from shardwright.sharding.ring.body import Body, aligned
+from shardwright.sharding.ring.index import Index
+from shardwright.sharding.ring.terms import Pass
 
 FARTHEST = {DType.F16: 65504.0}
 FARTHEST_WIDE = 3.0e38

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from compiler.ir.build import Builder
-from compiler.ir.ops import DotGeneralAttrs
-from compiler.ir.types import Graph, Op, Value
-from sharding.ring.index import Index
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import DotGeneralAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.ring.index import Index
 
 _MOST_FACTORS = 64
 """Of a product that is looked at (our choice: a softmax's gradient has three)."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.ir.types import Op, Value
-from sharding.dims import factors
-from sharding.ring.index import MOVING, Index, is_cheap
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.dims import factors
+from shardwright.sharding.ring.index import MOVING, Index, is_cheap
 
 LINEAR = ("convert", "dot_general", "negate", "reduce", *MOVING)
 Pairs = tuple[tuple[int, int], ...]

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.dce import dce
-from compiler.passes.ranges import integer_ranges
-from compiler.passes.rewrite import with_ops, with_regions
-from sharding.dims import batch_labels, reached
-from sharding.sorted_rows.blocks import Blocks
-from sharding.sorted_rows.experts import experts_apart
-from sharding.sorted_rows.level import Level
-from sharding.sorted_rows.proof import OrderMattersError, is_row_sort, proven
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
+from shardwright.sharding.dims import batch_labels, reached
+from shardwright.sharding.sorted_rows.blocks import Blocks
+from shardwright.sharding.sorted_rows.experts import experts_apart
+from shardwright.sharding.sorted_rows.level import Level
+from shardwright.sharding.sorted_rows.proof import OrderMattersError, is_row_sort, proven
 
 SORTED = "SW_ROWS_SORTED"
 MOVING = ("concatenate", "pad", "reshape", "reverse", "slice")

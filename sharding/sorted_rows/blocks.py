@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import Level as Rewrite
-from sharding.sorted_rows.order import masks_behind
-from sharding.sorted_rows.proof import Mask, Shuffle
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import Level as Rewrite
+from shardwright.sharding.sorted_rows.order import masks_behind
+from shardwright.sharding.sorted_rows.proof import Mask, Shuffle
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
-from compiler.intervals import limits
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op, Value
-from sharding.sorted_rows.level import MOST, SHAPING, Level, elements, varies
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.intervals import limits
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.sorted_rows.level import MOST, SHAPING, Level, elements, varies
 
 MOST_KEYS = 1 << 12  # different keys that are told apart (our choice)
 _SMALL = 1 << 20  # elements of a value times keys, up to which it is followed

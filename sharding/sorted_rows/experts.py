@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ReduceAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_ops, with_regions
-from sharding.sorted_rows.level import Level
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ReduceAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_ops, with_regions
+from shardwright.sharding.sorted_rows.level import Level
 
 
 def experts_apart(level: Level) -> Graph:

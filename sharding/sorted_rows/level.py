@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.intervals import Interval
-from compiler.ir.analysis import invariant_carries, known_elements
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.walks import answered
-from sharding.dims import factors
+from shardwright.compiler.intervals import Interval
+from shardwright.compiler.ir.analysis import invariant_carries, known_elements
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.walks import answered
+from shardwright.sharding.dims import factors
 
 SHAPING = ("broadcast_in_dim", "convert", "reshape")
 _ENDS = ("constant", "iota", "broadcast_in_dim")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.ir.types import Graph, Op
-from sharding.topological import topological
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.sharding.topological import topological
 
 
 def masks_behind(graph: Graph, sort_of: Mapping[Op, Op]) -> list[Op]:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.diagnostics import Loc
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op, Value
-from sharding.dims import Factor, factors
-from sharding.sorted_rows.counts import Thresholds
-from sharding.sorted_rows.level import SHAPING, Level, elements, is_count, varies
-from sharding.sorted_rows.order import masks_behind
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.dims import Factor, factors
+from shardwright.sharding.sorted_rows.counts import Thresholds
+from shardwright.sharding.sorted_rows.level import SHAPING, Level, elements, is_count, varies
+from shardwright.sharding.sorted_rows.order import masks_behind
 
 POSITION_FIRST = ("LT", "GE")
 POSITION_LAST = ("GT", "LE")

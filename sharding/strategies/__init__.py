@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Graph, TensorType, Value
-from sharding.mesh import Mesh
-from sharding.spec import ShardingSpec
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Graph, TensorType, Value
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.spec import ShardingSpec
 
 ValueId = tuple[int, int]
 INPUT = -1

@@ -6,12 +6,12 @@ left to choose; what an op reads otherwise is gathered or sent right before it.
 
 from __future__ import annotations
 
-from compiler.ir.types import Op, Value
-from sharding.dims import reached
-from sharding.pins import CARRYING, gather_uses
-from sharding.spec import ShardingSpec
-from sharding.strategies.decisions import WEIGHTS, Decisions
-from sharding.strategies.expected import (
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.dims import reached
+from shardwright.sharding.pins import CARRYING, gather_uses
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.sharding.strategies.expected import (
     expert_uses,
     partial_axes,
     reductions,

@@ -12,20 +12,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import Diagnostic, ShardingError
-from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.dim_sets import DimTable, ShardClasses
-from sharding.dims import BatchLabels, Dim, batch_labels, reached
-from sharding.indices import IndexClasses
-from sharding.layers import ScannedLayers, UnrolledLayers, scanned_layers, unrolled_layers
-from sharding.layout import UsedLayout
-from sharding.mesh import DATA_AXES, Mesh
-from sharding.partitioned import Slot
-from sharding.pins import Annotator, GatherUse
-from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
-from sharding.strategies.kept import keep_gathered
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.sharding.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.dims import BatchLabels, Dim, batch_labels, reached
+from shardwright.sharding.indices import IndexClasses
+from shardwright.sharding.layers import (
+    ScannedLayers,
+    UnrolledLayers,
+    scanned_layers,
+    unrolled_layers,
+)
+from shardwright.sharding.layout import UsedLayout
+from shardwright.sharding.mesh import DATA_AXES, Mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.pins import Annotator, GatherUse
+from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
+from shardwright.sharding.strategies.kept import keep_gathered
 
 WEIGHTS = 3
 """The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""

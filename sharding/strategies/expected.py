@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from compiler.ir.types import Graph, Op
-from sharding.dims import Dim, Factor, factors
-from sharding.inner import contracted, cut
-from sharding.layout import UsedLayout
-from sharding.pins import GatherUse
-from sharding.strategies import Predicted
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.sharding.dims import Dim, Factor, factors
+from shardwright.sharding.inner import contracted, cut
+from shardwright.sharding.layout import UsedLayout
+from shardwright.sharding.pins import GatherUse
+from shardwright.sharding.strategies import Predicted
 
 
 def reductions(graph: Graph, layout: UsedLayout) -> Counter[Predicted]:

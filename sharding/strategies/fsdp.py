@@ -8,11 +8,11 @@ it, its gradient is reduced and scattered where it is made, and the optimizer wo
 
 from __future__ import annotations
 
-from compiler.diagnostics import ShardingError
-from sharding.settings import AUTO, StrategySettings
-from sharding.strategies.decisions import WEIGHTS, Decisions
-from sharding.strategies.splits import split_layers
-from sharding.strategies.state import place_state
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.sharding.settings import AUTO, StrategySettings
+from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.sharding.strategies.splits import split_layers
+from shardwright.sharding.strategies.state import place_state
 
 
 def fsdp(step: Decisions, settings: StrategySettings) -> None:

@@ -7,10 +7,10 @@ scattered gradients). Other axes of the mesh split layers as under any strategy.
 
 from __future__ import annotations
 
-from sharding.settings import StrategySettings
-from sharding.strategies.decisions import Decisions, zero_of
-from sharding.strategies.splits import split_layers
-from sharding.strategies.state import place_state
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.decisions import Decisions, zero_of
+from shardwright.sharding.strategies.splits import split_layers
+from shardwright.sharding.strategies.state import place_state
 
 
 def generic(step: Decisions, settings: StrategySettings) -> None:

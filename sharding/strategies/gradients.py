@@ -6,11 +6,11 @@ summed where it is. Ops that cut a stored dim get it whole and hand it back.
 
 from __future__ import annotations
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Op, Value
-from sharding.pins import REDUCING, Users, layout_borders, reduction_ops
-from sharding.strategies.decisions import Decisions
-from sharding.strategies.expected import ended_axes
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.pins import REDUCING, Users, layout_borders, reduction_ops
+from shardwright.sharding.strategies.decisions import Decisions
+from shardwright.sharding.strategies.expected import ended_axes
 
 
 def reduce_gradients(step: Decisions) -> None:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.analysis import invariant_carries, keeps_order
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from compiler.passes.dce import dce
-from compiler.passes.remat.stacks import counted, stacks
-from sharding.layers import visited_layers
-from sharding.pins import NARROWING
-from sharding.spec import ShardingSpec
+from shardwright.compiler.ir.analysis import invariant_carries, keeps_order
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.remat.stacks import counted, stacks
+from shardwright.sharding.layers import visited_layers
+from shardwright.sharding.pins import NARROWING
+from shardwright.sharding.spec import ShardingSpec
 
 Key = tuple[Value, int, tuple[object, ...], tuple[object, ...]]
 """A stacked weight, the dim of its layers, what is done to a layer, and how the result lies."""

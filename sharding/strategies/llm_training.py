@@ -7,10 +7,10 @@ unless `zero` says otherwise.
 
 from __future__ import annotations
 
-from sharding.settings import StrategySettings
-from sharding.strategies.decisions import Decisions, zero_of
-from sharding.strategies.splits import split_layers
-from sharding.strategies.state import place_state
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.decisions import Decisions, zero_of
+from shardwright.sharding.strategies.splits import split_layers
+from shardwright.sharding.strategies.state import place_state
 
 
 def llm_training(step: Decisions, settings: StrategySettings) -> None:

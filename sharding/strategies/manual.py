@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, ShardingError
-from compiler.frontend.shardings import ModuleShardings
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ShardingConstraintAttrs
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import Level
-from sharding.mesh import Mesh
-from sharding.partitioned import Slot
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT, Recipe, ValueId
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, ShardingError
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import Level
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe, ValueId
 
 STATE = ("parameter", "optimizer", "rng")
 NAMED = 6  # open arguments that the finding lists by name (our choice)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from compiler.diagnostics import Diagnostic, ShardingError
-from compiler.ir.types import Graph, Value
-from compiler.passes.barriers import without_constraints
-from sharding.mesh import SHARD_AXIS, Mesh, make_mesh
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
-from sharding.strategies.decisions import Decisions, zero_of
-from sharding.strategies.splits import split_layers
-from sharding.strategies.state import LARGE_REPLICATED_BYTES, spreadable
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.passes.barriers import without_constraints
+from shardwright.sharding.mesh import SHARD_AXIS, Mesh, make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.decisions import Decisions, zero_of
+from shardwright.sharding.strategies.splits import split_layers
+from shardwright.sharding.strategies.state import LARGE_REPLICATED_BYTES, spreadable
 
 
 def mesh_for_state(

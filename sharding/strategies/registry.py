@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.diagnostics import Diagnostic, ShardingError, did_you_mean
-from compiler.frontend.shardings import ModuleShardings
-from compiler.ir.types import Graph, Value
-from compiler.passes.barriers import without_constraints
-from compiler.steps import step
-from sharding.counts import own_counts
-from sharding.mesh import Mesh
-from sharding.padding import pad_indices
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
-from sharding.sorted_rows import sorted_per_sample
-from sharding.strategies import Recipe
-from sharding.strategies.activations import (
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError, did_you_mean
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.passes.barriers import without_constraints
+from shardwright.compiler.steps import step
+from shardwright.sharding.counts import own_counts
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.padding import pad_indices
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.sorted_rows import sorted_per_sample
+from shardwright.sharding.strategies import Recipe
+from shardwright.sharding.strategies.activations import (
     gather_sequences,
     gather_weights,
     pin_activations,
     return_rows,
 )
-from sharding.strategies.decisions import Decisions
-from sharding.strategies.fsdp import fsdp
-from sharding.strategies.generic import generic
-from sharding.strategies.gradients import join_layouts, reduce_gradients
-from sharding.strategies.llm_training import llm_training
-from sharding.strategies.manual import manual
-from sharding.strategies.splits import padding_of
-from sharding.strategies.state import place_batch, place_results
+from shardwright.sharding.strategies.decisions import Decisions
+from shardwright.sharding.strategies.fsdp import fsdp
+from shardwright.sharding.strategies.generic import generic
+from shardwright.sharding.strategies.gradients import join_layouts, reduce_gradients
+from shardwright.sharding.strategies.llm_training import llm_training
+from shardwright.sharding.strategies.manual import manual
+from shardwright.sharding.strategies.splits import padding_of
+from shardwright.sharding.strategies.state import place_batch, place_results
 
 NAMED = 4  # padded weights that the note lists by name (our choice)
 MANUAL = "manual"

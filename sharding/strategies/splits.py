@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from compiler.diagnostics import Diagnostic, ShardingError
-from compiler.ir.types import Value
-from sharding.borders import borders
-from sharding.dims import reached
-from sharding.indices import Class, IndexClasses
-from sharding.inner import broken, cover, expert_families, prices
-from sharding.layout import along_residual, expert_rows, query_dims
-from sharding.settings import StrategySettings
-from sharding.split import Split, rooms, spread
-from sharding.strategies.decisions import Decisions
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.borders import borders
+from shardwright.sharding.dims import reached
+from shardwright.sharding.indices import Class, IndexClasses
+from shardwright.sharding.inner import broken, cover, expert_families, prices
+from shardwright.sharding.layout import along_residual, expert_rows, query_dims
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.split import Split, rooms, spread
+from shardwright.sharding.strategies.decisions import Decisions
 
 
 def split_layers(step: Decisions, settings: StrategySettings) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from compiler.diagnostics import Diagnostic
-from compiler.ir.types import Value
-from sharding.partitioned import Slot
-from sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
 
 LARGE_REPLICATED_BYTES = 1 << 20
 """Above this a leaf that stays whole is worth a warning (our choice, not a hardware fact)."""

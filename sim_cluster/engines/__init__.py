@@ -1,7 +1,13 @@
 """What every instruction does to values, one file per engine; see `registry.py`."""
 
-from sim_cluster.engines import dma, gpsimd, scalar, sync, tensor, vector
-from sim_cluster.engines.registry import DECODERS, Kernel, Registers, executes, overwrites
+from shardwright.sim_cluster.engines import dma, gpsimd, scalar, sync, tensor, vector
+from shardwright.sim_cluster.engines.registry import (
+    DECODERS,
+    Kernel,
+    Registers,
+    executes,
+    overwrites,
+)
 
 __all__ = [
     "DECODERS",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.isa.program import Instr
-from sim_cluster import elementwise as ew
-from sim_cluster.engines.registry import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Instr
+from shardwright.sim_cluster import elementwise as ew
+from shardwright.sim_cluster.engines.registry import (
     Kernel,
     Registers,
     Views,

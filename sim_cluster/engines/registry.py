@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.program import Engine, Instr
-from sim_cluster import elementwise as ew
-from sim_cluster.rounding import narrow
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine, Instr
+from shardwright.sim_cluster import elementwise as ew
+from shardwright.sim_cluster.rounding import narrow
 
 Registers = Mapping[int, int]
 Views = tuple[np.ndarray, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.isa.program import Instr
-from sim_cluster.engines.registry import Kernel, Registers, Views, executes
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Instr
+from shardwright.sim_cluster.engines.registry import Kernel, Registers, Views, executes
 
 
 def _nothing(out: np.ndarray | None, views: Views, registers: Registers) -> None:

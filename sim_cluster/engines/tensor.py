@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.isa.program import Instr
-from sim_cluster.engines.registry import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Instr
+from shardwright.sim_cluster.engines.registry import (
     Kernel,
     Registers,
     Views,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.topology import Topology, torus
+from shardwright.collectives.topology import Topology, torus
 
 
 def trn1n(instances: int = 1) -> Topology:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.costs import CollectiveCosts
-from collectives.layout import place
-from collectives.ops import (
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.layout import place
+from shardwright.collectives.ops import (
     CollectiveError,
     CollectiveKind,
     ReplicaGroups,
     axis_strides,
     group_index,
 )
-from collectives.select import alternatives, choose, full_name
-from collectives.topology import Topology, line, ring, switched, torus, unlinked
+from shardwright.collectives.select import alternatives, choose, full_name
+from shardwright.collectives.topology import Topology, line, ring, switched, torus, unlinked
 
 GATHER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE
 MIB = 1_048_576

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.cost import (
+from shardwright.collectives.cost import (
     bus_bytes_per_s,
     closed_time,
     collective_time,
@@ -14,14 +14,14 @@ from collectives.cost import (
     schedule_wires_ps,
     wires_ps,
 )
-from collectives.layout import place
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
-from collectives.recipe import Choice
-from collectives.select import choose
-from collectives.topology import line, ring, switched, torus, unlinked
-from compiler.target import load_target, logical
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
+from shardwright.collectives.layout import place
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.recipe import Choice
+from shardwright.collectives.select import choose
+from shardwright.collectives.topology import line, ring, switched, torus, unlinked
+from shardwright.compiler.target import load_target, logical
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.network import cluster_topology
 from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (

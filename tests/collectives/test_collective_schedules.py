@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.algorithms.mesh import mesh
-from collectives.algorithms.pairwise import all_to_all, collective_permute
-from collectives.algorithms.recursive import recursive
-from collectives.algorithms.ring import ring
-from collectives.algorithms.tiers import tiers
-from collectives.execute import ROW_LOOP_BYTES, execute
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.reference import reference
-from collectives.schedule import Phase, Schedule
+from shardwright.collectives.algorithms.mesh import mesh
+from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
+from shardwright.collectives.algorithms.recursive import recursive
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.algorithms.tiers import tiers
+from shardwright.collectives.execute import ROW_LOOP_BYTES, execute
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.reference import reference
+from shardwright.collectives.schedule import Phase, Schedule
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

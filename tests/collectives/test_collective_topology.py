@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.cycles import chip_cycles, edge_disjoint_pair
-from collectives.ops import CollectiveError
-from collectives.topology import line, ring, torus, unlinked
+from shardwright.collectives.cycles import chip_cycles, edge_disjoint_pair
+from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.topology import line, ring, torus, unlinked
 
 # The pair the machine fact sheet prints for the 4x4 torus.
 SHEET = (

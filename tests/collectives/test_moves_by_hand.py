@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectives.algorithms.mesh import mesh, single_step
-from collectives.algorithms.pairwise import all_to_all, collective_permute
-from collectives.algorithms.recursive import recursive
-from collectives.algorithms.ring import ring
-from collectives.algorithms.tiers import tiers
-from collectives.execute import _assign_rows, _plan
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.schedule import Charge, Schedule
+from shardwright.collectives.algorithms.mesh import mesh, single_step
+from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
+from shardwright.collectives.algorithms.recursive import recursive
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.algorithms.tiers import tiers
+from shardwright.collectives.execute import _assign_rows, _plan
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.schedule import Charge, Schedule
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.cost import closed_time, collective_time, schedule_time
-from collectives.cycles import chip_cycles
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from collectives.placement import Placement, place_mesh, read_placement, where, with_atoms
-from collectives.select import choose
-from collectives.topology import Topology, torus
+from shardwright.collectives.cost import closed_time, collective_time, schedule_time
+from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from shardwright.collectives.placement import (
+    Placement,
+    place_mesh,
+    read_placement,
+    where,
+    with_atoms,
+)
+from shardwright.collectives.select import choose
+from shardwright.collectives.topology import Topology, torus
 from tests.support.machines import NOMINAL
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)

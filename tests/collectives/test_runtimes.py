@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.ops import CollectiveError, CollectiveKind
-from collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
-from compiler.dtypes import DType
-from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
-from sim_cluster.network import Network
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.network import Network
 
 REDUCE, GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
 US = 10**6

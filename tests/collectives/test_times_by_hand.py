@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from collectives.cost import (
+from shardwright.collectives.cost import (
     bus_bytes_per_s,
     closed_time,
     schedule_time,
     schedule_wires_ps,
     wires_ps,
 )
-from collectives.costs import CollectiveCosts
-from collectives.layout import place
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
-from collectives.recipe import Choice
-from collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
-from collectives.select import choose
-from collectives.timing import CollectiveTime, in_step
-from collectives.topology import Topology, line, ring, torus, unlinked
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.layout import place
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.recipe import Choice
+from shardwright.collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
+from shardwright.collectives.select import choose
+from shardwright.collectives.timing import CollectiveTime, in_step
+from shardwright.collectives.topology import Topology, line, ring, torus, unlinked
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

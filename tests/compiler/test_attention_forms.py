@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.isa.limits import LIMIT_TABLE, Limit
-from compiler.options import CompileOptions
+from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
+from shardwright.compiler.options import CompileOptions
 from tests.support.model_run import compile_function, figures, worst_distance
 
 HEADS, T, D = 2, 260, 32

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.options import CompileOptions
+from shardwright.compiler.options import CompileOptions
 from tests.support.model_run import compile_function
 
 DEPTH = 64

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.codegen.rows import nest
-from compiler.isa.limits import LIMIT_TABLE, Limit
-from compiler.lower import accept
-from compiler.options import CompileOptions
+from shardwright.compiler.codegen.rows import nest
+from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
+from shardwright.compiler.lower import accept
+from shardwright.compiler.options import CompileOptions
 from tests.support.model_run import compile_function, worst_distance
 
 T, S, D = 256, 4096, 32

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from compiler.custom_target import RULES
-from compiler.diagnostics import UsageError
-from compiler.isa.limits import limits_for
-from compiler.surface.resolve import find_target
-from compiler.target import load_target, target_names
-from orchestrator.build import build, layout_of
-from orchestrator.cli import main
-from orchestrator.config import load
-from orchestrator.job import time_programs, unit_service
-from orchestrator.stages import Stages
+from shardwright.compiler.custom_target import RULES
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.surface.resolve import find_target
+from shardwright.compiler.target import load_target, target_names
+from shardwright.orchestrator.build import build, layout_of
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import time_programs, unit_service
+from shardwright.orchestrator.stages import Stages
 from tests.support.small_job import write_job
 
 HALF = {"chips_per_instance": 8, "shape": [2, 4], "efa_gbps": 800, "efa_devices": 8}

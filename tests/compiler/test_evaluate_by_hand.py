@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import (
     EngineSpan,
     RegionTime,
     Segment,
@@ -26,7 +26,7 @@ from compiler.evaluate import (
     region_times,
     segments_at,
 )
-from compiler.isa.program import (
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
     CollectiveCall,
@@ -38,9 +38,9 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from compiler.max_plus import merged
-from compiler.target import Target, load_target, logical
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.max_plus import merged
+from shardwright.compiler.target import Target, load_target, logical
 
 TRN1N = load_target("trn1n.32xlarge")
 TRN2 = logical(load_target("trn2.48xlarge"), 2)

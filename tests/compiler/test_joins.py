@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
-from compiler.lower.function import lower_function
-from compiler.neff.schedule import STAGE_AXIS
-from compiler.outline import outline_programs
-from compiler.passes.dce import dce
-from compiler.program import StepProgram
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.neff.schedule import STAGE_AXIS
+from shardwright.compiler.outline import outline_programs
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.result import distance
 from tests.support.region_reference import run_lowered
 
 

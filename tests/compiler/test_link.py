@@ -7,15 +7,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError, LoadError, Loc
-from compiler.driver import compile_function, compile_graph
-from compiler.ir.build import Builder
-from compiler.isa.encode import encode_program
-from compiler.isa.program import Program
-from compiler.link import link
-from compiler.outline import outline
-from compiler.outline.unit import pack_function, read_payload, unpack_function
-from compiler.program import StepPlan, StepProgram
+from shardwright.compiler.diagnostics import CompileError, LoadError, Loc
+from shardwright.compiler.driver import compile_function, compile_graph
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.encode import encode_program
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.link import link
+from shardwright.compiler.outline import outline
+from shardwright.compiler.outline.unit import pack_function, read_payload, unpack_function
+from shardwright.compiler.program import StepPlan, StepProgram
 from tests.support.graphs import layer_stack
 
 TARGET = "trn1n.32xlarge"

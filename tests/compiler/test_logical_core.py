@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.codegen.builder import Builder
-from compiler.codegen.generate import Codes, Generated
-from compiler.core_order import order_cores
-from compiler.dtypes import DType
-from compiler.evaluate import Shares, function_segments, segments_at
-from compiler.isa.program import Function, Region
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from compiler.logical_core import LogicalCore, Way
-from compiler.options import CompileOptions
-from compiler.target import load_target
-from compiler.trial import Trial, _lately
+from shardwright.compiler.codegen.builder import Builder
+from shardwright.compiler.codegen.generate import Codes, Generated
+from shardwright.compiler.core_order import order_cores
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Shares, function_segments, segments_at
+from shardwright.compiler.isa.program import Function, Region
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.logical_core import LogicalCore, Way
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import load_target
+from shardwright.compiler.trial import Trial, _lately
 from tests.compiler.codegen.region_harness import Maker
 from tests.support.model_run import CompiledFunction, compile_function, figures
 

@@ -8,12 +8,12 @@ import math
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.frontend.models import llama
-from sharding.mesh import make_mesh
-from sharding.plan import build_plan
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import llama
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.plan import build_plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request
 from tests.compiler.test_lowered_step import run_lowered_step
 from tests.support.road import captured_graph, worst
 

@@ -7,16 +7,21 @@ import math
 
 import pytest
 
-from compiler import hbm
-from compiler.frontend.models import llama
-from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
-from compiler.frontend.task import TrainTask
-from compiler.lower.function import lower_function
-from compiler.lower.write_out import tensor_spans
-from compiler.options import CompileOptions
-from compiler.passes.pipeline import run
-from compiler.program import StepPlan
-from sharding.mesh import make_mesh
+from shardwright.compiler import hbm
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    reference_step,
+    task_batches,
+)
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.lower.write_out import tensor_spans
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.mesh import make_mesh
 from tests.models import prime_model
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.road import fsdp_plan, leaf_error, split_batch, worst

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op, Value
-from compiler.ir.verify import verify
-from compiler.passes.narrow import narrow
-from sharding.dims import reached
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.narrow import narrow
+from shardwright.sharding.dims import reached
 
 BF16, F32 = DType.BF16, DType.F32
 SHAPE = (3, 4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compiler.quantities import DURATION, MONEY, TOKENS, Quantity
+from shardwright.compiler.quantities import DURATION, MONEY, TOKENS, Quantity
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,26 @@ from functools import cache
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.evaluate import function_segments
-from compiler.isa.decode import decode_function
-from compiler.isa.encode import encode_function
-from compiler.isa.limits import limits_for, walk
-from compiler.isa.program import AccessPattern, Border, Engine, Function, Instr, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from compiler.region_order import order_regions
-from compiler.target import load_target
-from sim_cluster.functions import L0, FunctionCode
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.isa.decode import decode_function
+from shardwright.compiler.isa.encode import encode_function
+from shardwright.compiler.isa.limits import limits_for, walk
+from shardwright.compiler.isa.program import (
+    AccessPattern,
+    Border,
+    Engine,
+    Function,
+    Instr,
+    Region,
+    Space,
+    Tile,
+)
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.region_order import order_regions
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.functions import L0, FunctionCode
 from tests.support.compiled import graph_of, link
 from tests.support.instruction_cluster import with_barriers
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import DiagnosticError, UsageError
-from compiler.driver import with_ordinals
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.isa.encode import pack_region
-from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
-from compiler.isa.region_text import parse, to_text
-from compiler.lower.function import lower_function
-from compiler.neff.listing import function_lines
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, unit_passes
+from shardwright.compiler.diagnostics import DiagnosticError, UsageError
+from shardwright.compiler.driver import with_ordinals
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.encode import pack_region
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region_text import parse, to_text
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.neff.listing import function_lines
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, unit_passes
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase, build_graph
 from tests.support.compiled import link

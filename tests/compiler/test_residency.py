@@ -13,10 +13,10 @@ from functools import cache
 
 import pytest
 
-from compiler import hbm
-from compiler.dtypes import DType
-from compiler.hbm import Lifetime
-from compiler.isa.program import (
+from shardwright.compiler import hbm
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.hbm import Lifetime
+from shardwright.compiler.isa.program import (
     Call,
     Function,
     Instr,
@@ -27,9 +27,9 @@ from compiler.isa.program import (
     Repeat,
     Space,
 )
-from compiler.outline import outline
-from compiler.residency import Residency, scratch_peak
-from orchestrator.build import Built
+from shardwright.compiler.outline import outline
+from shardwright.compiler.residency import Residency, scratch_peak
+from shardwright.orchestrator.build import Built
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, small_llama

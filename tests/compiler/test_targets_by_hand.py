@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.target import altered, load_target, logical, nominal_machine, target_names
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import altered, load_target, logical, nominal_machine, target_names
 
 # One physical core. Everything a core of another generation has alike stands here: 128 partitions,
 # 16 KiB of PSUM in banks of 2 KiB (K1), 1300 ns per transfer (DB), 64 KiB per descriptor (udma.h),

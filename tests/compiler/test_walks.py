@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from compiler.attention.recogniser import find_attention
-from compiler.codegen.rows.bounds import reference
-from compiler.codegen.rows.facts import exact
-from compiler.codegen.space import Space, normalise
-from compiler.dtypes import DType
-from compiler.frontend.rules.trip_count import known_scalar
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
-from compiler.isa.region import Affine
-from compiler.passes.remat import rematerialise
-from compiler.walks import answered
+from shardwright.compiler.attention.recogniser import find_attention
+from shardwright.compiler.codegen.rows.bounds import reference
+from shardwright.compiler.codegen.rows.facts import exact
+from shardwright.compiler.codegen.space import Space, normalise
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.trip_count import known_scalar
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.passes.remat import rematerialise
+from shardwright.compiler.walks import answered
 from tests.compiler.codegen.region_harness import I32, PRED, U32, Maker
 from tests.support.ladders import check_grows, unary
 

@@ -3,12 +3,12 @@ step of another kind of code."""
 
 from __future__ import annotations
 
-from compiler.frontend.models import encoder, gpt
-from compiler.frontend.models import moe as mixtral
-from compiler.frontend.models.blocks import Sizes, TaskOptions
-from compiler.frontend.models.llama import LlamaConfig
-from compiler.frontend.task import TrainTask
 from examples.own_sharding import step as own_step
+from shardwright.compiler.frontend.models import encoder, gpt
+from shardwright.compiler.frontend.models import moe as mixtral
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.llama import LlamaConfig
+from shardwright.compiler.frontend.task import TrainTask
 from tests.models import dropout_decoder
 from tests.support import models_vision
 

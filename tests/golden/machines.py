@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.evaluate import Shares, instr_cost, region_times
-from compiler.isa.costs import instr_interval_ps
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Shares, instr_cost, region_times
+from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     CollectiveCall,
@@ -26,11 +26,11 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from compiler.target import Target
-from sim_cluster.network import Network
-from sim_cluster.profiles import NAMES
-from sim_cluster.step_time import Step, time_step
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.network import Network
+from shardwright.sim_cluster.profiles import NAMES
+from shardwright.sim_cluster.step_time import Step, time_step
 from tests.golden.record import Rows
 
 F32 = DType.F32

@@ -12,21 +12,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from compiler.ir.analysis import count_ops
-from compiler.ir.serialize import dump
-from compiler.isa.encode import Sections, encode_function, pack_attrs
-from compiler.isa.program import Function, Program, Region
-from compiler.neff.bundle import program_bytes
-from compiler.neff.manifest import Manifest
-from compiler.neff.writer import pack
-from orchestrator.build import Built, build
-from orchestrator.bundling import manifest_of
-from orchestrator.config import JobConfig
-from orchestrator.job import time_programs
-from orchestrator.report.report import base_report
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages, Traces
-from orchestrator.timing import Timings
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.isa.encode import Sections, encode_function, pack_attrs
+from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.neff.bundle import program_bytes
+from shardwright.compiler.neff.manifest import Manifest
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator.build import Built, build
+from shardwright.orchestrator.bundling import manifest_of
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.job import time_programs
+from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.timing import Timings
 
 Rows = dict[str, Any]
 Record = dict[str, Rows]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from collectives.cost import closed_time, wires_ps
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.select import alternatives, choose, full_name
-from compiler.target import Target, load_target, logical
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
-from sim_cluster.profiles import NAMES
+from shardwright.collectives.cost import closed_time, wires_ps
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
+from shardwright.collectives.select import alternatives, choose, full_name
+from shardwright.compiler.target import Target, load_target, logical
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.profiles import NAMES
 from tests.golden.files import golden
 from tests.golden.record import Record, sha
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from compiler.target import Target, altered, facts_of, load_target, logical, target_names
+from shardwright.compiler.target import (
+    Target,
+    altered,
+    facts_of,
+    load_target,
+    logical,
+    target_names,
+)
 from tests.golden.files import differences, golden
 from tests.golden.machines import stages
 from tests.golden.record import Record

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.ir.parse import parse
-from compiler.ir.text import to_text
-from compiler.isa import region_text
-from orchestrator.cache import open_cache
-from orchestrator.config import JobConfig
-from orchestrator.dump import dumping
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Traces
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.isa import region_text
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.dump import dumping
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Traces
 from tests.golden.cells import CELLS, GoldenCell
 from tests.golden.record import run_cell
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from compiler.isa import costs
-from compiler.isa.program import Program
-from orchestrator.cache.cache import Cache
-from orchestrator.job import step_of
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Traces
-from sim_cluster.step_time import time_step
+from shardwright.compiler.isa import costs
+from shardwright.compiler.isa.program import Program
+from shardwright.orchestrator.cache.cache import Cache
+from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Traces
+from shardwright.sim_cluster.step_time import time_step
 from tests.golden import files
 from tests.golden.cells import CELLS
 from tests.golden.files import FOLDER, differences, golden, read, report_of, text_of

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.ir.parse import parse
-from compiler.ir.serialize import dump
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph
-from compiler.isa import region_text
-from compiler.isa.encode import pack_region
-from compiler.isa.program import Program
-from orchestrator.build import Built
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa import region_text
+from shardwright.compiler.isa.encode import pack_region
+from shardwright.compiler.isa.program import Program
+from shardwright.orchestrator.build import Built
 
 
 def check_texts(built: Built) -> tuple[int, int]:

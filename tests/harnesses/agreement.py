@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.ops.elementwise import ACTIVATIONS
-from compiler.ir.reference import evaluate
-from compiler.isa.program import Program
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.isa.program import Program
 from tests.harnesses.case import OpCase, build_graph
 from tests.harnesses.special import CONTRACTIONS, accumulation, special_inputs
 from tests.support.compiled import levels_of

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Graph, TensorType, Value, tensor_type
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, TensorType, Value, tensor_type
 
 EXACT = 0.0
 FLOAT_ULPS = 4e-6

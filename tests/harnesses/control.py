@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
+from shardwright.compiler.dtypes import DType
 from tests.harnesses.case import OpCase
 
 CASES: tuple[OpCase, ...] = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import ConvolutionAttrs
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import ConvolutionAttrs
 from tests.harnesses.case import BF16_ULP, FLOAT_ULPS, OpCase
 
 F32, BF16 = DType.F32, DType.BF16

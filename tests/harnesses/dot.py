@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import DotGeneralAttrs
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import DotGeneralAttrs
 from tests.harnesses.case import BF16_ULP, EXACT, FLOAT_ULPS, OpCase
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
-from compiler.ir.ops.elementwise import DIRECTIONS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops.elementwise import DIRECTIONS
 from tests.harnesses.case import BF16_ULP, EXACT, FLOAT_ULPS, OpCase, Operand
 
 F32, BF16, F16 = DType.F32, DType.BF16, DType.F16

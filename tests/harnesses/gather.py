@@ -4,8 +4,8 @@ out of bounds.
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import GatherAttrs, ScatterAttrs
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from tests.harnesses.case import BF16_ULP, EXACT, FLOAT_ULPS, OpCase
 
 F32, BF16, I32, U32 = DType.F32, DType.BF16, DType.I32, DType.U32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import ReduceAttrs
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import ReduceAttrs
 from tests.harnesses.case import BF16_ULP, EXACT, FLOAT_ULPS, OpCase
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED

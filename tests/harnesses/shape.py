@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.build import constant_attrs
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
     DynamicSliceAttrs,
@@ -17,7 +17,7 @@ from compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.types import tensor_type
+from shardwright.compiler.ir.types import tensor_type
 from tests.harnesses.case import OpCase
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
 from tests.harnesses.case import OpCase, case_inputs
 
 MUST = ("inf", "-inf", "nan", "0", "-0", "largest", "lowest", "smallest normal")

@@ -14,14 +14,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError
-from compiler.dtypes import DType
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.opdef import OPS
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.types import TensorType, tensor_type
-from compiler.isa.program import Program
-from compiler.passes.integers import downcasts
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.types import TensorType, tensor_type
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.passes.integers import downcasts
 from tests.harnesses.agreement import Arrays, assert_same
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase, build_graph, case_inputs

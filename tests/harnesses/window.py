@@ -4,9 +4,9 @@ windows in `tests/compiler/lower/test_windows.py`.
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from compiler.ir.ops.window import window_count
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.ops.window import window_count
 from tests.harnesses.case import BF16_ULP, EXACT, FLOAT_ULPS, OpCase
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH, HEADS, INNER, VOCAB, LENGTH, LAYERS = 32, 4, 64, 64, 16, 2
 

@@ -33,7 +33,7 @@ import optax
 from flax import nnx
 from flax.training.train_state import TrainState
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 PIXELS, CLASSES = (8, 8, 1), 10
 TIME, VOCAB = 16, 64

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.frontend.models import llama, text
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.models import llama, text
+from shardwright.compiler.frontend.task import TrainTask
 
 
 def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:

@@ -17,7 +17,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH, HIDDEN = 16, 64
 CHAIN = optax.adam(1e-3)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.frontend.reference import initial_state, reference_step, task_batches
+from shardwright.compiler.frontend.reference import initial_state, reference_step, task_batches
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import check_against_jax, graph_of, run_levels
 from tests.support.models_vision import MODELS, VisionModel

@@ -152,7 +152,7 @@ def test_damages_of_a_small_tree_are_judged(tmp_path: Path) -> None:
     texts = {
         "sim_cluster/__init__.py": "",
         "sim_cluster/it.py": "def double(a):\n    return a + a\n\n\ndef never(a):\n    return -a\n",
-        "tests/test_it.py": "from sim_cluster.it import double\n\n\n"
+        "tests/test_it.py": "from shardwright.sim_cluster.it import double\n\n\n"
         "def test_it():\n    assert double(3) == 6\n",
         "pytest.ini": "[pytest]\npythonpath = .\nmarkers =\n    matrix: long\n    ray: Ray\n",
     }

@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op, Value
 from tests.harnesses import dot, elementwise, reduce, shape
 from tests.harnesses.agreement import assert_same
 from tests.harnesses.case import OpCase, build_graph, case_inputs

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
 from tests.harnesses.typed import TYPES, outcome, rows_of
 from tests.support.cells import diagonals
 from tests.support.type_page import PAGE, listed

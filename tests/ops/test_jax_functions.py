@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from compiler.diagnostics import ImportRuleError
-from compiler.dtypes import DType
-from compiler.frontend.stablehlo import import_module
-from compiler.isa.program import Program
-from compiler.passes.integers import downcasts
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.passes.integers import downcasts
 from tests.harnesses.special import values_of
 from tests.support.compiled import graph_of, levels_of, link, run_levels
 

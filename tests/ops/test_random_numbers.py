@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ImportRuleError
-from compiler.driver import compile_unit
-from compiler.evaluate import function_segments
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.lower.function import Signature
-from compiler.options import DEFAULTS
-from compiler.outline.unit import Unit
-from compiler.target import load_target, logical
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.driver import compile_unit
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.target import load_target, logical
 from tests.support import xla
 from tests.support.compiled import graph_of, run_levels
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.ir.opdef import OPS
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.reference import evaluate
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.reference import evaluate
 from tests.harnesses.agreement import assert_same_as_xla
 from tests.harnesses.all_cases import CASES, GAPS
 from tests.harnesses.case import OpCase, build_graph, case_inputs

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS, OpDef
-from compiler.ir.ops.rules import reference_of, result_elements
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Value
-from compiler.lower import expand
-from compiler.lower.expand import Site
-from compiler.options import CompileOptions
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS, OpDef
+from shardwright.compiler.ir.ops.rules import reference_of, result_elements
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower import expand
+from shardwright.compiler.lower.expand import Site
+from shardwright.compiler.options import CompileOptions
 from tests.harnesses import agreement
 from tests.harnesses.agreement import DEVIATIONS, Deviation, assert_same, assert_same_as_xla
 from tests.harnesses.all_cases import CASES

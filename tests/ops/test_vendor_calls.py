@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.stablehlo import import_module
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.stablehlo import import_module
 from tests.support.compiled import run_levels
 
 X = np.random.default_rng(3).normal(size=(6, 20)).astype(np.float32)

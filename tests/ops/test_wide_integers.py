@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
 from tests.support.compiled import link, run_levels
 
 RNG = np.random.default_rng(3)

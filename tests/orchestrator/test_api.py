@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from compiler.diagnostics import CompileError, UsageError
-from compiler.frontend.task import TrainTask
-from orchestrator import api
-from orchestrator.cli import main
-from orchestrator.host import PACKAGES_ROOT
-from orchestrator.report.page.page import report_page
+from shardwright.compiler.diagnostics import CompileError, UsageError
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator import api
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.host import PACKAGES_ROOT
+from shardwright.orchestrator.report.page.page import report_page
 from tests.support.small_job import SIZES
 
 JOB = """
@@ -185,7 +185,7 @@ def test_jobs_compile_together(folder: Path) -> None:
 
 
 SCRIPT = """
-from orchestrator import api
+from shardwright.orchestrator import api
 print("begins")
 run = api.run("job.toml", cluster__target="trn1.2xlarge", output__dir="out")
 print("ends", run.exit_code)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import UsageError, did_you_mean, nearest
-from compiler.frontend.models.presets import preset_names
-from compiler.options import CompileOptions
-from compiler.target import target_names
-from orchestrator import cli, config
-from orchestrator.job_flags import as_words, job_config
-from sharding.settings import StrategySettings
-from sharding.strategies.registry import MANUAL, STRATEGIES
-from sim_cluster.profiles import NAMES as PROFILES
+from shardwright.compiler.diagnostics import UsageError, did_you_mean, nearest
+from shardwright.compiler.frontend.models.presets import preset_names
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import target_names
+from shardwright.orchestrator import cli, config
+from shardwright.orchestrator.job_flags import as_words, job_config
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.registry import MANUAL, STRATEGIES
+from shardwright.sim_cluster.profiles import NAMES as PROFILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives")

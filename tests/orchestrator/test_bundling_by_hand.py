@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.types import tensor_type
-from compiler.program import BufferInfo
-from orchestrator import bundling, plan_cache
-from orchestrator.config import JobConfig
-from orchestrator.service.units import source_digest
-from orchestrator.stages import Stages
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import tensor_type
+from shardwright.compiler.program import BufferInfo
+from shardwright.orchestrator import bundling, plan_cache
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.service.units import source_digest
+from shardwright.orchestrator.stages import Stages
 
 
 def info(name: str, elements: int, *stages: int, slots: tuple[int, ...] = ()) -> BufferInfo:
@@ -97,11 +97,11 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
         asked.append(given)
         return SimpleNamespace(trace=b"trace")
 
-    monkeypatch.setattr("orchestrator.build.build", lambda *given: built)
-    monkeypatch.setattr("orchestrator.job.unit_service", service)
-    monkeypatch.setattr("orchestrator.job.time_programs", timed)
+    monkeypatch.setattr("shardwright.orchestrator.build.build", lambda *given: built)
+    monkeypatch.setattr("shardwright.orchestrator.job.unit_service", service)
+    monkeypatch.setattr("shardwright.orchestrator.job.time_programs", timed)
     monkeypatch.setattr(
-        "orchestrator.report.report.base_report", lambda *given: {"given": given[3:]}
+        "shardwright.orchestrator.report.report.base_report", lambda *given: {"given": given[3:]}
     )
     job, path, executor = JobConfig(), tmp_path / "out" / "trace.json", object()
     shared: Any = plan_cache.Shared(lambda: executor, reads)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import CompileError, UsageError
-from orchestrator.cache import About, Cache
-from orchestrator.cache.entry import EntryName, pack_entry, read_about, unpack_entry
-from orchestrator.cache.local import LocalStore
-from orchestrator.cache.location import locate
-from orchestrator.service import executor as executor_module
-from orchestrator.service.executor import InlineExecutor, WorkUnit
-from orchestrator.service.service import UnitService
-from orchestrator.service.unit_errors import UnitFailedError
+from shardwright.compiler.diagnostics import CompileError, UsageError
+from shardwright.orchestrator.cache import About, Cache
+from shardwright.orchestrator.cache.entry import EntryName, pack_entry, read_about, unpack_entry
+from shardwright.orchestrator.cache.local import LocalStore
+from shardwright.orchestrator.cache.location import locate
+from shardwright.orchestrator.service import executor as executor_module
+from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "ab" * 32
@@ -112,7 +112,7 @@ def test_a_disk_that_refuses_costs_entries_not_the_job_and_is_told_once(
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("orchestrator.cache.local.write_atomic", refuse)
+    monkeypatch.setattr("shardwright.orchestrator.cache.local.write_atomic", refuse)
     units = [unit(b"a1"), unit(b"b2"), unit(b"c3")]
     with UnitService(InlineExecutor, Cache(tmp_path)) as service:
         assert set(service.run(units).values()) == {b"1a", b"2b", b"3c"}
@@ -156,7 +156,7 @@ def test_a_file_in_place_of_the_directory_is_told_once(tmp_path: Path) -> None:
 FULL = """
 import os, resource, signal, sys
 from pathlib import Path
-from orchestrator.cache import Cache
+from shardwright.orchestrator.cache import Cache
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 cache = Cache(Path(sys.argv[1]))
 cache.put("compile", "1" * 64, b"x" * 100)

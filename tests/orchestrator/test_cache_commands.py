@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cache import About, Cache
-from orchestrator.cli import main
+from shardwright.orchestrator.cache import About, Cache
+from shardwright.orchestrator.cli import main
 from tests.support.small_job import bundle_bytes, write_job
 
 CLAIMED = f"{7:064x}"

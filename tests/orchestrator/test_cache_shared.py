@@ -19,13 +19,13 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
-from compiler.diagnostics import UsageError
-from orchestrator.cache import Cache, bucket
-from orchestrator.cache.bucket import Bucket
-from orchestrator.cache.leases import Leases
-from orchestrator.cache.remote import S3Store
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.cache import Cache, bucket
+from shardwright.orchestrator.cache.bucket import Bucket
+from shardwright.orchestrator.cache.leases import Leases
+from shardwright.orchestrator.cache.remote import S3Store
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, scripted, unit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,10 +222,10 @@ def test_a_lease_is_renewed_while_it_is_held(url: str) -> None:
 RACE = """
 import sys
 from pathlib import Path
-from orchestrator.cache import Cache
-from orchestrator.cache.remote import S3Store
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.cache.remote import S3Store
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 done, own, url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 units = [unit(f"u{n}", leaving_a_file(done, f"u{n}", b"%d" % n, 0.1)) for n in range(10)]

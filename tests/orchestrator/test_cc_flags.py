@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.surface.flags import FLAGS, Effect, Flag, Kind
-from orchestrator import cli
-from orchestrator.compile.cc_flags import job_tables
-from orchestrator.config import JobConfig
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind
+from shardwright.orchestrator import cli
+from shardwright.orchestrator.compile.cc_flags import job_tables
+from shardwright.orchestrator.config import JobConfig
 from tests.support.model_files import compile_line, meta_of, write_model
 
 VARIABLE = "NEURON_CC_FLAGS"

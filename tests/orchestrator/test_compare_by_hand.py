@@ -12,14 +12,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compiler.diagnostics import UsageError
-from compiler.target import hypothetical_text, load_target, logical
-from orchestrator.report import compare as module
-from orchestrator.report.compare import compare, print_comparison, read_report, side, tables, title
-from orchestrator.report.report import SCHEMA
-from orchestrator.whatif import table
-from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
-from orchestrator.whatif.sweep import Swept
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import hypothetical_text, load_target, logical
+from shardwright.orchestrator.report import compare as module
+from shardwright.orchestrator.report.compare import (
+    compare,
+    print_comparison,
+    read_report,
+    side,
+    tables,
+    title,
+)
+from shardwright.orchestrator.report.report import SCHEMA
+from shardwright.orchestrator.whatif import table
+from shardwright.orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
+from shardwright.orchestrator.whatif.sweep import Swept
 
 MIB = 2**20
 GATHER = {

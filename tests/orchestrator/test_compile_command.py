@@ -157,7 +157,7 @@ def test_command_lines_of_neuronx_cc_work_with_the_name_changed(
 def test_in_a_shell_the_streams_and_the_exit_code_are_those_of_a_compiler(folder: Path) -> None:
     write_model(folder / "m.hlo.pb", layers, ARGUMENTS)
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "orchestrator", "compile", "m.hlo.pb", "--target", "trn1"]
+    command = [sys.executable, "-m", "shardwright", "compile", "m.hlo.pb", "--target", "trn1"]
     done = subprocess.run(
         [*command, "--verbose", "info", "--no_cache"],
         env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
@@ -185,7 +185,7 @@ def test_a_script_for_neuronx_cc_runs_when_the_name_is_changed(folder: Path) -> 
     write_model(folder / "model.hlo.pb", layers, ARGUMENTS)
     root, tool = Path(__file__).resolve().parents[2], folder / "bin" / "shardwright"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardwright "$@"\n')
     tool.chmod(0o755)
     (folder / "build.sh").write_text(SCRIPT.replace("neuronx-cc", "shardwright"))
     done = subprocess.run(

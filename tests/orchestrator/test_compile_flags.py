@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import UsageError
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.surface import releases
-from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name
-from compiler.surface.resolve import Resolved, resolve
-from orchestrator.compile.compile_flags import parse, split_verb
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.surface import releases
+from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name
+from shardwright.compiler.surface.resolve import Resolved, resolve
+from shardwright.orchestrator.compile.compile_flags import parse, split_verb
 from tests.support.flag_page import PAGE, page
 
 ROWS = {flag.name: flag for flag in FLAGS}

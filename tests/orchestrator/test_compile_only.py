@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.neff.bundle import load_bundle
-from orchestrator.cli import main
+from shardwright.compiler.neff.bundle import load_bundle
+from shardwright.orchestrator.cli import main
 from tests.support.small_job import JOB, SIZES, bundle_bytes
 
 # Same units as JOB, another job; units that are too many instructions; more than the memory.

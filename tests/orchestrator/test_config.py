@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator import config
-from orchestrator.build import layout_of, placed_task
-from orchestrator.cli import main
-from orchestrator.job import unit_service
-from orchestrator.stages import Stages
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import config
+from shardwright.orchestrator.build import layout_of, placed_task
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.stages import Stages
 
 JOB = """
 [model]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import DiagnosticError
-from compiler.frontend.models.presets import PRESETS, SIZED
-from orchestrator import api
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.frontend.models.presets import PRESETS, SIZED
+from shardwright.orchestrator import api
 from tests.support.cells import long_in_matrix
 from tests.support.pairwise import Row, covering, pairs_of
 

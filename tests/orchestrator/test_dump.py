@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.build import Builder
-from compiler.ir.parse import parse
-from compiler.ir.serialize import dump
-from compiler.ir.text import annotated_text, to_text
-from compiler.ir.types import Graph, Op
-from compiler.isa import region_text
-from compiler.steps import is_recorded, note, step, within
-from orchestrator import outputs
-from orchestrator.cli import main
-from orchestrator.dump import dumping, folder
-from orchestrator.dump.names import README
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.ir.text import annotated_text, to_text
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.isa import region_text
+from shardwright.compiler.steps import is_recorded, note, step, within
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.dump import dumping, folder
+from shardwright.orchestrator.dump.names import README
 from tests.support.model_files import compile_line, write_model
 from tests.support.small_job import bundle_bytes, write_job
 

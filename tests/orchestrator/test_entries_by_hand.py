@@ -17,11 +17,11 @@ import msgpack
 import pytest
 import zstandard
 
-from compiler.diagnostics import LoadError
-from compiler.neff.files import inflated, read_regular, write_atomic
-from orchestrator.cache import local
-from orchestrator.cache.cache import Cache
-from orchestrator.cache.entry import (
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.neff.files import inflated, read_regular, write_atomic
+from shardwright.orchestrator.cache import local
+from shardwright.orchestrator.cache.cache import Cache
+from shardwright.orchestrator.cache.entry import (
     About,
     EntryName,
     pack_entry,
@@ -29,9 +29,9 @@ from orchestrator.cache.entry import (
     read_bounded,
     unpack_entry,
 )
-from orchestrator.cache.local import LocalStore, is_leftover
-from orchestrator.cache.store import StoreError
-from sim_cluster.timing_unit import _trace
+from shardwright.orchestrator.cache.local import LocalStore, is_leftover
+from shardwright.orchestrator.cache.store import StoreError
+from shardwright.sim_cluster.timing_unit import _trace
 
 NAME = EntryName("compile", "0123456789abcdef" * 4)
 OTHER = EntryName("compile", "f" * 64)

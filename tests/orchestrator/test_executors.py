@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
-from orchestrator.service.flight import fly
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.ray_backend import RayExecutor
-from orchestrator.service.seats import MAX_ATTEMPTS
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
+from shardwright.orchestrator.service.flight import fly
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
 from tests.support.scripted_units import (
     Listed,
     answer,

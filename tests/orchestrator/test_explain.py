@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from compiler.ir.build import Builder
-from compiler.isa.limits import LIMIT_TABLE, Limit
-from compiler.logical_core import LogicalCore
-from compiler.lower.explain import explain_fusion
-from compiler.lower.function import Signature
-from compiler.options import CompileOptions
-from compiler.target import load_target
-from orchestrator.cli import main
-from orchestrator.report import explain_time
-from orchestrator.report.explain_fusion import notes_of
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
+from shardwright.compiler.logical_core import LogicalCore
+from shardwright.compiler.lower.explain import explain_fusion
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.report import explain_time
+from shardwright.orchestrator.report.explain_fusion import notes_of
 from tests.support.small_job import SIZES
 
 

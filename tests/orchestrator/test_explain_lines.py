@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import JobConfig
-from orchestrator.report import sections
-from orchestrator.report.explain_lines import _LINES, explain
-from orchestrator.report.explanations import EXPLANATIONS, help_text
-from orchestrator.report.plan_screen import next_lines, screen_lines
-from orchestrator.report.text import count_text, seconds_text, usd_text
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.explain_lines import _LINES, explain
+from shardwright.orchestrator.report.explanations import EXPLANATIONS, help_text
+from shardwright.orchestrator.report.plan_screen import next_lines, screen_lines
+from shardwright.orchestrator.report.text import count_text, seconds_text, usd_text
 from tests.support.plans import report_of
 
 TITLES = {"limited by": "limited", "no gain": "next", "warning": "warnings", "note": "warnings"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.target import load_target
-from orchestrator.cli import _parser
-from orchestrator.config import FaultsConfig, load
-from orchestrator.faults import faults_of
-from orchestrator.job_flags import job_config
-from sim_cluster.faults import Faults
-from sim_cluster.network import cluster_topology
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.cli import _parser
+from shardwright.orchestrator.config import FaultsConfig, load
+from shardwright.orchestrator.faults import faults_of
+from shardwright.orchestrator.job_flags import job_config
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.network import cluster_topology
 
 TOPOLOGY = cluster_topology(load_target("trn1n.32xlarge"), 3)
 

@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import (
+from shardwright.compiler.diagnostics import (
     CapacityError,
     DiagnosticError,
     InternalError,
     ShardingError,
     UsageError,
 )
-from orchestrator import api, plan_cache
-from orchestrator.cache.explain import explain
-from orchestrator.cli import main
-from orchestrator.config import JobConfig, load
-from orchestrator.report import sections
-from orchestrator.report.compare import compare, side
-from orchestrator.report.page.page import report_page
-from orchestrator.report.shape import check_report
-from orchestrator.report.tried import auto_text
-from orchestrator.whatif.change import as_chosen, compared, fixed
-from orchestrator.whatif.fitting import Road, chosen
-from sharding.settings import AUTO, REMATS, StrategySettings
+from shardwright.orchestrator import api, plan_cache
+from shardwright.orchestrator.cache.explain import explain
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.compare import compare, side
+from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.report.shape import check_report
+from shardwright.orchestrator.report.tried import auto_text
+from shardwright.orchestrator.whatif.change import as_chosen, compared, fixed
+from shardwright.orchestrator.whatif.fitting import Road, chosen
+from shardwright.sharding.settings import AUTO, REMATS, StrategySettings
 from tests.support.small_job import write_job
 
 LIMIT = 100

@@ -24,9 +24,9 @@ from benchmarks.flag_orders import (
     page,
     planned,
 )
-from orchestrator.build import layout_of
-from orchestrator.config import load, words_of
-from orchestrator.whatif.rows import FITS, REFUSED, Row
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.config import load, words_of
+from shardwright.orchestrator.whatif.rows import FITS, REFUSED, Row
 from tests.support.small_job import SIZES
 
 UNORDERED = {

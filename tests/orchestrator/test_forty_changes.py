@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import pytest
 
-from orchestrator import api
+from shardwright.orchestrator import api
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = """
@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 import {parts} as parts
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH = 64
 RATE = 0.1
@@ -383,7 +383,7 @@ def test_from_command_to_command(tmp_path: Path) -> None:
     world.write("step_of_commands:make")
 
     def ask() -> Any:
-        words = [sys.executable, "-m", "orchestrator", "plan", str(world.job), "--json"]
+        words = [sys.executable, "-m", "shardwright", "plan", str(world.job), "--json"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + done.stdout

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from orchestrator import age, api, cli, plan_cache
-from orchestrator.cache import About, Cache, open_cache
-from orchestrator.cache.entry import EntryName, pack_entry
-from orchestrator.cli import main
-from orchestrator.config import JobConfig, asked_now, from_store, load
-from orchestrator.report import sections
-from orchestrator.report.page.page import report_page
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.progress import Progress
-from orchestrator.service.service import UnitService
-from orchestrator.service.unit_errors import UnitFailedError
-from orchestrator.submission.together import counts_of
-from orchestrator.validation import predict, validate, validate_screen
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.rows import FITS, Row
-from orchestrator.whatif.sweep import Swept
+from shardwright.orchestrator import age, api, cli, plan_cache
+from shardwright.orchestrator.cache import About, Cache, open_cache
+from shardwright.orchestrator.cache.entry import EntryName, pack_entry
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig, asked_now, from_store, load
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.orchestrator.submission.together import counts_of
+from shardwright.orchestrator.validation import predict, validate, validate_screen
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.whatif.sweep import Swept
 from tests.support.scripted_units import answer, refusal, scripted, unit
 from tests.support.small_job import write_job
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.generator import drawn_by
-from compiler.frontend.state import state_tree
-from orchestrator.config import JobConfig, load
-from orchestrator.model import resolve_task
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.generator import drawn_by
+from shardwright.compiler.frontend.state import state_tree
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.model import resolve_task
 from tests.models import dropout_decoder
 from tests.support.road import captured_graph
 

@@ -12,16 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import UsageError
-from compiler.target import Fact, load_target
-from orchestrator import config, plan_cache
-from orchestrator.build import asked_batch, layout_of
-from orchestrator.cli import main
-from orchestrator.config import JobConfig
-from orchestrator.purchase import GoalConfig, PriceConfig
-from orchestrator.report import compare, sections
-from orchestrator.report.cost import basis_text, cost_section, list_text, missing_text, price_of
-from orchestrator.report.goal import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.target import Fact, load_target
+from shardwright.orchestrator import config, plan_cache
+from shardwright.orchestrator.build import asked_batch, layout_of
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.purchase import GoalConfig, PriceConfig
+from shardwright.orchestrator.report import compare, sections
+from shardwright.orchestrator.report.cost import (
+    basis_text,
+    cost_section,
+    list_text,
+    missing_text,
+    price_of,
+)
+from shardwright.orchestrator.report.goal import (
     Answer,
     Pace,
     answer,
@@ -30,14 +36,14 @@ from orchestrator.report.goal import (
     limits_text,
     needs_text,
 )
-from orchestrator.report.page.page import report_page
-from orchestrator.report.shape import check_report
-from orchestrator.report.text import large_usd_text, long_text
-from orchestrator.service import executor
-from orchestrator.whatif import buyer, scale
-from orchestrator.whatif.change import changed
-from orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, Row
-from sharding.settings import StrategySettings
+from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.report.shape import check_report
+from shardwright.orchestrator.report.text import large_usd_text, long_text
+from shardwright.orchestrator.service import executor
+from shardwright.orchestrator.whatif import buyer, scale
+from shardwright.orchestrator.whatif.change import changed
+from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, Row
+from shardwright.sharding.settings import StrategySettings
 from tests.support.small_job import write_job
 
 TRN1, TRN1N, TRN2 = "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from orchestrator.report.hidden import attention_flops
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.orchestrator.report.hidden import attention_flops
 from tests.support.compiled import graph_of
 
 T, HEADS, WIDTH = 6, 2, 4

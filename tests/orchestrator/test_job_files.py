@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import ImportRuleError, ShardingError, UsageError
-from compiler.frontend.reference import task_batches
-from orchestrator import config
-from orchestrator.build import layout_of
-from orchestrator.cli import main
-from orchestrator.config import TABLES
-from orchestrator.job import executor_of
-from orchestrator.model import resolve_task
-from orchestrator.submission import submit
+from shardwright.compiler.diagnostics import ImportRuleError, ShardingError, UsageError
+from shardwright.compiler.frontend.reference import task_batches
+from shardwright.orchestrator import config
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import TABLES
+from shardwright.orchestrator.job import executor_of
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.submission import submit
 from tests.support.small_job import JOB, SIZES
 
 EVIL = (

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import load_target
-from orchestrator.config import load
-from orchestrator.report import limits
-from orchestrator.report.limits import STATEMENTS, Asked, asked, confidence, limits_section
-from sim_cluster.calibration import Fitted, constants
-from sim_cluster.sensitivity import assumptions
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.report import limits
+from shardwright.orchestrator.report.limits import (
+    STATEMENTS,
+    Asked,
+    asked,
+    confidence,
+    limits_section,
+)
+from shardwright.sim_cluster.calibration import Fitted, constants
+from shardwright.sim_cluster.sensitivity import assumptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "model.md"
 

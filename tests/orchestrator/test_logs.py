@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.service import logs
+from shardwright.orchestrator.service import logs
 from tests.support.small_job import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def command(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     given = {**os.environ, "SHARDWRIGHT_LOG": "", **environment}
-    done = [sys.executable, "-m", "orchestrator", *words]
+    done = [sys.executable, "-m", "shardwright", *words]
     return subprocess.run(done, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
 
 

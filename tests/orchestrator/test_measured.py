@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.evaluate import function_segments
-from compiler.target import load_target, logical
-from orchestrator.validation import kernel_times
-from orchestrator.validation.kernel_times import MeasuredKernel, kernel_of, kernel_seconds
-from orchestrator.validation.measured import collectives, kernels
-from orchestrator.validation.published_columns import machines_named
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.validation import kernel_times
+from shardwright.orchestrator.validation.kernel_times import (
+    MeasuredKernel,
+    kernel_of,
+    kernel_seconds,
+)
+from shardwright.orchestrator.validation.measured import collectives, kernels
+from shardwright.orchestrator.validation.published_columns import machines_named
 
 KERNEL = {
     "id": "K1",

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.neff.arrays import read_arrays, write_arrays
-from orchestrator.cli import main
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.neff.arrays import read_arrays, write_arrays
+from shardwright.orchestrator.cli import main
 from tests.support.forge.sound import RANKS
 from tests.support.model_files import compile_line, write_model
 

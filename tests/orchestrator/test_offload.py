@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import CapacityError, UsageError
-from compiler.dtypes import DType
-from compiler.ir.types import tensor_type
-from compiler.program import BufferInfo, StepPlan
-from compiler.target import load_target
-from orchestrator.offload import check_offload, host_section, instance_bytes
-from orchestrator.report import sections
-from orchestrator.report.shape import check_report
-from sharding.settings import REMATS, StrategySettings
+from shardwright.compiler.diagnostics import CapacityError, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import tensor_type
+from shardwright.compiler.program import BufferInfo, StepPlan
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.offload import check_offload, host_section, instance_bytes
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.shape import check_report
+from shardwright.sharding.settings import REMATS, StrategySettings
 from tests.support.plans import report_of
 
 TRN1 = load_target("trn1.32xlarge")

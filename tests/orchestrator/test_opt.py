@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.ir.parse import parse
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Op
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.pipeline import step_passes, unit_passes
-from orchestrator.cli import main
-from orchestrator.dump.names import FILES, about
-from orchestrator.opt import registry
-from orchestrator.opt.registry import REWRITES, Rewrite, passes_of
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.pipeline import step_passes, unit_passes
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.dump.names import FILES, about
+from shardwright.orchestrator.opt import registry
+from shardwright.orchestrator.opt.registry import REWRITES, Rewrite, passes_of
 
 TEXT = """main(%in0: tensor<4xf32>) {
   %0 = constant 0.0 : tensor<4xf32>

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator import outputs
-from orchestrator.cli import main
-from orchestrator.report.page.page import report_page
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.rows import Row
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.rows import Row
 from tests.support.small_job import JOB, SIZES, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,9 @@ def test_a_checkpoint_that_cannot_be_written(
 def test_a_place_that_is_no_folder_is_refused_before_the_work(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.job.planned", lambda *_: pytest.fail("has worked"))
+    monkeypatch.setattr(
+        "shardwright.orchestrator.job.planned", lambda *_: pytest.fail("has worked")
+    )
     (job.parent / "out").write_text("a file")
     for verb in (["run", str(job)], ["run", str(job), "--compile-only"]):
         assert main([*verb, *MACHINE, *QUIET]) == 2
@@ -128,7 +130,9 @@ def test_a_place_that_is_no_folder_is_refused_before_the_work(
 def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.job.planned", lambda *_: pytest.fail("has worked"))
+    monkeypatch.setattr(
+        "shardwright.orchestrator.job.planned", lambda *_: pytest.fail("has worked")
+    )
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     assert main(["run", str(job), *MACHINE, *QUIET]) == 2
     refusal(capsys, str(job.parent / "out"), "Permission denied", "you may write to")
@@ -218,7 +222,7 @@ def test_a_row_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_printed_is_no_success(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", *words],
+            [sys.executable, "-m", "shardwright", *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import ShardingError, UsageError
-from compiler.frontend.capture import capture
-from compiler.frontend.models.presets import preset_task
-from orchestrator import config
-from orchestrator.job_flags import changed_keys
-from orchestrator.model import model_key, resolve_task, source_files
-from orchestrator.plan_cache import plan_key
-from sharding.precision import rounded_graph
-from sharding.settings import StrategySettings
+from shardwright.compiler.diagnostics import ShardingError, UsageError
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.models.presets import preset_task
+from shardwright.orchestrator import config
+from shardwright.orchestrator.job_flags import changed_keys
+from shardwright.orchestrator.model import model_key, resolve_task, source_files
+from shardwright.orchestrator.plan_cache import plan_key
+from shardwright.sharding.precision import rounded_graph
+from shardwright.sharding.settings import StrategySettings
 from tests.models import prime_model
 from tests.support.road import captured_graph
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator.packets import packets_of
-from sharding.settings import StrategySettings
-from sim_cluster.contention import DEFAULT_PACKETS, Packets
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.packets import packets_of
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Packets
 
 
 def test_packets_by_stream() -> None:

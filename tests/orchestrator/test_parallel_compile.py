@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.neff.bundle import read_program
-from compiler.neff.reader import Container
-from orchestrator import api
-from orchestrator.cli import main
+from shardwright.compiler.neff.bundle import read_program
+from shardwright.compiler.neff.reader import Container
+from shardwright.orchestrator import api
+from shardwright.orchestrator.cli import main
 from tests.support.model_files import run_neff
 
 SCRIPT = '''
@@ -23,7 +23,7 @@ SCRIPT = '''
 import sys
 import jax
 import jax.numpy as jnp
-from orchestrator.api import capture
+from shardwright.orchestrator.api import capture
 
 
 @capture

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from compiler.target import load_target
-from orchestrator import environment, plan_cache
-from orchestrator.cache import open_cache
-from orchestrator.config import (
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator import environment, plan_cache
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.config import (
     TABLES,
     CacheConfig,
     GoalConfig,
@@ -21,12 +21,12 @@ from orchestrator.config import (
     PriceConfig,
     RunConfig,
 )
-from orchestrator.plan_cache import NOT_IN_KEY, plan_key
-from orchestrator.reads import observed
-from orchestrator.service.units import PACKAGES, parts_digest, source_digest
-from orchestrator.validation import predict
-from orchestrator.validation.published import Storage, Workload
-from sim_cluster.profiles import Profile
+from shardwright.orchestrator.plan_cache import NOT_IN_KEY, plan_key
+from shardwright.orchestrator.reads import observed
+from shardwright.orchestrator.service.units import PACKAGES, parts_digest, source_digest
+from shardwright.orchestrator.validation import predict
+from shardwright.orchestrator.validation.published import Storage, Workload
+from shardwright.sim_cluster.profiles import Profile
 from tests.support.changed import changes, other
 
 TRN1N = "trn1n.32xlarge"

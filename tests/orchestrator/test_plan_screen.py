@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.report import bars
-from orchestrator.report.bottleneck import kind_shares
-from orchestrator.report.page.page import report_page
-from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
-from orchestrator.report.shape import check_report
-from orchestrator.report.text import count_text, share_text
-from orchestrator.report.tried import effect_text
+from shardwright.orchestrator.report import bars
+from shardwright.orchestrator.report.bottleneck import kind_shares
+from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
+from shardwright.orchestrator.report.shape import check_report
+from shardwright.orchestrator.report.text import count_text, share_text
+from shardwright.orchestrator.report.tried import effect_text
 from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
 
@@ -167,7 +167,7 @@ def test_a_terminal_shows_what_it_has_lines_for(
     report["findings"] = [finding] * 9
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=height, color_system=None)
-    monkeypatch.setattr("orchestrator.terminal.console", lambda **_: console)
+    monkeypatch.setattr("shardwright.orchestrator.terminal.console", lambda **_: console)
     plan_screen(report)
     shown = len(out.getvalue().splitlines())
     assert len(texts(report)) > 50 and shown <= max(LINES, height - 1)

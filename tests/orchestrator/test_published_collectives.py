@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.validation.published_collectives import machine_of, predict_file, predict_row
+from shardwright.orchestrator.validation.published_collectives import (
+    machine_of,
+    predict_file,
+    predict_row,
+)
 
 COLUMNS = (
     "id",

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cache import Cache
-from orchestrator.service.executor import InlineExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.validation.predict import Predictor
-from sim_cluster.profiles import fitted_profile
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.validation.predict import Predictor
+from shardwright.sim_cluster.profiles import fitted_profile
 from tests.support.cells import diagonals
 from tests.support.published_rows import BERT, parsed
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import load_target, logical
-from orchestrator.report import report
-from orchestrator.report.limits import EXTRAPOLATED, Confidence
-from orchestrator.validation.published_mfu import best_run, measured_runs
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.report import report
+from shardwright.orchestrator.report.limits import EXTRAPOLATED, Confidence
+from shardwright.orchestrator.validation.published_mfu import best_run, measured_runs
 
 PEAK = 95e12  # FLOP/s of a NeuronCore-v2 in bf16, as published
 

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import pytest
 
-from orchestrator import api, config
-from orchestrator.cache import open_cache
-from orchestrator.config import JobConfig
-from orchestrator.plan_cache import KIND, plan, plan_key
-from orchestrator.stages import Stages, Traces
+from shardwright.orchestrator import api, config
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.plan_cache import KIND, plan, plan_key
+from shardwright.orchestrator.stages import Stages, Traces
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = """
@@ -25,7 +25,7 @@ import os
 
 import jax
 import jax.numpy as jnp
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH = 64
 
@@ -225,7 +225,7 @@ def install(folder: Path, name: str, version: str, module: str) -> Path:
 
 def command(job: Path) -> Any:
     """The answer of a process of its own."""
-    words = [sys.executable, "-m", "orchestrator", "plan", str(job), "--json"]
+    words = [sys.executable, "-m", "shardwright", "plan", str(job), "--json"]
     done = subprocess.run(words, cwd=job.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)

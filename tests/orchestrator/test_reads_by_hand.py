@@ -19,9 +19,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import compiler
-from orchestrator import reads
-from orchestrator.reads import file_digests, observed, recorded
+from shardwright import compiler
+from shardwright.orchestrator import reads
+from shardwright.orchestrator.reads import file_digests, observed, recorded
 
 
 def sha(data: bytes) -> str:

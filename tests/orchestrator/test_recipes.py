@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator import plan_cache
-from orchestrator.build import layout_of
-from orchestrator.cache import open_cache
-from orchestrator.config import load
-from orchestrator.job import unit_service
-from orchestrator.job_flags import add_job_flags, changed_keys, job_config
-from orchestrator.model import resolve_task
-from orchestrator.validation.predict import Predictor, job_of
-from orchestrator.validation.recipes import recipe, recipe_names, recipe_source
-from orchestrator.whatif.change import compared
-from sim_cluster.profiles import fitted_profile
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import plan_cache
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.job_flags import add_job_flags, changed_keys, job_config
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.validation.predict import Predictor, job_of
+from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
+from shardwright.orchestrator.whatif.change import compared
+from shardwright.sim_cluster.profiles import fitted_profile
 from tests.support.cells import long_in_matrix
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
-from orchestrator.config import GoodputConfig, JobConfig
-from orchestrator.report import report
-from orchestrator.report.goodput import Failures, goodput_section
-from orchestrator.report.leaf_roles import role_rows
-from orchestrator.report.rates import product_types, step_flops
-from orchestrator.timing import Timings
-from sharding.mesh import make_mesh
-from sharding.pipeline.schedules import bubble
-from sim_cluster.actors import CollectiveDuration, CollectiveUse
-from sim_cluster.contention import Demand
-from sim_cluster.step_parts import StepParts
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.config import GoodputConfig, JobConfig
+from shardwright.orchestrator.report import report
+from shardwright.orchestrator.report.goodput import Failures, goodput_section
+from shardwright.orchestrator.report.leaf_roles import role_rows
+from shardwright.orchestrator.report.rates import product_types, step_flops
+from shardwright.orchestrator.timing import Timings
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.pipeline.schedules import bubble
+from shardwright.sim_cluster.actors import CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.step_parts import StepParts
 from tests.support.invented_job import buffer, invented, machine, product, programs, timing
 
 EXACT = 1e-12

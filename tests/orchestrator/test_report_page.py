@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main
-from orchestrator.report.compare import change, compare, tables
-from orchestrator.report.page import charts, page
-from orchestrator.report.page.page import compare_page, report_page
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.report.compare import change, compare, tables
+from shardwright.orchestrator.report.page import charts, page
+from shardwright.orchestrator.report.page.page import compare_page, report_page
 from tests.support.html_page import Page
 from tests.support.small_job import SIZES
 

@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from benchmarks import scaling
-from compiler.diagnostics import UsageError
-from orchestrator import text_plots
-from orchestrator.build import layout_of
-from orchestrator.cli import main
-from orchestrator.config import JobConfig, load
-from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
-from orchestrator.whatif.scale import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import text_plots
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
+from shardwright.orchestrator.whatif.scale import (
     MODES,
     Study,
     curves,
@@ -28,8 +28,8 @@ from orchestrator.whatif.scale import (
     points,
     verdicts,
 )
-from orchestrator.whatif.scale_screen import show, show_plot, steps_text
-from sharding.settings import AUTO
+from shardwright.orchestrator.whatif.scale_screen import show, show_plot, steps_text
+from shardwright.sharding.settings import AUTO
 from tests.support.small_job import write_job
 
 

@@ -6,9 +6,28 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.bars import EMPTY, LIMIT, apportioned, bar, bar_to_limit, percents
-from orchestrator.report.bottleneck import bottleneck, kind_of, kind_shares, recomputed, replicated
-from orchestrator.report.text import count_text, seconds_text, share_text, size_text, usd_text
+from shardwright.orchestrator.report.bars import (
+    EMPTY,
+    LIMIT,
+    apportioned,
+    bar,
+    bar_to_limit,
+    percents,
+)
+from shardwright.orchestrator.report.bottleneck import (
+    bottleneck,
+    kind_of,
+    kind_shares,
+    recomputed,
+    replicated,
+)
+from shardwright.orchestrator.report.text import (
+    count_text,
+    seconds_text,
+    share_text,
+    size_text,
+    usd_text,
+)
 
 MIB, GIB = 2**20, 2**30
 

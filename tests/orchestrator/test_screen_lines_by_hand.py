@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from orchestrator.report import sections
-from orchestrator.report.bars import EMPTY
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.bars import EMPTY
 
 MIB, GIB = 2**20, 2**30
 

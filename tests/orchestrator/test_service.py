@@ -16,30 +16,30 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 
-from compiler.diagnostics import ShardingError
-from orchestrator.cache import Cache
-from orchestrator.cache.entry import EntryName, pack_entry
-from orchestrator.cli import main
-from orchestrator.config import load
-from orchestrator.job import executor_of
-from orchestrator.report import explanations
-from orchestrator.service import progress as progress_module
-from orchestrator.service.batch import Batch, Counts, UnitRow
-from orchestrator.service.events import EventLog
-from orchestrator.service.executor import Executor, InlineExecutor, Outcome, WorkUnit
-from orchestrator.service.flight import Source, fly
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.progress import Progress, counts_text
-from orchestrator.service.service import UnitService
-from orchestrator.service.unit_errors import (
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.cache.entry import EntryName, pack_entry
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import executor_of
+from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.service import progress as progress_module
+from shardwright.orchestrator.service.batch import Batch, Counts, UnitRow
+from shardwright.orchestrator.service.events import EventLog
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Outcome, WorkUnit
+from shardwright.orchestrator.service.flight import Source, fly
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.progress import Progress, counts_text
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.unit_errors import (
     FAILED,
     UnitDefectError,
     UnitFailedError,
     refusal_kind,
     stored_at,
 )
-from orchestrator.service.units import PACKAGES, digest, source_digest
-from orchestrator.stages import Stages
+from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
+from shardwright.orchestrator.stages import Stages
 from tests.support.scripted_units import answer, killing, leaving_a_file, refusal, scripted, unit
 
 
@@ -143,7 +143,7 @@ def test_what_is_in_flight_ends_before_its_lock_is_given_back(
         flights.append(fly(executor, source))
         return flights[-1]
 
-    monkeypatch.setattr("orchestrator.service.service.fly", held)
+    monkeypatch.setattr("shardwright.orchestrator.service.service.fly", held)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -419,10 +419,10 @@ def test_jobs_that_race_on_one_cache_share_the_work(tmp_path: Path) -> None:
 _JOB = """
 import sys
 from pathlib import Path
-from orchestrator.cache import Cache
-from orchestrator.cache.entry import EntryName, pack_entry
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.service import UnitService
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.cache.entry import EntryName, pack_entry
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -461,7 +461,7 @@ def test_sources_are_digested_wherever_every_package_lies(tmp_path: Path) -> Non
         (tmp_path / package).mkdir()
         (tmp_path / package / package).symlink_to(root / package)
         path.append(str(tmp_path / package))
-    code = "from orchestrator.service.units import *; print(source_digest(PACKAGES))"
+    code = "from shardwright.orchestrator.service.units import *; print(source_digest(PACKAGES))"
     told = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cache import Cache
-from orchestrator.service.executor import Executor, WorkUnit
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.ray_backend import RayExecutor
-from orchestrator.service.seats import MAX_ATTEMPTS
-from orchestrator.service.service import UnitService
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.executor import Executor, WorkUnit
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import answer, is_running, scripted, unit
 from tests.support.small_job import write_job
@@ -107,10 +107,10 @@ def test_a_lost_node_costs_its_units_only(tmp_path: Path) -> None:
 _JOB = """
 import sys
 from pathlib import Path
-from orchestrator.cache import Cache
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.seats import MAX_ATTEMPTS
-from orchestrator.service.service import UnitService
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 
 folder = Path(sys.argv[1])
@@ -147,7 +147,7 @@ def test_racing_jobs_compute_each_unit_once_and_survive_each_other(tmp_path: Pat
 def plans(folder: Path, number: int) -> subprocess.Popen[str]:
     """A whole `plan` on the cache of `folder`, with an event log and a report of its own."""
     flags = f"--executor process --workers 2 --json --events {folder}/events-{number}".split()
-    command = [sys.executable, "-m", "orchestrator", "plan", str(folder / "job.toml"), *flags]
+    command = [sys.executable, "-m", "shardwright", "plan", str(folder / "job.toml"), *flags]
     return subprocess.Popen(command, stdout=(folder / f"report-{number}").open("w"), text=True)
 
 
@@ -199,9 +199,9 @@ def computed_so_far(folder: Path) -> list[str]:
 _LONG_JOB = """
 import sys
 from pathlib import Path
-from orchestrator import cli
-from orchestrator.service.flight import fly
-from orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator import cli
+from shardwright.orchestrator.service.flight import fly
+from shardwright.orchestrator.service.ray_backend import RayExecutor
 from tests.support.scripted_units import Listed, answer, unit
 
 def forever(_):

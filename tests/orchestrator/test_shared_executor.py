@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pytest
 
-from orchestrator.cache import Cache
-from orchestrator.service.executor import InlineExecutor, WorkUnit
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.service.shared import SharedExecutor
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.shared import SharedExecutor
 from tests.support.scripted_units import answer, leaving_a_file, run, scripted, unit
 
 T = TypeVar("T")

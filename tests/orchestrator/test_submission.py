@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 import requests
 
-from compiler.diagnostics import ExecutionError, UsageError
-from orchestrator import cli, host
-from orchestrator.config import load
-from orchestrator.service.units import PACKAGES
-from orchestrator.submission import ray_jobs, submit
-from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
+from shardwright.compiler.diagnostics import ExecutionError, UsageError
+from shardwright.orchestrator import cli, host
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.service.units import PACKAGES
+from shardwright.orchestrator.submission import ray_jobs, submit
+from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from tests.support.small_job import SIZES
 
 JOB = """
@@ -63,7 +63,7 @@ def test_a_job_goes_up_with_its_folder_and_our_packages(
     assert what.packages == tuple(host.package_folder(name) for name in PACKAGES)
     assert what.environment["A"] == "b=c"
     assert capsys.readouterr().out == "job-1\n"
-    assert shlex.split(what.command)[:5] == ["python", "-m", "orchestrator", "run", "a job.toml"]
+    assert shlex.split(what.command)[:5] == ["python", "-m", "shardwright", "run", "a job.toml"]
     sets = shlex.split(what.command)[6::2]
     job = load(folder / "a job.toml", sets)
     assert (job.run.steps, job.mesh.dp_shard, job.mesh.tp, job.faults.jitter) == (3, 16, 2, 0.5)
@@ -350,14 +350,14 @@ def test_jobs_that_only_compile_are_asked_less_and_must_agree(
 def test_a_run_refuses_before_it_compiles(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.job.planned", pytest.fail)
+    monkeypatch.setattr("shardwright.orchestrator.job.planned", pytest.fail)
     assert cli.main(["run", "a job.toml", "--out", "out", "--steps", "0"]) == 2
     assert "SW_STEPS" in capsys.readouterr().err and not (folder / "out").exists()
 
 
 def test_the_verbs_load_no_ray_to_refuse(folder: Path) -> None:
     code = (
-        "import sys; from orchestrator.cli import main;"
+        "import sys; from shardwright.orchestrator.cli import main;"
         "main(['submit', 'a job.toml', '--out', 'x']); sys.exit('ray' in sys.modules)"
     )
     env = {"PYTHONPATH": str(host.PACKAGES_ROOT)}
@@ -410,7 +410,7 @@ def test_ray_submit_runs_the_command_of_the_checkout(remote_home: Path) -> None:
 
     code, told = started("run", "job.toml")
     ran, said = told.splitlines()
-    assert ran == f"{remote_home}/shardwright auto token -m orchestrator run job.toml"
+    assert ran == f"{remote_home}/shardwright auto token -m shardwright run job.toml"
     assert (code, said) == (71, "shardwright run: exit code 71")
     assert started()[0] == 2
     (remote_home / ".shardwright" / "token").unlink()

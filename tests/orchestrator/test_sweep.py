@@ -17,17 +17,25 @@ from typing import Any
 import pandas
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator import plan_cache
-from orchestrator.cli import main
-from orchestrator.config import JobConfig, load
-from orchestrator.service.progress import Progress
-from orchestrator.service.units import digest
-from orchestrator.whatif import commands, pictures, table
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.points import Point, points
-from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row, ordered, pareto
-from orchestrator.whatif.sweep import sweep
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import plan_cache
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.service.units import digest
+from shardwright.orchestrator.whatif import commands, pictures, table
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.points import Point, points
+from shardwright.orchestrator.whatif.rows import (
+    FITS,
+    METRICS,
+    REFUSED,
+    TOO_LARGE,
+    Row,
+    ordered,
+    pareto,
+)
+from shardwright.orchestrator.whatif.sweep import sweep
 from tests.support.small_job import write_job
 
 GRID = ("--mesh", "dp_shard=auto", "--vary", "mesh.tp=1,3", "--vary", "remat=none,full")
@@ -337,7 +345,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     done is computed again."""
     job = write_job(tmp_path, run={"executor": "auto"}, cache={"dir": str(tmp_path / "cache")})
     out, grid = tmp_path / "out", "mesh.tp=1,2,4"
-    command = [sys.executable, "-m", "orchestrator", "sweep", str(job), "--out", str(out)]
+    command = [sys.executable, "-m", "shardwright", "sweep", str(job), "--out", str(out)]
     command += ["--mesh", "dp_shard=auto", "--vary", grid, "--vary", "remat=none,full"]
     journal, logs = Journal(out / "points.jsonl"), [tmp_path / "first", tmp_path / "second"]
     process = subprocess.Popen([*command, "--events", str(logs[0])], stderr=subprocess.DEVNULL)

@@ -14,16 +14,16 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from compiler.diagnostics import UsageError
-from compiler.neff.writer import pack
-from orchestrator import cli, terminal
-from orchestrator.cache import About, Cache
-from orchestrator.report import screen
-from orchestrator.submission import compile_only, parallel_compile
-from orchestrator.submission.compile_only import CompiledJob, CompileSummary
-from orchestrator.submission.graphs import CompiledGraph, GraphSummary
-from orchestrator.submission.ray_jobs import JobState, RayJobs
-from orchestrator.submission.together import UnitCounts
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator import cli, terminal
+from shardwright.orchestrator.cache import About, Cache
+from shardwright.orchestrator.report import screen
+from shardwright.orchestrator.submission import compile_only, parallel_compile
+from shardwright.orchestrator.submission.compile_only import CompiledJob, CompileSummary
+from shardwright.orchestrator.submission.graphs import CompiledGraph, GraphSummary
+from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs
+from shardwright.orchestrator.submission.together import UnitCounts
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "x[bold]\x1b[2J\x1b]0;owned\x07\x9b31m\u202eeman:smile:\r\b"
@@ -181,7 +181,7 @@ def test_a_terminal_without_bars_gets_other_signs(errors: str) -> None:
 def test_the_command_adapts_what_it_prints_to() -> None:
     """A plot has points that ASCII does not."""
     sizes = ("-b", "8", "-e", "1kb", "-f", "2")
-    words = ("-m", "orchestrator", "nccom", "allr", "-r", "2", *sizes, "--plot")
+    words = ("-m", "shardwright", "nccom", "allr", "-r", "2", *sizes, "--plot")
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, *words], env=env, capture_output=True, check=False, cwd=ROOT

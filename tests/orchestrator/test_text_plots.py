@@ -10,8 +10,15 @@ import re
 
 import pytest
 
-from orchestrator.report.screen import loss_plot
-from orchestrator.text_plots import Axis, decade_axis, dots, even_axis, lines, value_axis
+from shardwright.orchestrator.report.screen import loss_plot
+from shardwright.orchestrator.text_plots import (
+    Axis,
+    decade_axis,
+    dots,
+    even_axis,
+    lines,
+    value_axis,
+)
 
 ROUND = re.compile(r"(?:[125]|25)0*")
 

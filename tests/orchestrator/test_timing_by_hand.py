@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.target import load_target
-from orchestrator import timing
-from orchestrator.cache import Cache
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.unit_errors import UnitFailedError
-from orchestrator.timing import Question, answers, timed
-from orchestrator.validation import predict
-from orchestrator.validation.predict import Predictor, Timed
-from orchestrator.validation.published import Workload
-from sim_cluster.calibration import constants
-from sim_cluster.faults import NO_FAULTS, Faults
-from sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING, Profile
-from sim_cluster.step_parts import StepParts
-from sim_cluster.step_time import Step
-from sim_cluster.timing_unit import Answer
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator import timing
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.orchestrator.timing import Question, answers, timed
+from shardwright.orchestrator.validation import predict
+from shardwright.orchestrator.validation.predict import Predictor, Timed
+from shardwright.orchestrator.validation.published import Workload
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.faults import NO_FAULTS, Faults
+from shardwright.sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING, Profile
+from shardwright.sim_cluster.step_parts import StepParts
+from shardwright.sim_cluster.step_time import Step
+from shardwright.sim_cluster.timing_unit import Answer
 from tests.support import invented_job
 from tests.support.published_rows import BERT, GPT, parsed
 

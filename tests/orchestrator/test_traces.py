@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.frontend import capture as captures
-from orchestrator.config import JobConfig, load
-from orchestrator.stages import Stages, Traces
+from shardwright.compiler.frontend import capture as captures
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.stages import Stages, Traces
 from tests.support.small_job import SIZES, write_job
 
 

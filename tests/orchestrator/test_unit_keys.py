@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.isa.program import Program, ProgramBuffer
-from compiler.lower.function import Signature
-from compiler.neff.schedule import Transfer
-from compiler.options import CompileOptions
-from compiler.outline.unit import Unit
-from compiler.target import load_target
-from orchestrator.service import units
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.units import (
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.program import Program, ProgramBuffer
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.service import units
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.units import (
     PACKAGES,
     compile_payload,
     digest,
@@ -35,12 +35,12 @@ from orchestrator.service.units import (
     parts_digest,
     source_digest,
 )
-from sharding import partitioner
-from sim_cluster.contention import Packets
-from sim_cluster.faults import Faults
-from sim_cluster.profiles import Profile
-from sim_cluster.step_time import Step
-from sim_cluster.timing_unit import encode_question, question_parts
+from shardwright.sharding import partitioner
+from shardwright.sim_cluster.contention import Packets
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.profiles import Profile
+from shardwright.sim_cluster.step_time import Step
+from shardwright.sim_cluster.timing_unit import encode_question, question_parts
 from tests.support.changed import changes, other
 
 TRN1N = "trn1n.32xlarge"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import InternalError, UsageError
-from compiler.frontend.user_code import EXTRAS, told
-from orchestrator import plan_cache
-from orchestrator.cli import main
+from shardwright.compiler.diagnostics import InternalError, UsageError
+from shardwright.compiler.frontend.user_code import EXTRAS, told
+from shardwright.orchestrator import plan_cache
+from shardwright.orchestrator.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RAISING = {
@@ -41,7 +41,7 @@ def test_what_a_model_file_raises_is_told_at_its_line(
 
 STEP = """
 import jax, jax.numpy as jnp
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 def step(params, batch):
     turns = jnp.array([1 + 2j, 3j], dtype=jnp.complex64)

@@ -11,27 +11,27 @@ from typing import Any
 import jax
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.dtypes import DType
-from compiler.frontend.models import families
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from orchestrator import cli
-from orchestrator.build import layout_of
-from orchestrator.timing import with_host
-from orchestrator.validation import calibrate, validate
-from orchestrator.validation.predict import Timed, job_of, shares_of
-from orchestrator.validation.published import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import families
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.orchestrator import cli
+from shardwright.orchestrator.build import layout_of
+from shardwright.orchestrator.timing import with_host
+from shardwright.orchestrator.validation import calibrate, validate
+from shardwright.orchestrator.validation.predict import Timed, job_of, shares_of
+from shardwright.orchestrator.validation.published import (
     PublishedRun,
     Storage,
     UnreadableRun,
     Workload,
     read_runs,
 )
-from orchestrator.validation.run_settings import profiles, release
-from orchestrator.validation.tasks import task_of
-from orchestrator.validation.validate_screen import show
-from sim_cluster import calibration
-from sim_cluster.step_time import StepTiming
+from shardwright.orchestrator.validation.run_settings import profiles, release
+from shardwright.orchestrator.validation.tasks import task_of
+from shardwright.orchestrator.validation.validate_screen import show
+from shardwright.sim_cluster import calibration
+from shardwright.sim_cluster.step_time import StepTiming
 from tests.support.published_rows import BERT, GPT, LLAMA, parsed, write_csv
 from tests.support.road import captured_graph
 
@@ -385,7 +385,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(folder / "cache"))
         first = printed(patch, "--training", str(path))
         with pytest.MonkeyPatch.context() as stored:
-            stored.setattr("orchestrator.validation.predict.build_workload", None)  # none is needed
+            stored.setattr(
+                "shardwright.orchestrator.validation.predict.build_workload", None
+            )  # none is needed
             second = printed(patch, "--training", str(path), "--rows", "all")
         copy = folder / "calibration.toml"
         copy.write_text(calibration.FILE.read_text())

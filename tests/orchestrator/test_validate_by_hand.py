@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.timing import with_host
-from orchestrator.validation import calibrate, measured, validate
-from orchestrator.validation.calibrate import DOCUMENTED, Fit, Surface
-from orchestrator.validation.predict import Timed, shares_of
-from orchestrator.validation.published import PublishedRun
-from orchestrator.validation.validate import Prediction, Refused
+from shardwright.orchestrator.timing import with_host
+from shardwright.orchestrator.validation import calibrate, measured, validate
+from shardwright.orchestrator.validation.calibrate import DOCUMENTED, Fit, Surface
+from shardwright.orchestrator.validation.predict import Timed, shares_of
+from shardwright.orchestrator.validation.published import PublishedRun
+from shardwright.orchestrator.validation.validate import Prediction, Refused
 from tests.support.invented_job import timing
 from tests.support.published_rows import BERT, GPT, parsed
 
@@ -250,7 +250,7 @@ def test_large_and_small_collectives_are_judged_apart(
 def test_a_written_fit_has_three_digits_and_widens_its_band(
     run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim_cluster import calibration
+    from shardwright.sim_cluster import calibration
 
     copy = tmp_path / "calibration.toml"
     copy.write_text(calibration.FILE.read_text())

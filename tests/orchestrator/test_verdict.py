@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from orchestrator import numerics
-from orchestrator.config import JobConfig, load
-from orchestrator.job import Values, exit_code
-from orchestrator.numerics import (
+from shardwright.compiler.dtypes import DType
+from shardwright.orchestrator import numerics
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.job import Values, exit_code
+from shardwright.orchestrator.numerics import (
     Parts,
     Reference,
     Rounding,
@@ -26,7 +26,7 @@ from orchestrator.numerics import (
     numerics_section,
     run_unsharded,
 )
-from sim_cluster.result import L0Check, distance
+from shardwright.sim_cluster.result import L0Check, distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
 REFERENCE = Reference(losses=(2.0, 1.5), after_one=LEAF, bound=1e-5)
@@ -256,8 +256,10 @@ def unsharded(
         runs.append({"task": task.name, **arguments})
         return SimpleNamespace(losses=(5.0, 4.0), states={1: {"w": np.array([1.0])}}, metrics={})
 
-    monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
-    monkeypatch.setattr("orchestrator.model.resolve_task", lambda _job: short if narrow else full)
+    monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr(
+        "shardwright.orchestrator.model.resolve_task", lambda _job: short if narrow else full
+    )
     job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
     return run_unsharded(job, 16), runs
 
@@ -288,9 +290,11 @@ def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str
         told.append(arguments.get("begun"))
         return SimpleNamespace(losses=(1.0,), states={1: {"w": np.ones(1)}}, metrics={})
 
-    monkeypatch.setattr("compiler.frontend.reference.initial_state", initial_state)
-    monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
-    monkeypatch.setattr("orchestrator.model.resolve_task", lambda _job: short if narrow else full)
+    monkeypatch.setattr("shardwright.compiler.frontend.reference.initial_state", initial_state)
+    monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr(
+        "shardwright.orchestrator.model.resolve_task", lambda _job: short if narrow else full
+    )
     run_unsharded(load(None, ["run.seed=3"]), 16, lambda _state: None)
     return drawn, told
 

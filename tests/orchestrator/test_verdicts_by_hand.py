@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report import sections
-from orchestrator.report.plan_screen import screen_lines
-from orchestrator.report.verdict import verdicts
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.plan_screen import screen_lines
+from shardwright.orchestrator.report.verdict import verdicts
 from tests.orchestrator.test_screen_lines_by_hand import BEST, GIB, changed, report
 
 EXTP = {

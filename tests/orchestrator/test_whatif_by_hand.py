@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import CapacityError, CompileError, ExecutionError
-from orchestrator.config import JobConfig
-from orchestrator.report import compare
-from orchestrator.whatif import tries
-from orchestrator.whatif.rows import (
+from shardwright.compiler.diagnostics import CapacityError, CompileError, ExecutionError
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.report import compare
+from shardwright.orchestrator.whatif import tries
+from shardwright.orchestrator.whatif.rows import (
     FITS,
     METRICS,
     REFUSED,
@@ -22,9 +22,9 @@ from orchestrator.whatif.rows import (
     refused_row,
     row_of,
 )
-from orchestrator.whatif.scale import curves, mesh_sizes, orders
-from orchestrator.whatif.situation import Situation
-from sharding.settings import AUTO
+from shardwright.orchestrator.whatif.scale import curves, mesh_sizes, orders
+from shardwright.orchestrator.whatif.situation import Situation
+from shardwright.sharding.settings import AUTO
 
 GIB = 2**30
 

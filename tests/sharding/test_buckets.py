@@ -14,19 +14,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from collectives.algorithms.ring import ring
-from collectives.buckets import execute_parts
-from collectives.execute import execute
-from collectives.ops import CollectiveError, CollectiveKind
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import AllReduceAttrs
-from compiler.ir.types import Graph, Op
-from compiler.program import StepPlan
-from sharding.overlap import Shifts, overlap
-from sharding.overlap.buckets import bucketed
-from sharding.plan import build_plan, traffic
-from sharding.shardy import answer_request
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.buckets import execute_parts
+from shardwright.collectives.execute import execute
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import AllReduceAttrs
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.overlap import Shifts, overlap
+from shardwright.sharding.overlap.buckets import bucketed
+from shardwright.sharding.plan import build_plan, traffic
+from shardwright.sharding.shardy import answer_request
 from tests.support.cells import long_in_matrix
 from tests.support.staged_runs import state_after
 from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph

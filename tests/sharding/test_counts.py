@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from sharding.counts import own_counts
-from sharding.indices import IndexClasses
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.sharding.counts import own_counts
+from shardwright.sharding.indices import IndexClasses
 
 
 def shared() -> Graph:

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.frontend.models import gpt
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.ir.analysis import MAX_EVALUATED
-from sharding.plan import Plan
-from sharding.settings import StrategySettings
-from sharding.summed import summed_in_loops
+from shardwright.compiler.frontend.models import gpt
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.ir.analysis import MAX_EVALUATED
+from shardwright.sharding.plan import Plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.summed import summed_in_loops
 from tests.support.cells import long_in_matrix
 from tests.support.road import worst
 from tests.support.staged_runs import plan_of, step_errors

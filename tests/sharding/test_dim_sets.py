@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from compiler.frontend.models.llama import LlamaConfig, train_task
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.pipeline import run, step_passes
-from sharding.dim_sets import DimTable
-from sharding.dims import WRITING, Dim, factors, propagate, repeated_dims
+from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.dim_sets import DimTable
+from shardwright.sharding.dims import WRITING, Dim, factors, propagate, repeated_dims
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

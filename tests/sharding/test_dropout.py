@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from sharding.findings import collectives
-from sharding.mesh import make_mesh
-from sharding.rewrite import rewrite
-from sharding.shardy import partition_here
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.findings import collectives
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.shardy import partition_here
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT
 from tests.sharding.test_strategy_matrix import captured, check
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole

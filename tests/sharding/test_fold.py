@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.frontend.models.llama import LlamaConfig, train_task
-from compiler.frontend.task import TrainTask
-from compiler.ir.serialize import dump
-from compiler.ir.verify import verify
-from compiler.passes.pipeline import run, step_passes
-from sharding.fold import ORIGIN, Folded, fold
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import PartitionedGraph, all_values
-from sharding.plan import Plan, Prepared, complete, partitioned, prepare
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request, partition
-from sharding.spec import ShardingSpec
-from sharding.unfold import UnfoldError, unfold
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.fold import ORIGIN, Folded, fold
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request, partition
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.unfold import UnfoldError, unfold
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

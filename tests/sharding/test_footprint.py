@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from compiler.diagnostics import CapacityError, Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value, tensor_type
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sharding.advice import advice, advice_text
-from sharding.footprint import CATEGORIES, check_limit, footprint
-from sharding.places import buffer_places
+from shardwright.compiler.diagnostics import CapacityError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value, tensor_type
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.advice import advice, advice_text
+from shardwright.sharding.footprint import CATEGORIES, check_limit, footprint
+from shardwright.sharding.places import buffer_places
 
 SIZE = 64  # f32 elements of every tensor below
 BYTES = SIZE * 4

@@ -8,18 +8,18 @@ from collections import Counter
 
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.dtypes import DType
-from compiler.frontend.models.llama import LlamaConfig, train_task
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
-from sharding.spec import ShardingSpec, replicated
-from sharding.strategies import INPUT, OUTPUT, Recipe
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.spec import ShardingSpec, replicated
+from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import prime_model
 from tests.support.road import captured_graph, fsdp
 

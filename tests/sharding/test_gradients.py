@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from compiler.ir.build import Builder
-from compiler.ir.parse import parse
-from compiler.ir.types import Graph, Op, Value
-from compiler.min_cut import UNCUTTABLE
-from sharding.gradients import (
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.min_cut import UNCUTTABLE
+from shardwright.sharding.gradients import (
     CutRefusedError,
     StepView,
     _weights,
@@ -20,8 +20,8 @@ from sharding.gradients import (
     upstream,
     with_reduced,
 )
-from sharding.linearity import Kind, Label
-from sharding.linearity.labels import SUM
+from shardwright.sharding.linearity import Kind, Label
+from shardwright.sharding.linearity.labels import SUM
 
 JOINED_BEHIND_THE_LEARNING_RATE = """
 main(%batch: tensor<2x4xf32>, %rate: tensor<4xf32>) {

@@ -9,20 +9,20 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.driver import compile_graph
-from compiler.dtypes import DType
-from compiler.frontend.models import llama
-from compiler.frontend.task import TrainTask
-from compiler.ir.build import Builder
-from compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value, tensor_type
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sharding.footprint import footprint, host_bytes
-from sharding.host import on_host
-from sharding.overlap import Shifts, shifted
-from sim_cluster.run_single import run_single
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value, tensor_type
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.footprint import footprint, host_bytes
+from shardwright.sharding.host import on_host
+from shardwright.sharding.overlap import Shifts, shifted
+from shardwright.sim_cluster.run_single import run_single
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors

@@ -15,23 +15,23 @@ from math import ceil
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.frontend.models import llama
-from compiler.frontend.task import TrainTask
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.scalars import known_scalars, parameter
-from compiler.outline import outline
-from compiler.outline.overwritten import is_overwritten
-from compiler.program import StepPlan
-from sharding.footprint import footprint
-from sharding.mesh import make_mesh
-from sharding.overlap import Shifts, overlap
-from sharding.overlap.buckets import UNLIMITED
-from sharding.overlap.groups import grouped
-from sharding.partitioned import Slot
-from sharding.plan import build_plan, traffic
-from sharding.shardy import answer_request
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.scalars import known_scalars, parameter
+from shardwright.compiler.outline import outline
+from shardwright.compiler.outline.overwritten import is_overwritten
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.footprint import footprint
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.overlap import Shifts, overlap
+from shardwright.sharding.overlap.buckets import UNLIMITED
+from shardwright.sharding.overlap.groups import grouped
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import build_plan, traffic
+from shardwright.sharding.shardy import answer_request
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors

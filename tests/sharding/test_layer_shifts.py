@@ -10,17 +10,17 @@ from functools import cache
 
 import pytest
 
-from compiler.frontend.models import llama
-from compiler.frontend.task import TrainTask
-from compiler.ir.types import Graph, Op
-from compiler.program import StepPlan
-from sharding.footprint import footprint
-from sharding.mesh import make_mesh
-from sharding.overlap import Shifts, overlap
-from sharding.partitioned import Slot
-from sharding.plan import build_plan, traffic
-from sharding.shardy import answer_request
-from sharding.summed import summed_in_loops
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.footprint import footprint
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.overlap import Shifts, overlap
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import build_plan, traffic
+from shardwright.sharding.shardy import answer_request
+from shardwright.sharding.summed import summed_in_loops
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import cut_step, plan_of, state_after, step_errors

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import (
     ConvolutionAttrs,
     ReduceWindowAttrs,
     ScatterAttrs,
     SelectAndScatterAttrs,
 )
-from compiler.ir.types import Value
-from sharding.linearity import Kind, Label, counts_samples, label_values
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.linearity import Kind, Label, counts_samples, label_values
 
 NHWC, HWIO = (0, 3, 1, 2), (3, 2, 0, 1)
 FILTER_GRADIENT = ((3, 0, 1, 2), (3, 0, 1, 2), (2, 3, 0, 1))

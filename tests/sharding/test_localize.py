@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
-from sharding.localize import localize
-from sharding.localize.context import localizes
-from sharding.mesh import make_mesh
-from sharding.partitioned import PartitionedGraph
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding.localize import localize
+from shardwright.sharding.localize.context import localizes
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, SelectAndScatterAttrs
-from compiler.ir.types import Value
-from sharding.localize import localize
-from sharding.mesh import make_mesh
-from sim_cluster.result import distance
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sim_cluster.result import distance
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

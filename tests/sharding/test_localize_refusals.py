@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import (
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
     ConvolutionAttrs,
     GatherAttrs,
     PadAttrs,
@@ -23,10 +23,10 @@ from compiler.ir.ops import (
     ShardingConstraintAttrs,
     SortAttrs,
 )
-from compiler.ir.types import Value
-from sharding.localize import localize
-from sharding.localize.context import _show
-from sharding.mesh import make_mesh
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.localize import localize
+from shardwright.sharding.localize.context import _show
+from shardwright.sharding.mesh import make_mesh
 from tests.support.partitioned import partitioned
 
 MESH = make_mesh({"dp_replicate": 2, "dp_shard": 2})

@@ -10,24 +10,24 @@ from collections import Counter
 import jax
 import pytest
 
-from compiler.diagnostics import ImportRuleError, ShardingError
-from compiler.dtypes import DType
-from compiler.frontend.capture import capture
-from compiler.frontend.shardings import ModuleShardings
-from compiler.frontend.stablehlo import import_module, import_with_shardings
-from compiler.ir.build import Builder
-from compiler.ir.ops import ShardingConstraintAttrs
-from compiler.ir.types import Graph
-from compiler.passes.pipeline import run, step_passes
-from sharding.findings import collectives
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import Slot, slots
-from sharding.plan import Plan, build_plan
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request, partition_here
-from sharding.strategies import INPUT, OUTPUT
-from sharding.strategies.manual import data_ways, manual, user_mesh
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.diagnostics import ImportRuleError, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.frontend.stablehlo import import_module, import_with_shardings
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.findings import collectives
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import Slot, slots
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request, partition_here
+from shardwright.sharding.strategies import INPUT, OUTPUT
+from shardwright.sharding.strategies.manual import data_ways, manual, user_mesh
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.support.annotated import WAYS, annotated_task
 from tests.support.road import run_and_compare, worst
 

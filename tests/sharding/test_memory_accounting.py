@@ -13,16 +13,16 @@ from fractions import Fraction
 
 import pytest
 
-from compiler.frontend.models import llama
-from compiler.ir.types import Graph
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.plan import Plan, build_plan
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import mixed_adam
 from tests.support import xla_spmd
 from tests.support.road import captured_graph

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from compiler import budget
-from compiler.diagnostics import CapacityError
-from compiler.dtypes import DType
-from compiler.hbm import Lifetime, aligned, check, liveness_bound, placed_from, plan
-from compiler.ir.build import Builder
-from compiler.ir.types import TensorType, tensor_type
-from compiler.isa.program import (
+from shardwright.compiler import budget
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.hbm import Lifetime, aligned, check, liveness_bound, placed_from, plan
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import TensorType, tensor_type
+from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
@@ -25,10 +25,16 @@ from compiler.isa.program import (
     Region,
     Repeat,
 )
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from compiler.residency import CallMoment, Residency, constant_bytes, gathered_tensors, scratch_peak
-from sharding.footprint import (
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.compiler.residency import (
+    CallMoment,
+    Residency,
+    constant_bytes,
+    gathered_tensors,
+    scratch_peak,
+)
+from shardwright.sharding.footprint import (
     CATEGORIES,
     Footprint,
     check_limit,

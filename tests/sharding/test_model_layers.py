@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.frontend.models.llama import LlamaConfig, train_task
-from compiler.ir.build import Builder
-from compiler.ir.ops import GatherAttrs
-from compiler.ir.types import Graph
-from sharding.dim_sets import DimTable, ShardClasses
-from sharding.dims import batch_labels, reached
-from sharding.layers import scanned_layers, unrolled_layers
-from sharding.partitioned import Slot
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import GatherAttrs
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.dims import batch_labels, reached
+from shardwright.sharding.layers import scanned_layers, unrolled_layers
+from shardwright.sharding.partitioned import Slot
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

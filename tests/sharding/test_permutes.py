@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.algorithms.pairwise import collective_permute
-from collectives.execute import execute
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS
-from compiler.ir.ops import CollectivePermuteAttrs
-from compiler.ir.types import tensor_type
-from compiler.isa.program import CollectiveCall
-from sharding.mesh import Mesh
-from sharding.permutes import permute_pairs, ring_pairs
-from sharding.spec import ShardingSpec
-from sim_cluster.exchange import ring_schedules
+from shardwright.collectives.algorithms.pairwise import collective_permute
+from shardwright.collectives.execute import execute
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import CollectivePermuteAttrs
+from shardwright.compiler.ir.types import tensor_type
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.permutes import permute_pairs, ring_pairs
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sim_cluster.exchange import ring_schedules
 from tests.support.partitioned import partitioned, run_sharded
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 3)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from sharding.layers import scanned_layers
-from sharding.pipeline.loops import split_loop
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding.layers import scanned_layers
+from shardwright.sharding.pipeline.loops import split_loop
 from tests.support.road import captured_graph
 from tests.support.strategy_cells import gqa, moe, random_inputs, tied_gpt
 

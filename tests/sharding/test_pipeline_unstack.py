@@ -7,16 +7,16 @@ import functools
 import numpy as np
 import pytest
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ReverseAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from sharding.partitioned import Slot
-from sharding.pipeline.unstack import Staged, stage_layers
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ReverseAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.pipeline.unstack import Staged, stage_layers
 from tests.support.road import leaf_error
 from tests.support.strategy_cells import MODELS, model_graph, random_inputs
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ReduceAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from sharding.pipeline.terms import At, Partial
-from sharding.pipeline.update import Update
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ReduceAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.sharding.pipeline.terms import At, Partial
+from shardwright.sharding.pipeline.update import Update
 
 LINE = Loc("train.py", 31)
 STAGES = 3

@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import Diagnostic, Loc, ShardingError, SimulationError
-from compiler.frontend.task import TrainTask
-from compiler.ir.types import Graph
-from compiler.neff.schedule import Transfer
-from compiler.program import StepPlan
-from sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, Twins, check_means
-from sharding.pipeline.balance import PartShare
-from sharding.pipeline.divide import divide
-from sharding.pipeline.unstack import Staged
-from sharding.plan import Plan, build_plan
-from sharding.shardy import answer_request
+from shardwright.compiler.diagnostics import Diagnostic, Loc, ShardingError, SimulationError
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, Twins, check_means
+from shardwright.sharding.pipeline.balance import PartShare
+from shardwright.sharding.pipeline.divide import divide
+from shardwright.sharding.pipeline.unstack import Staged
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.shardy import answer_request
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst

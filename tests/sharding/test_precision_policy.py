@@ -16,23 +16,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.frontend.models import llama
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from orchestrator.numerics import BF16_BOUND
-from sharding import shardy
-from sharding.findings import collectives, with_findings
-from sharding.mesh import make_mesh
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.plan import build_plan
-from sharding.precision import rounded_graph, with_reduce_dtype
-from sharding.rewrite import rewrite
-from sharding.settings import StrategySettings
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.orchestrator.numerics import BF16_BOUND
+from shardwright.sharding import shardy
+from shardwright.sharding.findings import collectives, with_findings
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.plan import build_plan
+from shardwright.sharding.precision import rounded_graph, with_reduce_dtype
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import ALL, captured, unsharded
 from tests.support.cells import diagonals
 from tests.support.road import captured_graph, leaf_error

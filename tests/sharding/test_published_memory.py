@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.frontend.models.families import family_task
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from compiler.target import load_target
-from sharding.footprint import Footprint
-from sharding.mesh import make_mesh
-from sharding.plan import build_plan
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.target import load_target
+from shardwright.sharding.footprint import Footprint
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.plan import build_plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request
 from tests.support.cells import diagonals
 from tests.support.road import captured_graph
 

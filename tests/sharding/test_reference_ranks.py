@@ -14,12 +14,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from compiler.frontend.models import llama
-from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-from compiler.frontend.task import TrainTask
-from compiler.ir.verify import verify
-from sharding.mesh import make_mesh
-from sharding.plan import Plan
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.reference_ranks import ReferenceRanks

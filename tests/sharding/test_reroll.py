@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.frontend.task import TrainTask
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op, Value
-from compiler.ir.verify import verify
-from compiler.passes.pipeline import run, step_passes
-from sharding.partitioned import Slot
-from sharding.plan import build_plan
-from sharding.reroll import Rerolled, emit, reroll
-from sharding.reroll.names import stack_name
-from sharding.reroll.packs import Packer, RefusedError
-from sharding.shardy import answer_request
-from sim_cluster.layout import stacked
-from sim_cluster.result import distance
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import build_plan
+from shardwright.sharding.reroll import Rerolled, emit, reroll
+from shardwright.sharding.reroll.names import stack_name
+from shardwright.sharding.reroll.packs import Packer, RefusedError
+from shardwright.sharding.shardy import answer_request
+from shardwright.sim_cluster.layout import stacked
+from shardwright.sim_cluster.result import distance
 from tests.models import flax_decoder, unrolled_layers
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, worst

@@ -9,16 +9,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
-from sharding.findings import collectives
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import PartitionedGraph, all_values
-from sharding.rewrite import rewrite
-from sharding.spec import ShardingSpec, replicated
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding.findings import collectives
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.spec import ShardingSpec, replicated
 from tests.support.whole_runs import run_whole
 
 A, B = "dp_replicate", "dp_shard"

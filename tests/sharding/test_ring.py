@@ -15,22 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.models import llama
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.reference import steps
-from compiler.ir.types import Graph, Op
-from compiler.ir.verify import verify
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from sharding.mesh import make_mesh
-from sharding.plan import build_plan
-from sharding.ring import Rings
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request
-from sim_cluster.result import distance
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.reference import steps
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.plan import build_plan
+from shardwright.sharding.ring import Rings
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request
+from shardwright.sim_cluster.result import distance
 from tests.support.reference_ranks import run_collective
 from tests.support.road import captured_graph
 

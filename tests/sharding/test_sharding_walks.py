@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Value
-from sharding.layers import unrolled_layers, visited_layers
-from sharding.mesh import make_mesh
-from sharding.partitioned import PartitionedGraph, all_values
-from sharding.places import buffer_places
-from sharding.rewrite import rewrite
-from sharding.sorted_rows.level import Level
-from sharding.spec import replicated
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.layers import unrolled_layers, visited_layers
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.places import buffer_places
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.sorted_rows.level import Level
+from shardwright.sharding.spec import replicated
 from tests.support.ladders import check_grows, unary
 from tests.support.partitioned import as_plan, partitioned
 

@@ -19,32 +19,32 @@ import optax
 import pytest
 
 import tests.support.xla_spmd as xla_spmd
-from compiler.diagnostics import ExecutionError, Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.frontend.models import llama
-from compiler.frontend.models.llama import LlamaConfig, train_task
-from compiler.frontend.task import TrainTask
-from compiler.ir.build import Builder
-from compiler.ir.ops import ScatterAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from sharding import partitioner, shardy
-from sharding.findings import TRAFFIC, collectives, unexpected, with_findings
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import (
+from shardwright.compiler.diagnostics import ExecutionError, Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ScatterAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.sharding import partitioner, shardy
+from shardwright.sharding.findings import TRAFFIC, collectives, unexpected, with_findings
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import (
     PartitionedGraph,
     Slot,
     all_values,
     decode_partitioned,
     encode_partitioned,
 )
-from sharding.rewrite import rewrite
-from sharding.shardy_import import mesh_of_atoms
-from sharding.spec import ShardingSpec, sharded
-from sharding.strategies import INPUT, OUTPUT, Recipe
-from sim_cluster.result import distance
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.shardy_import import mesh_of_atoms
+from shardwright.sharding.spec import ShardingSpec, sharded
+from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe
+from shardwright.sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph, fsdp
@@ -503,7 +503,7 @@ def test_functions_of_the_scalar_engine_pass_shardings_through() -> None:
 
 
 def test_an_op_without_a_rule_is_refused_with_its_line() -> None:
-    from compiler.frontend.context import make_context, parse_module
+    from shardwright.compiler.frontend.context import make_context, parse_module
 
     text = """
       func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
@@ -607,9 +607,9 @@ def test_a_process_that_holds_much_memory_does_not_wait(monkeypatch: pytest.Monk
 
 FORKED = """
 import os
-from compiler.ir.build import Builder
-from sharding import partitioner, shardy
-from sharding.mesh import make_mesh
+from shardwright.compiler.ir.build import Builder
+from shardwright.sharding import partitioner, shardy
+from shardwright.sharding.mesh import make_mesh
 
 def asked():
     b = Builder()
@@ -649,10 +649,10 @@ def test_the_adapter_loads_no_jax_by_itself() -> None:
 
 WITHOUT_JAX = """
 import sys
-from compiler.frontend.stablehlo import import_module
-from sharding.mesh import make_mesh
-from sharding.partitioned import decode_partitioned
-from sharding.shardy import answer_request, encode_request
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import decode_partitioned
+from shardwright.sharding.shardy import answer_request, encode_request
 
 text = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
 request = encode_request(import_module(text), make_mesh({"dp_shard": 2}), {}, (), ())

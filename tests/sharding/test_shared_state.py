@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
-from sharding.strategies.ranks import mesh_for_state
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.ranks import mesh_for_state
+from shardwright.sharding.strategies.registry import recipe_of
 
 WIDE = 2048
 

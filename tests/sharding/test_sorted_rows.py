@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import Diagnostic
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.passes.pipeline import run, step_passes
-from compiler.passes.ranges import integer_ranges
-from sharding.linearity.labels import merge_dim
-from sharding.sorted_rows import sorted_per_sample
-from sharding.sorted_rows.proof import is_row_sort
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.sharding.linearity.labels import merge_dim
+from shardwright.sharding.sorted_rows import sorted_per_sample
+from shardwright.sharding.sorted_rows.proof import is_row_sort
 from tests.support.road import worst
 from tests.support.staged_runs import step_errors
 from tests.support.strategy_cells import distribution, grouped

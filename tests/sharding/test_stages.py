@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import Loc, ShardingError
-from compiler.dtypes import DType
-from compiler.ir.analysis import count_ops
-from compiler.ir.build import Builder
-from compiler.ir.ops import ReduceWindowAttrs, ScatterAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
-from compiler.min_cut import UNCUTTABLE, FlowNetwork
-from compiler.program import StepPlan
-from sharding.linearity import Kind, label_values
-from sharding.localize import localize
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.stages import split_step
-from sim_cluster.result import distance
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, ScatterAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.min_cut import UNCUTTABLE, FlowNetwork
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.linearity import Kind, label_values
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.stages import split_step
+from shardwright.sim_cluster.result import distance
 from tests.support.partitioned import partitioned, run_global
 from tests.support.reference_ranks import ReferenceRanks
 

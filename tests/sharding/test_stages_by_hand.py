@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value, tensor_type
-from compiler.program import StepPlan, StepProgram
-from sharding.gradients import StepView, depends_on
-from sharding.linearity import Kind, Label
-from sharding.linearity.labels import SUM
-from sharding.localize import Localized, localize
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.stages import (
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value, tensor_type
+from shardwright.compiler.program import StepPlan, StepProgram
+from shardwright.sharding.gradients import StepView, depends_on
+from shardwright.sharding.linearity import Kind, Label
+from shardwright.sharding.linearity.labels import SUM
+from shardwright.sharding.localize import Localized, localize
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.stages import (
     _accumulate,
     _ancestors,
     _elementwise_sources,

@@ -14,18 +14,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from sharding import shardy
-from sharding.findings import TRAFFIC, collectives, with_findings
-from sharding.localize import localize
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.rewrite import rewrite
-from sharding.ring import with_context
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding import shardy
+from shardwright.sharding.findings import TRAFFIC, collectives, with_findings
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.ring import with_context
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.support.cells import diagonals
 from tests.support.road import leaf_error
 from tests.support.strategy_cells import (

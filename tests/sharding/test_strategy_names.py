@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.build import Builder
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.build import Builder
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.registry import recipe_of
 
 
 @pytest.mark.parametrize("name", ["FSDP", "llm_training", "Manual"])

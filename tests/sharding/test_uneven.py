@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import ShardingError
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from sharding.indices import IndexClasses
-from sharding.mesh import make_mesh
-from sharding.padding import pad_indices
-from sharding.partitioned import Slot
-from sharding.plan import Plan, build_plan
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request
-from sharding.strategies.registry import padded_step
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.sharding.indices import IndexClasses
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.padding import pad_indices
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request
+from shardwright.sharding.strategies.registry import padded_step
 from tests.support.road import captured_graph, leaf_error, run_and_compare, worst
 from tests.support.strategy_cells import odd_llama, random_inputs
 

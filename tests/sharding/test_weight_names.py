@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.types import Value, tensor_type
-from sharding.mesh import make_mesh
-from sharding.partitioned import Slot
-from sharding.strategies.state import WeightNames
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Value, tensor_type
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.strategies.state import WeightNames
 from tests.models.state_forms import FORMS
 from tests.support.road import captured_graph, fsdp
 

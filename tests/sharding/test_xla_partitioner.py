@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import pytest
 
 import tests.support.xla_spmd as xla_spmd
-from compiler.ir.types import Graph, Op
-from sharding.findings import TRAFFIC
-from sharding.localize import localize
-from sharding.strategies import OUTPUT, Recipe
-from sharding.strategies.registry import recipe_of
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.sharding.findings import TRAFFIC
+from shardwright.sharding.localize import localize
+from shardwright.sharding.strategies import OUTPUT, Recipe
+from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import captured, partitioned, unsharded
 from tests.support.road import leaf_error
 from tests.support.strategy_cells import Distribution, distribution, random_inputs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, Node, RegionProgram, View
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, View
 
 F32 = DType.F32
 ZERO = Affine()

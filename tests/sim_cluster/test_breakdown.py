@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
-from sim_cluster.classes import refine
-from sim_cluster.contention import Demand
-from sim_cluster.faults import Health
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from sim_cluster.run_timing import ClusterLoop, axis_category
-from sim_cluster.step_time import _breakdown, _of_stages, _timing
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.faults import Health
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.run_timing import ClusterLoop, axis_category
+from shardwright.sim_cluster.step_time import _breakdown, _of_stages, _timing
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("tp",), DType.F32, (1, 1, 64), "add", 1)

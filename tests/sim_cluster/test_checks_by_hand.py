@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.limits import limits_for
-from compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from compiler.isa.region import Affine
-from sim_cluster.checks import check_bank, check_instruction, check_tiles
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
+from shardwright.compiler.isa.region import Affine
+from shardwright.sim_cluster.checks import check_bank, check_instruction, check_tiles
 
 LIMITS = limits_for("trn1n.32xlarge")
 F32, BF16 = DType.F32, DType.BF16

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.ops import ReplicaGroups
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
-from orchestrator.job import step_of
-from sim_cluster.actors import CollectiveDuration
-from sim_cluster.classes import refine
-from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets
-from sim_cluster.faults import Faults, Health
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from sim_cluster.network import Network
-from sim_cluster.run_timing import ClassResult, ClusterLoop
-from sim_cluster.step_time import Ranks, Step, time_step
+from shardwright.collectives.ops import ReplicaGroups
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.job import step_of
+from shardwright.sim_cluster.actors import CollectiveDuration
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets
+from shardwright.sim_cluster.faults import Faults, Health
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.network import Network
+from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop
+from shardwright.sim_cluster.step_time import Ranks, Step, time_step
 from tests.support.fluid_cluster import FluidCluster
 from tests.support.small_job import build_on, small_llama
 

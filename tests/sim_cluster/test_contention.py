@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from compiler.target import Target, load_target, logical, target_names
-from sim_cluster.classes import refine
-from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait, _Code
-from sim_cluster.network import Network
-from sim_cluster.profiles import PROFILES
-from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import Target, load_target, logical, target_names
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait, _Code
+from shardwright.sim_cluster.network import Network
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.run_timing import ClusterLoop, CollectiveDuration
 from tests.support.cells import long_in_matrix
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))

@@ -6,19 +6,19 @@ import statistics
 
 import pytest
 
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.select import choose
-from collectives.timing import closed_time, schedule_time
-from collectives.topology import Topology
-from compiler.diagnostics import SimulationError, UsageError
-from compiler.dtypes import DType
-from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
-from sim_cluster.classes import refine
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.degraded import degraded, pattern_of
-from sim_cluster.faults import Delay, Faults, Link, check_faults, ranges
-from sim_cluster.network import Network, cluster_topology
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
+from shardwright.collectives.select import choose
+from shardwright.collectives.timing import closed_time, schedule_time
+from shardwright.collectives.topology import Topology
+from shardwright.compiler.diagnostics import SimulationError, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.degraded import degraded, pattern_of
+from shardwright.sim_cluster.faults import Delay, Faults, Link, check_faults, ranges
+from shardwright.sim_cluster.network import Network, cluster_topology
 from tests.sim_cluster.test_cluster_oracle import on_trn1n
 
 PATTERNS: dict[str, dict[Link, float]] = {

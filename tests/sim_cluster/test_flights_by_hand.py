@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from l0_cases import hbm, instr, node
 
-from compiler.diagnostics import SimulationError, UsageError
-from compiler.dtypes import DType
-from compiler.isa.program import (
+from shardwright.compiler.diagnostics import SimulationError, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
@@ -25,10 +25,10 @@ from compiler.isa.program import (
     Region,
     Repeat,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor, View
-from sim_cluster.functions import Bound, FunctionCode
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
+from shardwright.sim_cluster.functions import Bound, FunctionCode
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode
 
 F32, I32, BF16 = DType.F32, DType.I32, DType.BF16
 HERE = Affine()
@@ -241,7 +241,9 @@ def test_a_region_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.Mo
 def test_memory_is_taken_for_the_constants_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of 12 and 6 bytes; inputs and scratch are others' memory."""
     asked: list[tuple[int, str]] = []
-    monkeypatch.setattr("sim_cluster.functions.require_memory", lambda *a: asked.append(a))
+    monkeypatch.setattr(
+        "shardwright.sim_cluster.functions.require_memory", lambda *a: asked.append(a)
+    )
     given = function()
     given.tensors += [
         Tensor("a", (3,), F32, "constant", data=np.arange(3, dtype=np.float32).tobytes()),

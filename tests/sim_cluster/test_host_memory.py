@@ -8,14 +8,14 @@ import resource
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.program import Function, Program, ProgramBuffer
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from sim_cluster import host_memory
-from sim_cluster.functions import FunctionCode
-from sim_cluster.regions import prepare
-from sim_cluster.run_single import Ranks, run_single
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Function, Program, ProgramBuffer
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.sim_cluster import host_memory
+from shardwright.sim_cluster.functions import FunctionCode
+from shardwright.sim_cluster.regions import prepare
+from shardwright.sim_cluster.run_single import Ranks, run_single
 
 GIB = 2**30
 LARGE = 2**34

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.isa.decode import decode_function
-from compiler.isa.encode import encode_function
-from compiler.target import Target, load_target
-from sim_cluster import kept
-from sim_cluster.kept import KeptFunctions
-from sim_cluster.macro import evaluated
-from sim_cluster.profiles import PROFILES, under_profile
+from shardwright.compiler.isa.decode import decode_function
+from shardwright.compiler.isa.encode import encode_function
+from shardwright.compiler.target import Target, load_target
+from shardwright.sim_cluster import kept
+from shardwright.sim_cluster.kept import KeptFunctions
+from shardwright.sim_cluster.macro import evaluated
+from shardwright.sim_cluster.profiles import PROFILES, under_profile
 from tests.support.compiled import TARGET, graph_of, link
 
 MACHINE = load_target(TARGET)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from l0_cases import matmul_region, norm_region
 
-from compiler.dtypes import DType
-from sim_cluster import l0, regions
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.sim_cluster import l0, regions
+from shardwright.sim_cluster.result import distance
 
 
 def rand(*shape: int, seed: int = 0) -> np.ndarray:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from l0_cases import PSUM, hbm, instr, matmul_region, norm_region, tile
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram
-from sim_cluster import l0
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.sim_cluster import l0
 
 F32, I32 = DType.F32, DType.I32
 DIN, DOUT, VEC, SCA, TEN, GPS = (

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.neff.manifest import NamedBuffer
-from compiler.neff.schedule import LeafPart
-from sim_cluster import layout
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.neff.manifest import NamedBuffer
+from shardwright.compiler.neff.schedule import LeafPart
+from shardwright.sim_cluster import layout
 
 MESH = {"dp": 2, "tp": 3}
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import RegionTime, Segment
-from compiler.isa.program import CollectiveCall
-from sim_cluster.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
-from sim_cluster.classes import refine
-from sim_cluster.contention import Demand
-from sim_cluster.faults import Health
-from sim_cluster.loop_state import loop_state
-from sim_cluster.macro import MacroOp, Mark, Start, Stretch, Wait
-from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import RegionTime, Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.faults import Health
+from shardwright.sim_cluster.loop_state import loop_state
+from shardwright.sim_cluster.macro import MacroOp, Mark, Start, Stretch, Wait
+from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
 

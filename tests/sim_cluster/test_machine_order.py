@@ -7,21 +7,21 @@ from itertools import product
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
-from orchestrator.build import build
-from orchestrator.config import load
-from orchestrator.job import step_of, unit_service
-from orchestrator.stages import Stages
-from sim_cluster.classes import refine
-from sim_cluster.contention import Demand
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from sim_cluster.network import Network
-from sim_cluster.profiles import PROFILES
-from sim_cluster.run_timing import ClusterLoop
-from sim_cluster.step_time import time_step
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.build import build
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import step_of, unit_service
+from shardwright.orchestrator.stages import Stages
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.network import Network
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.run_timing import ClusterLoop
+from shardwright.sim_cluster.step_time import time_step
 from tests.support.cells import long_in_matrix
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

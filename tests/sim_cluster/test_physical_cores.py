@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import LoadError, SimulationError
-from compiler.isa.program import Function, Region
-from compiler.isa.region import RegionProgram
-from compiler.options import CompileOptions
-from compiler.outline.unit import pack_function, unpack_function
-from sim_cluster.physical_cores import CoreWatch, interleaved
-from sim_cluster.result import distance
+from shardwright.compiler.diagnostics import LoadError, SimulationError
+from shardwright.compiler.isa.program import Function, Region
+from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline.unit import pack_function, unpack_function
+from shardwright.sim_cluster.physical_cores import CoreWatch, interleaved
+from shardwright.sim_cluster.result import distance
 from tests.support.model_run import CompiledFunction, compile_function, worst_distance
 
 TRN2 = "trn2.48xlarge"

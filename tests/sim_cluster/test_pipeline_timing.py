@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from compiler.neff.schedule import Schedule, Transfer
-from sharding.pipeline.schedules import stage_schedules
-from sim_cluster.classes import refine
-from sim_cluster.contention import Demand
-from sim_cluster.exchange import exchange
-from sim_cluster.functions import CollectiveRequest
-from sim_cluster.macro import Receive, Send, Start, Stretch, Wait, schedule_macros
-from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.neff.schedule import Schedule, Transfer
+from shardwright.sharding.pipeline.schedules import stage_schedules
+from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.exchange import exchange
+from shardwright.sim_cluster.functions import CollectiveRequest
+from shardwright.sim_cluster.macro import Receive, Send, Start, Stretch, Wait, schedule_macros
+from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 FORWARD_PS, BACKWARD_PS = 100, 200
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from l0_cases import hbm, instr, matmul_region, node, tile
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.isa.decode import decode_program
-from compiler.isa.encode import encode_program
-from compiler.isa.limits import walk
-from compiler.isa.program import (
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.decode import decode_program
+from shardwright.compiler.isa.encode import encode_program
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
@@ -29,17 +29,17 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor, View
-from compiler.neff.manifest import Manifest, NamedBuffer
-from sim_cluster.exchange import exchange
-from sim_cluster.functions import FunctionCode
-from sim_cluster.layout import sharded_shape
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode, run_program
-from sim_cluster.rank_host import _Shadow
-from sim_cluster.result import distance
-from sim_cluster.run_single import run_single
-from sim_cluster.run_values import ValueRun
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
+from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
+from shardwright.sim_cluster.exchange import exchange
+from shardwright.sim_cluster.functions import FunctionCode
+from shardwright.sim_cluster.layout import sharded_shape
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode, run_program
+from shardwright.sim_cluster.rank_host import _Shadow
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.run_values import ValueRun
 
 F32, I32 = DType.F32, DType.I32
 TARGET = "trn1n.32xlarge"

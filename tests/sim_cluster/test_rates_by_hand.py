@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.costs import CollectiveCosts
-from compiler.evaluate import Segment
-from compiler.target import load_target, logical
-from sim_cluster.calibration import constants
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.contention import (
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.target import load_target, logical
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.contention import (
     DEFAULT_PACKETS,
     Bank,
     Demand,
@@ -28,8 +28,8 @@ from sim_cluster.contention import (
     core_rates,
     shares,
 )
-from sim_cluster.macro import Stretch
-from sim_cluster.profiles import PROFILES, Profile, credited, under_profile
+from shardwright.sim_cluster.macro import Stretch
+from shardwright.sim_cluster.profiles import PROFILES, Profile, credited, under_profile
 
 TRN1N, TRN2 = load_target("trn1n.32xlarge"), logical(load_target("trn2.48xlarge"), 2)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType, cast
-from sim_cluster.rounding import _dithered, narrow, stochastic
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.sim_cluster.rounding import _dithered, narrow, stochastic
 
 STEP = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.TF32: 2.0**-10}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.neff.schedule import Transfer
-from sim_cluster.stage_order import StageOrder
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.sim_cluster.stage_order import StageOrder
 
 
 @dataclass

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     Engine,
@@ -22,11 +22,11 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from compiler.neff.schedule import Transfer
-from compiler.target import load_target
-from sim_cluster.faults import Faults
-from sim_cluster.step_time import Step, time_step
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.step_time import Step, time_step
 
 HELD = AccessPattern(Space.SBUF, 0, Affine(), ((1, 128), (1, 1024)))
 THERE = AccessPattern(Space.HBM, 0, Affine(), ((1, 5_000_000),))

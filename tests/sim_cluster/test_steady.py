@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import RegionTime, Segment
-from compiler.isa.program import CollectiveCall
-from compiler.neff.schedule import Schedule
-from sim_cluster.actors import Actor, ClassResult, CollectiveDuration, Job
-from sim_cluster.classes import RankClasses, refine
-from sim_cluster.contention import Demand
-from sim_cluster.faults import Health
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait, schedule_macros
-from sim_cluster.run_timing import ClusterLoop
-from sim_cluster.steady import Event, Repeats, Steady, parts
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import RegionTime, Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.neff.schedule import Schedule
+from shardwright.sim_cluster.actors import Actor, ClassResult, CollectiveDuration, Job
+from shardwright.sim_cluster.classes import RankClasses, refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.faults import Health
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait, schedule_macros
+from shardwright.sim_cluster.run_timing import ClusterLoop
+from shardwright.sim_cluster.steady import Event, Repeats, Steady, parts
 from tests.sim_cluster.test_timing_loop import AXES, MESH, duration, layer
 
 

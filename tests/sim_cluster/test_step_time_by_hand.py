@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     CollectiveCall,
@@ -27,12 +27,12 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from compiler.neff.schedule import Transfer
-from compiler.target import load_target, logical
-from sim_cluster.contention import Demand
-from sim_cluster.faults import Faults
-from sim_cluster.macro import (
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.target import load_target, logical
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.macro import (
     Mark,
     Receive,
     Send,
@@ -43,7 +43,7 @@ from sim_cluster.macro import (
     program_macros,
     schedule_macros,
 )
-from sim_cluster.step_time import Replayed, Step, band, time_step
+from shardwright.sim_cluster.step_time import Replayed, Step, band, time_step
 
 TRN1N = load_target("trn1n.32xlarge")
 HELD = AccessPattern(Space.SBUF, 0, Affine(), ((1, 128), (1, 1024)))

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.ops import ReplicaGroups
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.evaluate import Segment
-from compiler.isa.program import CollectiveCall
-from sim_cluster.classes import RankClasses, refine
-from sim_cluster.contention import Demand
-from sim_cluster.faults import Health
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.collectives.ops import ReplicaGroups
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import Segment
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.classes import RankClasses, refine
+from shardwright.sim_cluster.contention import Demand
+from shardwright.sim_cluster.faults import Health
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("tp",), DType.F32, (1, 1, 64), "add", 1)

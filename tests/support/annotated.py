@@ -17,7 +17,7 @@ import optax
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH, INNER, CLASSES = 16, 32, 12
 WAYS = ("arguments", "jit", "constraints")

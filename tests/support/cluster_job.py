@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
-from orchestrator.cache import Cache
-from orchestrator.service.ray_backend import RayExecutor
-from orchestrator.service.service import UnitService
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import answer, scripted, unit
 
 NODES, UNITS = 3, 30

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compiler.driver import compile_graph
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.types import Graph
-from compiler.isa.program import Program
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.pipeline import run
-from compiler.program import StepProgram
-from sim_cluster.run_single import run_single
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 

@@ -51,7 +51,7 @@ MASKS = (
 when; how many tests there are; files, whose paths wrap where they are long and some of which need
 optional libraries."""
 PROGRAMS = {
-    "shardwright": [sys.executable, "-m", "orchestrator"],
+    "shardwright": [sys.executable, "-m", "shardwright"],
     "python": [sys.executable],
     "cat": ["cat"],
     "ls": ["ls"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compiler.surface.flags import FLAGS, Effect, Flag, canonical_name
+from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, canonical_name
 
 PAGE = "docs/compile-flags.md"
 

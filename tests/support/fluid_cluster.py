@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from compiler.isa.program import CollectiveCall
-from sim_cluster.actors import CollectiveDuration
-from sim_cluster.contention import Demand, Packets
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.sim_cluster.actors import CollectiveDuration
+from shardwright.sim_cluster.contention import Demand, Packets
+from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
 
 
 def fill(

@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLANNED = (

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler.diagnostics import Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value
 
 LAYERS, ROWS, WIDTH = 3, 4, 6
 

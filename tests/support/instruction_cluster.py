@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from compiler.isa.costs import instr_interval_ps
-from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
-from compiler.target import PS_PER_S, Target
+from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
+from shardwright.compiler.target import PS_PER_S, Target
 
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph
-from compiler.neff.schedule import Schedule
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from compiler.target import Fact, Target, load_target
-from orchestrator.build import Built, Layout
-from orchestrator.config import ClusterConfig, GoodputConfig, JobConfig
-from sharding.mesh import make_mesh
-from sim_cluster.step_time import StepTiming
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.neff.schedule import Schedule
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.compiler.target import Fact, Target, load_target
+from shardwright.orchestrator.build import Built, Layout
+from shardwright.orchestrator.config import ClusterConfig, GoodputConfig, JobConfig
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sim_cluster.step_time import StepTiming
 
 SCHEDULE: Schedule = ((("forward",), 3),)
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import GatherAttrs
-from compiler.ir.types import Graph, Value
-from sharding.partitioned import Slot
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import GatherAttrs
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.sharding.partitioned import Slot
 
 ROWS, WIDTH = 8, 8
 Rung = Callable[[Builder, Value], Value]

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.frontend.models import llama
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.types import Graph
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.types import Graph
 
 CONFIG = {
     "model_type": "llama",

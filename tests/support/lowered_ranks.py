@@ -13,23 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import (
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllToAllAttrs,
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
-from compiler.ir.types import Op, Value, tensor_type
-from compiler.isa.program import Call, CollectiveCall
-from compiler.lower.function import lower_function
-from compiler.lower.write_out import Lowered
-from compiler.outline import Outlined, outline
-from compiler.outline.buffers import OutlinedProgram
-from compiler.passes.pipeline import run
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sim_cluster.regions import prepare
+from shardwright.compiler.ir.types import Op, Value, tensor_type
+from shardwright.compiler.isa.program import Call, CollectiveCall
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.outline import Outlined, outline
+from shardwright.compiler.outline.buffers import OutlinedProgram
+from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sim_cluster.regions import prepare
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.region_reference import run_nodes
 

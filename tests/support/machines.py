@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collectives.topology import Topology
-from compiler.target import load_target
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
-from sim_cluster.profiles import PROFILES as MACHINE_PROFILES
+from shardwright.collectives.topology import Topology
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.profiles import PROFILES as MACHINE_PROFILES
 
 FIRST = load_target("trn1n.32xlarge")
 PROFILES = {name: collective_costs(FIRST, name) for name in MACHINE_PROFILES}

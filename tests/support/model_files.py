@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from compiler.neff.reader import Container
-from orchestrator.cli import main
+from shardwright.compiler.neff.reader import Container
+from shardwright.orchestrator.cli import main
 
 FORMS = ("hlo.pb", "hlo", "mlir", "bc", "export")
 

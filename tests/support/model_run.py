@@ -15,18 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.driver import compile_graph
-from compiler.evaluate import function_segments
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.types import Graph
-from compiler.isa.program import Call, Program, Repeat
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.pipeline import run, step_passes
-from compiler.program import StepProgram
-from compiler.target import load_target
-from sim_cluster.result import distance
-from sim_cluster.run_single import run_single
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Call, Program, Repeat
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.target import load_target
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 
@@ -133,7 +133,7 @@ def _count(steps: Sequence[Call | Repeat], times: int, calls: Counter[int]) -> N
 
 def _matmul_flops(graph: Graph) -> int:
     """Flops of the contractions, loops counted by their trips."""
-    from compiler.ir.opdef import OPS
+    from shardwright.compiler.ir.opdef import OPS
 
     total = 0
     for op in graph.ops:

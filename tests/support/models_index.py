@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 Params = dict[str, jax.Array]
 Batch = dict[str, jax.Array]

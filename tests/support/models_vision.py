@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 CLASSES = 10
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError
-from compiler.dtypes import DType
-from compiler.evaluate import function_segments
-from compiler.isa.decode import decode_function
-from compiler.isa.encode import encode_function
-from compiler.isa.limits import walk
-from compiler.isa.program import Function, Instr, Loop, Program
-from compiler.neff.bundle import Bundle
-from compiler.target import Target
-from sim_cluster.engines import DECODERS
-from sim_cluster.functions import L0, CollectiveRequest, FunctionCode
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
-from sim_cluster.rank_host import RankHost
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.isa.decode import decode_function
+from shardwright.compiler.isa.encode import encode_function
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Function, Instr, Loop, Program
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.target import Target
+from shardwright.sim_cluster.engines import DECODERS
+from shardwright.sim_cluster.functions import L0, CollectiveRequest, FunctionCode
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode
+from shardwright.sim_cluster.rank_host import RankHost
 
 Views = tuple[np.ndarray, ...]
 Place = tuple[int, int, int]  # function, region, instruction in program order

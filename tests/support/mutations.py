@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError
-from compiler.dtypes import DType
-from compiler.isa.instructions import INSTRUCTIONS
-from compiler.isa.limits import walk
-from compiler.isa.program import AccessPattern, Engine, Function, Instr, Region, Space
-from compiler.isa.region import Affine
-from sim_cluster.engines import DECODERS
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import AccessPattern, Engine, Function, Instr, Region, Space
+from shardwright.compiler.isa.region import Affine
+from shardwright.sim_cluster.engines import DECODERS
 from tests.support.mutation_lab import Lab, Mutation, Seen, Views, dtype_of, loops, operands_seen
 
 Change = tuple[str, str, Callable[[Any], None]]

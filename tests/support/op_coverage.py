@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from compiler.frontend.coverage import is_supported
-from compiler.frontend.rules import RULES
-from compiler.frontend.rules.registry import REFUSALS
-from compiler.ir.opdef import OPS
-from compiler.lower import registry
-from compiler.surface.operators import DOCUMENTED, OPERATORS, Operator, refusal_code
+from shardwright.compiler.frontend.coverage import is_supported
+from shardwright.compiler.frontend.rules import RULES
+from shardwright.compiler.frontend.rules.registry import REFUSALS
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.lower import registry
+from shardwright.compiler.surface.operators import DOCUMENTED, OPERATORS, Operator, refusal_code
 from tests.harnesses.all_cases import CASES
 from tests.support.operator_examples import EXAMPLES
 

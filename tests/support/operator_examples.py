@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from compiler.driver import compile_graph
-from compiler.frontend.detect import import_file
-from compiler.frontend.importer import Check
-from compiler.passes.pipeline import STEP_PASSES, run
-from compiler.program import StepProgram
-from sim_cluster.run_single import run_single
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.frontend.detect import import_file
+from shardwright.compiler.frontend.importer import Check
+from shardwright.compiler.passes.pipeline import STEP_PASSES, run
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.run_single import run_single
 from tests.support import xla
 
 RNG = np.random.default_rng(11)

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.ir.ops import COLLECTIVES
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sharding.coordinates import coordinate_name, hoist_coordinates
-from sharding.findings import TRAFFIC
-from sharding.localize import localize
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph, Slot, all_values
-from sharding.spec import ShardingSpec, replicated
+from shardwright.compiler.ir.ops import COLLECTIVES
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.coordinates import coordinate_name, hoist_coordinates
+from shardwright.sharding.findings import TRAFFIC
+from shardwright.sharding.localize import localize
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot, all_values
+from shardwright.sharding.spec import ShardingSpec, replicated
 from tests.support.reference_ranks import ReferenceRanks
 
 Dims = Sequence[Sequence[str]]

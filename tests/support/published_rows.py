@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from orchestrator.validation.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
+from shardwright.orchestrator.validation.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
 
 BERT = {
     "id": "B1",

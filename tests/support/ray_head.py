@@ -49,7 +49,7 @@ class Head:
 
     def shardwright(self, *words: str, folder: Path) -> tuple[int, str, str]:
         """Our command."""
-        return self.run([sys.executable, "-m", "orchestrator", *words], folder)
+        return self.run([sys.executable, "-m", "shardwright", *words], folder)
 
 
 @contextmanager

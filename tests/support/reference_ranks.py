@@ -14,17 +14,17 @@ from contextlib import suppress
 
 import numpy as np
 
-from collectives.algorithms.pairwise import collective_permute
-from collectives.algorithms.ring import ring
-from collectives.buckets import execute_parts
-from collectives.execute import execute
-from collectives.ops import CollectiveKind, ReplicaGroups, group_index
-from compiler.ir.reference import steps
-from compiler.ir.types import Op
-from compiler.neff.schedule import Transfer
-from compiler.program import BufferInfo, StepPlan, StepProgram
-from sim_cluster.layout import stacked
-from sim_cluster.stage_order import StageOrder
+from shardwright.collectives.algorithms.pairwise import collective_permute
+from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.buckets import execute_parts
+from shardwright.collectives.execute import execute
+from shardwright.collectives.ops import CollectiveKind, ReplicaGroups, group_index
+from shardwright.compiler.ir.reference import steps
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.neff.schedule import Transfer
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sim_cluster.layout import stacked
+from shardwright.sim_cluster.stage_order import StageOrder
 
 Buffers = dict[str, np.ndarray]
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
-from compiler.ir.types import Graph, Value, tensor_type
-from compiler.isa.region import Node, RegionProgram, View
-from compiler.lower.function import Signature, lower_function
-from compiler.lower.write_out import Lowered
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
+from shardwright.compiler.ir.types import Graph, Value, tensor_type
+from shardwright.compiler.isa.region import Node, RegionProgram, View
+from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.sim_cluster.result import distance
 
 Collective = Callable[..., np.ndarray]
 PLAIN = Signature()
@@ -206,7 +206,7 @@ def check_lowering(
     **options: Any,
 ) -> Lowered:
     """Lower `graph` and hold it equal to its reference on `inputs` (counter inputs left out)."""
-    from compiler.ir.reference import evaluate
+    from shardwright.compiler.ir.reference import evaluate
 
     lowered = lower_function(graph, signature, **options)
     counters = [i for i, _, _ in signature.parameters]

@@ -7,26 +7,26 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.frontend.capture import Captured, capture
-from compiler.frontend.reference import (
+from shardwright.compiler.frontend.capture import Captured, capture
+from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
     reference_step,
     task_batches,
 )
-from compiler.frontend.stablehlo import import_module
-from compiler.frontend.task import TrainTask
-from compiler.ir.types import Graph
-from compiler.program import StepPlan
-from sharding.mesh import Mesh
-from sharding.partitioned import PartitionedGraph, Slot
-from sharding.plan import Plan, build_plan
-from sharding.rewrite import rewrite
-from sharding.settings import StrategySettings
-from sharding.shardy import answer_request, partition_here
-from sharding.strategies import Recipe
-from sharding.strategies.registry import recipe_of
-from sim_cluster.result import distance as leaf_error
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.shardy import answer_request, partition_here
+from shardwright.sharding.strategies import Recipe
+from shardwright.sharding.strategies.registry import recipe_of
+from shardwright.sim_cluster.result import distance as leaf_error
 from tests.support.reference_ranks import ReferenceRanks
 
 

@@ -15,22 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.frontend.models import llama
-from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-from compiler.frontend.task import TrainTask
-from compiler.neff.bundle import Bundle
-from compiler.target import load_target, logical
-from orchestrator.build import Built, Layout, build_task
-from orchestrator.cache import Cache, open_cache
-from orchestrator.config import JobConfig
-from orchestrator.job import write_and_load
-from orchestrator.service.batch import UnitRow
-from orchestrator.service.executor import Executor, InlineExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.stages import Stages
-from sharding.mesh import DATA_AXES, make_mesh
-from sharding.settings import DEFAULTS, StrategySettings
-from sim_cluster.run_values import ValueRun
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.target import load_target, logical
+from shardwright.orchestrator.build import Built, Layout, build_task
+from shardwright.orchestrator.cache import Cache, open_cache
+from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.job import write_and_load
+from shardwright.orchestrator.service.batch import UnitRow
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.stages import Stages
+from shardwright.sharding.mesh import DATA_AXES, make_mesh
+from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.sim_cluster.run_values import ValueRun
 
 TARGET = "trn1n.32xlarge"
 SIZES = {

@@ -10,15 +10,15 @@ from unittest import mock
 
 import numpy as np
 
-from compiler.diagnostics import ShardingError
-from compiler.frontend.task import TrainTask
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.options import DEFAULTS
-from compiler.passes.pipeline import run, step_passes
-from compiler.program import StepPlan
-from sharding.mesh import DATA_AXES, Mesh
-from sharding.one_sample import (
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.options import DEFAULTS
+from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.mesh import DATA_AXES, Mesh
+from shardwright.sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
@@ -26,9 +26,9 @@ from sharding.one_sample import (
     check_means,
     is_alone,
 )
-from sharding.partitioned import Slot
-from sharding.plan import Plan, build_plan
-from sharding.shardy import answer_request
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.shardy import answer_request
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import Distribution, random_inputs
@@ -89,7 +89,7 @@ def cut_step(
     captured: tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]], mesh: Mesh, num_microbatches: int
 ) -> StepPlan:
     """The step as it is cut, no collective moved."""
-    with mock.patch("sharding.plan.overlap", lambda step, *_: step):
+    with mock.patch("shardwright.sharding.plan.overlap", lambda step, *_: step):
         plan = build_plan(*captured, mesh, num_microbatches=num_microbatches, unit=answer_request)
     return plan.step
 

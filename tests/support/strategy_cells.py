@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.frontend.models import encoder, gpt, llama
-from compiler.frontend.models import moe as mixtral
-from compiler.frontend.models.blocks import Sizes, TaskOptions
-from compiler.frontend.shardings import ModuleShardings
-from compiler.frontend.task import TrainTask
-from compiler.ir.ops import ShardingConstraintAttrs
-from compiler.ir.types import Graph
-from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import Slot
-from sharding.settings import StrategySettings
+from shardwright.compiler.frontend.models import encoder, gpt, llama
+from shardwright.compiler.frontend.models import moe as mixtral
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.mesh import Mesh, make_mesh
+from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.settings import StrategySettings
 from tests.models import dropout_decoder, flax_decoder
 from tests.support import models_vision
 from tests.support.road import captured_graph

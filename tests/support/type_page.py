@@ -9,8 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
 from tests.harnesses.case import OpCase
 from tests.harnesses.typed import NONE, TYPES, kind_of, outcome, rows_of
 

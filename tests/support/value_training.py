@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.neff.bundle import Bundle, load_bundle
-from orchestrator.service.progress import Progress
-from orchestrator.values.process_hosts import ProcessHosts
-from orchestrator.values.value_run import Checkpoints, Source, Training, Values
-from sim_cluster.rank_host import packed_host, spans_of
-from sim_cluster.run_values import Hosts, ValueRun
+from shardwright.compiler.neff.bundle import Bundle, load_bundle
+from shardwright.orchestrator.service.progress import Progress
+from shardwright.orchestrator.values.process_hosts import ProcessHosts
+from shardwright.orchestrator.values.value_run import Checkpoints, Source, Training, Values
+from shardwright.sim_cluster.rank_host import packed_host, spans_of
+from shardwright.sim_cluster.run_values import Hosts, ValueRun
 from tests.support.small_job import small_llama
 
 SOURCE = Source(task=small_llama(), global_batch=8)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.ops import ReplicaGroups, group_index
-from compiler.ir.reference import steps
-from compiler.ir.types import Value
-from sharding.localize import localize
-from sharding.partitioned import PartitionedGraph
-from sharding.ring import with_context
+from shardwright.collectives.ops import ReplicaGroups, group_index
+from shardwright.compiler.ir.reference import steps
+from shardwright.compiler.ir.types import Value
+from shardwright.sharding.localize import localize
+from shardwright.sharding.partitioned import PartitionedGraph
+from shardwright.sharding.ring import with_context
 from tests.support.reference_ranks import run_collective
 
 

@@ -23,10 +23,10 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import _jax
 
-from sharding.mesh import Mesh
-from sharding.shardy import annotated_text
-from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, Recipe
+from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.shardy import annotated_text
+from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, Recipe
 
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) (all-gather|all-reduce|all-to-all)\(")
 

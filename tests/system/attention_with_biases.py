@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 32, 8
 OPTIMIZER = optax.adamw(1e-3)

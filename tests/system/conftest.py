@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.neff.bundle import Bundle
-from orchestrator.service.executor import InlineExecutor, WorkUnit
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit
 from tests.support.small_job import Road, build_on, bundle_of, small_llama
 
 

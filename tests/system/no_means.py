@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 WIDTH, LENGTH, RATE = 16, 8, 0.1
 Pair = tuple[Any, Any]

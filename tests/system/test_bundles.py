@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from compiler.neff.bundle import Bundle, load_bundle
-from compiler.target import load_target
-from orchestrator.cli import main
-from sim_cluster import network, profiles, step_time
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.step_time import Step, time_step
+from shardwright.compiler.neff.bundle import Bundle, load_bundle
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.cli import main
+from shardwright.sim_cluster import network, profiles, step_time
+from shardwright.sim_cluster.collective_costs import collective_costs
+from shardwright.sim_cluster.step_time import Step, time_step
 from tests.support.small_job import (
     TARGET,
     Road,

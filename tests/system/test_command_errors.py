@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 from tests.support.interrupts import heard_by_children
 from tests.support.small_job import write_job
 
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 
 def loss_fn(params, batch):
@@ -220,7 +220,7 @@ def test_an_interrupt_ends_the_run_and_its_children(
     as a terminal sends it (to all) and as a supervisor does (to the job alone).
     """
     job = write_job(tmp_path, run={"steps": 10_000, "executor": "auto"})
-    command = [sys.executable, "-m", "orchestrator", "run", str(job), "--out", str(tmp_path / "o")]
+    command = [sys.executable, "-m", "shardwright", "run", str(job), "--out", str(tmp_path / "o")]
     with heard_by_children():
         process = subprocess.Popen(
             command,

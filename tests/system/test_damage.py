@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError, LoadError
-from compiler.neff.bundle import Bundle, load_bundle, read_program
-from compiler.neff.format import HEADER_BYTES
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
-from orchestrator.cli import main
-from sim_cluster.functions import L0
-from sim_cluster.programs import ProgramCode
+from shardwright.compiler.diagnostics import DiagnosticError, LoadError
+from shardwright.compiler.neff.bundle import Bundle, load_bundle, read_program
+from shardwright.compiler.neff.format import HEADER_BYTES
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator.cli import main
+from shardwright.sim_cluster.functions import L0
+from shardwright.sim_cluster.programs import ProgramCode
 from tests.support.small_job import TARGET
 
 FUZZ_SEED, FUZZ_FLIPS, NONSENSE = 7, 300, 40

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import config
-from orchestrator.cli import main
+from shardwright.orchestrator import config
+from shardwright.orchestrator.cli import main
 from tests.support.gallery import (
     EXAMPLES,
     NEEDS,

@@ -16,14 +16,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from compiler.diagnostics import LoadError
-from compiler.neff import bundle as bundle_module
-from compiler.neff.bundle import Bundle, load_bundle, write_bundle
-from compiler.neff.format import HEADER_BYTES, MAX_RAW_BYTES, Header
-from compiler.neff.manifest import Manifest
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
-from orchestrator.cli import main
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.neff import bundle as bundle_module
+from shardwright.compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from shardwright.compiler.neff.format import HEADER_BYTES, MAX_RAW_BYTES, Header
+from shardwright.compiler.neff.manifest import Manifest
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator.cli import main
 from tests.system.test_damage import file_of, refused, verify_refuses
 
 HOSTILE: tuple[Any, ...] = (-1, 2**63, 2**40, 0, "x" * 70, "../../x", None, [], {}, [[[]]], True)

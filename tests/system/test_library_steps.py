@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 from tests.models.library_steps import STEPS
 from tests.support.cells import long_in_matrix
 

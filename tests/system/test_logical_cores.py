@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 from tests.support.model_files import compile_line, info_of, meta_of, write_model
 from tests.support.small_job import write_job
 

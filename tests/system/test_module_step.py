@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import pytest
 
-from compiler.frontend.state import state_tree
-from orchestrator import config, plan_cache
-from orchestrator.cli import main
+from shardwright.compiler.frontend.state import state_tree
+from shardwright.orchestrator import config, plan_cache
+from shardwright.orchestrator.cli import main
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import small_llama
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-from compiler.neff.bundle import Bundle
-from compiler.target import load_target
-from orchestrator.numerics import FP32_BOUND
-from sim_cluster.step_time import Step, band
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.numerics import FP32_BOUND
+from shardwright.sim_cluster.step_time import Step, band
 from tests.support.small_job import TARGET, build_on, bundle_of, run_steps, small_llama
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ except ModuleNotFoundError:
     pass
 else:
     sys.exit("the guard lets jax through")
-import sim_cluster
+from shardwright import sim_cluster
 assert sim_cluster.__file__.startswith(HOME), sim_cluster.__file__
 sys.argv[0] = "sim_cluster"
 runpy.run_module("sim_cluster", run_name="__main__", alter_sys=True)
@@ -65,7 +65,7 @@ class Elsewhere:
     home: Path
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """`python -m sim_cluster` with the guard in front."""
+        """`python -m shardwright.sim_cluster` with the guard in front."""
         code = GUARD.format(home=str(self.home), root=str(ROOT), allowed=ALLOWED, ours=PACKAGES)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [sys.executable, "-P", "-c", code, *map(str, arguments)]

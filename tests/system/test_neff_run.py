@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-from compiler.neff.bundle import Bundle
-from orchestrator.cli import main
-from sim_cluster.result import distance
-from sim_cluster.run_values import ValueRun
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.cli import main
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.run_values import ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 

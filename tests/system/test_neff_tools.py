@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.diagnostics import LoadError
-from compiler.driver import compile_graph
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.isa.limits import walk
-from compiler.isa.program import Program
-from compiler.neff.bundle import Bundle, program_bytes, read_program
-from compiler.neff.format import FEATURE_ROW_SUMS
-from compiler.neff.reader import Container
-from compiler.options import CompileOptions
-from compiler.program import StepProgram
-from compiler.target import load_target
-from orchestrator.cli import main
-from sim_cluster.load_checks import check_loadable
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.neff.bundle import Bundle, program_bytes, read_program
+from shardwright.compiler.neff.format import FEATURE_ROW_SUMS
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator.cli import main
+from shardwright.sim_cluster.load_checks import check_loadable
 from tests.support.small_job import build_on, bundle_of, small_llama
 
 TARGET = "trn1n.32xlarge"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from compiler.neff.bundle import Bundle
-from orchestrator import config
-from orchestrator.build import build
-from orchestrator.job import time_programs, unit_service, write_and_load
-from orchestrator.report import sections
-from orchestrator.report.report import base_report
-from orchestrator.stages import Stages
-from sim_cluster.__main__ import main as simulate
-from sim_cluster.contention import Packets
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator import config
+from shardwright.orchestrator.build import build
+from shardwright.orchestrator.job import time_programs, unit_service, write_and_load
+from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.stages import Stages
+from shardwright.sim_cluster.__main__ import main as simulate
+from shardwright.sim_cluster.contention import Packets
 from tests.support.small_job import write_job
 
 MESH = {"dp_shard": 8, "tp": 4}

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from compiler.frontend.models import llama
-from compiler.frontend.task import TrainTask
-from compiler.neff.bundle import Bundle
-from compiler.residency import Residency
-from orchestrator.job import step_of
-from sharding.plan import Traffic
-from sharding.settings import StrategySettings
-from sim_cluster.result import distance
-from sim_cluster.step_time import StepTiming, time_step
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.residency import Residency
+from shardwright.orchestrator.job import step_of
+from shardwright.sharding.plan import Traffic
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.step_time import StepTiming, time_step
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 

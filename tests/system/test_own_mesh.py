@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 
 ENTRY = """
 from tests.support.annotated import annotated_task

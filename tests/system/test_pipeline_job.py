@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from shardwright.orchestrator.__main__ import main
 
-from orchestrator.__main__ import main
-from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
+from shardwright.orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from tests.support.small_job import SIZES, write_job
 
 STAGES, MICRO_BATCHES = 4, 8

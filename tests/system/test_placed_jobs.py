@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from compiler.neff.bundle import Bundle
-from orchestrator import config
-from orchestrator.build import build
-from orchestrator.cli import main
-from orchestrator.job import time_programs, unit_service, write_and_load
-from orchestrator.report.report import base_report
-from orchestrator.stages import Stages
-from sim_cluster.__main__ import main as simulate
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator import config
+from shardwright.orchestrator.build import build
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.job import time_programs, unit_service, write_and_load
+from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.stages import Stages
+from shardwright.sim_cluster.__main__ import main as simulate
 from tests.support.small_job import write_job
 
 MESH = {"dp_shard": 8, "tp": 4}

@@ -8,22 +8,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.driver import compile_graph
-from compiler.dtypes import DType, cast
-from compiler.ir.build import Builder
-from compiler.ir.ops.gather import ScatterAttrs
-from compiler.ir.types import Graph
-from compiler.isa.program import Program
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.formats import check_formats
-from compiler.passes.integers import check_integers
-from compiler.program import StepProgram
-from sim_cluster import rounding
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
-from sim_cluster.result import distance
-from sim_cluster.run_single import run_single
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops.gather import ScatterAttrs
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.formats import check_formats
+from shardwright.compiler.passes.integers import check_integers
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster import rounding
+from shardwright.sim_cluster.memory import CoreMemory
+from shardwright.sim_cluster.programs import ProgramCode
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 LEVELS = ("L0", "L1")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.neff.bundle import Bundle
-from orchestrator.config import load
-from orchestrator.job import executor_of
-from orchestrator.service.executor import InlineExecutor, WorkUnit
-from orchestrator.service.process_backend import AutoExecutor, ProcessExecutor
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.config import load
+from shardwright.orchestrator.job import executor_of
+from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit
+from shardwright.orchestrator.service.process_backend import AutoExecutor, ProcessExecutor
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import is_running, pid_of, results, run
 from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama
@@ -96,11 +96,11 @@ def test_files_are_the_same_when_workers_are_killed(small_bundle: Bundle, tmp_pa
 _LONG_JOB = """
 import sys
 from pathlib import Path
-from orchestrator import cli
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator import cli
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from tests.support.scripted_units import Listed
-from orchestrator.service.flight import fly
+from shardwright.orchestrator.service.flight import fly
 
 def forever(_):
     executor, payload = ProcessExecutor(2), Path(sys.argv[1]).read_bytes()

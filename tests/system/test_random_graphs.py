@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.options import CompileOptions
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.options import CompileOptions
 from tests.support import random_ops, random_ops_indexed, xla
 from tests.support.cells import long_in_matrix
 from tests.support.compiled import TARGET, run_levels

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import ExecutionError
-from orchestrator.cli import main
-from orchestrator.service import ray_head, ray_session
-from orchestrator.service.executor import WorkUnit
-from orchestrator.service.ray_backend import RayExecutor
-from orchestrator.service.ray_session import RaySession
+from shardwright.compiler.diagnostics import ExecutionError
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.service import ray_head, ray_session
+from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator.service.ray_session import RaySession
 from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama, write_job
 
 pytestmark = pytest.mark.ray
@@ -120,7 +120,7 @@ def test_a_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.Mon
 LOADED_BEFORE = """
 import jax
 import ray
-from orchestrator.service.ray_backend import RayExecutor
+from shardwright.orchestrator.service.ray_backend import RayExecutor
 jax.numpy.zeros(1)
 executor = RayExecutor(1)
 executor.close()
@@ -152,7 +152,7 @@ def test_a_ray_that_does_not_start_is_an_error_and_leaves_nothing(
 
 @pytest.mark.matrix
 def test_a_ray_ends_with_a_program_that_is_killed() -> None:
-    script = "import os; from orchestrator.service.ray_head import RayHead; head = RayHead(1)\n"
+    script = "import os; from shardwright.orchestrator.service.ray_head import RayHead; head = RayHead(1)\n"
     script += "print(head._worker.process.pid, head.address(), flush=True); os.abort()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     pid, address = done.stdout.split()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 from tests.support.interrupts import heard_by_children
 from tests.support.ray_head import ROOT, Head, ray_head
 from tests.support.small_job import ON_ONE_CHIP, SIZES
@@ -21,7 +21,7 @@ from tests.support.small_job import ON_ONE_CHIP, SIZES
 pytestmark = [pytest.mark.ray, pytest.mark.matrix]  # a minute of waiting for Ray
 WAITING = """
 import time
-import orchestrator
+from shardwright import orchestrator
 
 def task(seq_len):
     print("here:", orchestrator.__file__, flush=True)
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_checkout_is_a_ray_job(head: Head, folder: Path) -> None:
     """Without being installed; its units have the keys that they have here."""
-    command = ["python", "-m", "orchestrator", "run", str(folder / "job.toml"), "--compile-only"]
+    command = ["python", "-m", "shardwright", "run", str(folder / "job.toml"), "--compile-only"]
     ray = str(Path(sys.executable).parent / "ray")
     words = [ray, "job", "submit", "--working-dir", str(ROOT), "--", *command]
     code, out, err = head.run(words, folder)
@@ -85,7 +85,7 @@ def test_a_submitted_job_gives_its_own_exit_code(
 
 
 def test_an_interrupt_leaves_the_job_and_stop_ends_it(head: Head, folder: Path) -> None:
-    words = [sys.executable, "-m", "orchestrator", "submit", "wait.toml"]
+    words = [sys.executable, "-m", "shardwright", "submit", "wait.toml"]
     with heard_by_children():
         client = head.start(words, folder)
     assert client.stdout is not None
@@ -124,7 +124,7 @@ def test_the_token_is_in_nothing_that_jobs_leave(head: Head, folder: Path) -> No
 
 def test_the_death_of_the_head_is_waited_out(head: Head, folder: Path) -> None:
     """The last test here: the new head knows no jobs."""
-    words = [sys.executable, "-m", "orchestrator", "submit", "wait.toml"]
+    words = [sys.executable, "-m", "shardwright", "submit", "wait.toml"]
     client = head.start(words, folder)
     assert client.stdout is not None and any(line.startswith("here: ") for line in client.stdout)
     head.start_anew()

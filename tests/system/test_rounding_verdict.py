@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.frontend.reference import initial_state
-from orchestrator.cli import main
-from orchestrator.config import JobConfig, load
-from orchestrator.model import resolve_task
-from orchestrator.numerics import (
+from shardwright.compiler.frontend.reference import initial_state
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.numerics import (
     Reference,
     Rounding,
     differences,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from compiler.target import altered, facts_of, load_target, logical, target_names
-from orchestrator.job import step_of
-from sim_cluster.calibration import constants
-from sim_cluster.sensitivity import (
+from shardwright.compiler.target import altered, facts_of, load_target, logical, target_names
+from shardwright.orchestrator.job import step_of
+from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.sensitivity import (
     COUNTED,
     EFA,
     SHARE,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from compiler.ir.analysis import CONTRACTIONS
-from compiler.ir.analysis import flops as graph_flops
-from compiler.neff.schedule import run_counts
-from orchestrator.job import step_of
-from orchestrator.report import step_report
-from orchestrator.report.memory_report import memory_section
-from orchestrator.report.step_report import function_rows, step_chart, timelines
-from sim_cluster.step_parts import StepParts, step_parts
-from sim_cluster.step_time import Replayed, time_step
+from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.analysis import flops as graph_flops
+from shardwright.compiler.neff.schedule import run_counts
+from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.report import step_report
+from shardwright.orchestrator.report.memory_report import memory_section
+from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
+from shardwright.sim_cluster.step_parts import StepParts, step_parts
+from shardwright.sim_cluster.step_time import Replayed, time_step
 from tests.support.small_job import Road
 
 Row = Mapping[str, Any]

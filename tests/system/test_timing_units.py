@@ -11,24 +11,24 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from compiler.diagnostics import LoadError, SimulationError
-from compiler.neff.bundle import Bundle
-from orchestrator.cache import Cache
-from orchestrator.job import step_of
-from orchestrator.service.executor import Executor, InlineExecutor, WorkUnit
-from orchestrator.service.process_backend import ProcessExecutor
-from orchestrator.service.service import UnitService
-from orchestrator.service.units import run_unit
-from orchestrator.timing import Question, Timings, answers, timed
-from sharding.partitioner import PYTHON_VARIABLE
-from sim_cluster import timing_unit
-from sim_cluster.contention import Packets
-from sim_cluster.faults import Faults
-from sim_cluster.profiles import PROFILES
-from sim_cluster.sensitivity import with_moved
-from sim_cluster.step_time import Step, StepTiming, time_step
-from sim_cluster.timing_unit import decode_answer, encode_question
-from sim_cluster.trace import trace_json
+from shardwright.compiler.diagnostics import LoadError, SimulationError
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, WorkUnit
+from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.units import run_unit
+from shardwright.orchestrator.timing import Question, Timings, answers, timed
+from shardwright.sharding.partitioner import PYTHON_VARIABLE
+from shardwright.sim_cluster import timing_unit
+from shardwright.sim_cluster.contention import Packets
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.sensitivity import with_moved
+from shardwright.sim_cluster.step_time import Step, StepTiming, time_step
+from shardwright.sim_cluster.timing_unit import decode_answer, encode_question
+from shardwright.sim_cluster.trace import trace_json
 from tests.support import invented_job
 from tests.support.small_job import Road
 
@@ -160,7 +160,7 @@ def test_a_step_that_hangs_is_a_stored_refusal(step: Step, tmp_path: Path) -> No
 def test_time_units_load_no_jax(step: Step, tmp_path: Path) -> None:
     (tmp_path / "question").write_bytes(encode_question(step, "nominal"))
     code = (
-        "import sys; from orchestrator.service.units import run_unit;"
+        "import sys; from shardwright.orchestrator.service.units import run_unit;"
         "run_unit('time', open(sys.argv[1], 'rb').read());"
         "sys.exit(str([m for m in ('jax', 'jaxlib', 'ray', 'sharding') if m in sys.modules]))"
     )

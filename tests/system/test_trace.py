@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from compiler.neff.bundle import Bundle
-from orchestrator.job import step_of
-from sharding.pipeline.schedules import stage_schedules
-from sim_cluster.faults import Faults
-from sim_cluster.step_time import Replayed, Step, time_step
-from sim_cluster.trace import trace_events, trace_json
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.job import step_of
+from shardwright.sharding.pipeline.schedules import stage_schedules
+from shardwright.sim_cluster.faults import Faults
+from shardwright.sim_cluster.step_time import Replayed, Step, time_step
+from shardwright.sim_cluster.trace import trace_events, trace_json
 from tests.sim_cluster.test_pipeline_timing import neighbours, simulate
 from tests.support.small_job import Road
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
-from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-from compiler.isa.program import CollectiveCall
-from compiler.neff.bundle import Bundle
-from sharding.settings import StrategySettings
-from sim_cluster.exchange import Exchange, exchange, ring_schedules
-from sim_cluster.functions import CollectiveRequest
-from sim_cluster.rank_host import RankHost, packed_host, spans_of
-from sim_cluster.run_values import Hosts, LocalHosts, ValueRun
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sim_cluster.exchange import Exchange, exchange, ring_schedules
+from shardwright.sim_cluster.functions import CollectiveRequest
+from shardwright.sim_cluster.rank_host import RankHost, packed_host, spans_of
+from shardwright.sim_cluster.run_values import Hosts, LocalHosts, ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 

@@ -23,16 +23,16 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from compiler.diagnostics import DiagnosticError, ExecutionError, LoadError
-from compiler.neff.bundle import Bundle
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
-from orchestrator.cli import main
-from orchestrator.values.checkpoint import Checkpoint, kept_buffers, steps_in
-from orchestrator.values.process_hosts import ProcessHosts
-from orchestrator.values.value_run import Checkpoints, Values
-from sim_cluster.rank_host import RankHost
-from sim_cluster.run_values import HostLostError, LocalHosts, Reply, ValueRun
+from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError, LoadError
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.values.checkpoint import Checkpoint, kept_buffers, steps_in
+from shardwright.orchestrator.values.process_hosts import ProcessHosts
+from shardwright.orchestrator.values.value_run import Checkpoints, Values
+from shardwright.sim_cluster.rank_host import RankHost
+from shardwright.sim_cluster.run_values import HostLostError, LocalHosts, Reply, ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import write_job
 from tests.support.value_training import (
@@ -597,7 +597,7 @@ def test_a_head_with_anything_in_it_is_read_or_refused(
 def test_actors_give_the_same_bits_and_are_replaced(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
-    from orchestrator.values.ray_hosts import RayHosts
+    from shardwright.orchestrator.values.ray_hosts import RayHosts
 
     hosts = RayHosts(*packed(small_bundle))
     told = Told(Killing(hosts, [2]))
@@ -613,7 +613,7 @@ def test_actors_give_the_same_bits_and_are_replaced(
 def test_an_actor_that_hangs_is_lost(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
-    from orchestrator.values.ray_hosts import RayHosts
+    from shardwright.orchestrator.values.ray_hosts import RayHosts
 
     hosts = RayHosts(*packed(small_bundle), 600.0)
     stopping = Stopping(hosts.labels, lambda limit_s: setattr(hosts, "timeout_s", limit_s))

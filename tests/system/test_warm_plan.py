@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import UsageError
-from orchestrator import config
-from orchestrator.cli import main
-from orchestrator.model import source_files
-from orchestrator.plan_cache import plan, plan_key
-from orchestrator.whatif.journal import Journal
-from orchestrator.whatif.points import Point
-from orchestrator.whatif.sweep import sweep
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import config
+from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.model import source_files
+from shardwright.orchestrator.plan_cache import plan, plan_key
+from shardwright.orchestrator.whatif.journal import Journal
+from shardwright.orchestrator.whatif.points import Point
+from shardwright.orchestrator.whatif.sweep import sweep
 from tests.support.small_job import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = """
 import sys
-from orchestrator import cli
+from shardwright.orchestrator import cli
 code = cli.main(["plan", sys.argv[1], "--executor", "inline", *sys.argv[2:]])
-heavy = ("jax", "jaxlib", "ray", "matplotlib", "torch", "optax", "numpy", "compiler.ir")
+heavy = ("jax", "jaxlib", "ray", "matplotlib", "torch", "optax", "numpy", "shardwright.compiler.ir")
 print(*(name for name in heavy if name in sys.modules), file=sys.stderr)
 sys.exit(code)
 """
@@ -75,7 +75,7 @@ def _told(text: str) -> list[str]:
 STEP = """
 import jax
 import jax.numpy as jnp
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 from parts.sizes import WIDTH
 
 def make():
@@ -109,7 +109,7 @@ def own(tmp_path: Path) -> Path:
 def answer(job: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """From a process of its own, as an edited module is only read by a new one."""
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "plan", str(job), "--json"],
+        [sys.executable, "-m", "shardwright", "plan", str(job), "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,

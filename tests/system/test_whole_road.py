@@ -15,23 +15,23 @@ from functools import cache
 import numpy as np
 import pytest
 
-from compiler.frontend.models import llama, moe
-from compiler.frontend.models.blocks import TaskOptions
-from compiler.frontend.reference import (
+from shardwright.compiler.frontend.models import llama, moe
+from shardwright.compiler.frontend.models.blocks import TaskOptions
+from shardwright.compiler.frontend.reference import (
     ReferenceRun,
     batch_leaves,
     initial_state,
     run_reference,
     task_batches,
 )
-from compiler.frontend.task import TrainTask
-from compiler.neff.bundle import Bundle
-from orchestrator.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
-from sharding.mesh import DATA_AXES
-from sharding.settings import DEFAULTS, StrategySettings
-from sim_cluster.functions import L0, L1
-from sim_cluster.result import distance
-from sim_cluster.run_values import ValueRun
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
+from shardwright.sharding.mesh import DATA_AXES
+from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.sim_cluster.functions import L0, L1
+from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.run_values import ValueRun
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, run_steps, small_llama

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError
-from compiler.ir.parse import parse
-from compiler.ir.reference import RANK_OPS, evaluate
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Value
-from orchestrator.opt.command import rewritten
-from orchestrator.opt.registry import REWRITES, passes_of
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.reference import RANK_OPS, evaluate
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.orchestrator.opt.command import rewritten
+from shardwright.orchestrator.opt.registry import REWRITES, passes_of
 
 FOLDER = Path(__file__).parent / "passes"
 FILES = sorted(FOLDER.glob("*/*.txt"))

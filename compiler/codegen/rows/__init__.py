@@ -6,7 +6,7 @@ tile (`levels.py`, `again.py`) and sizes its tiles (`size.py`), `nest.py` emits 
 groups of row tiles, `group.py` and `products.py` the code of a group.
 """
 
-from compiler.codegen.rows.nest import row_candidates
-from compiler.codegen.rows.plan import plan_rows
+from shardwright.compiler.codegen.rows.nest import row_candidates
+from shardwright.compiler.codegen.rows.plan import plan_rows
 
 __all__ = ["plan_rows", "row_candidates"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from compiler.codegen.rows.levels import Levels
-from compiler.codegen.space import Space, Value
-from compiler.walks import answered
+from shardwright.compiler.codegen.rows.levels import Levels
+from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.walks import answered
 
 
 @dataclass(frozen=True, slots=True)

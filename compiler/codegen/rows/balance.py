@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from compiler.codegen import fusion
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.rows.roles import Roles
-from compiler.codegen.search import Room
-from compiler.codegen.space import Space, Value
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.rows.roles import Roles
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 # unknown: no rule is printed for GpSimd; the default of `isa/costs.py` (150 + N cycles).
 _GPSIMD_CYCLES = 150

@@ -12,11 +12,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from compiler.codegen.fusion import SCALED
-from compiler.codegen.rows.spans import LOW_LIMIT
-from compiler.codegen.space import Space, Value
-from compiler.dtypes import LARGEST, DType
-from compiler.walks import answered
+from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
+from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.dtypes import LARGEST, DType
+from shardwright.compiler.walks import answered
 
 # Products of the same scales in another order differ by their rounding.
 _CLOSE = 1e-6

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from compiler.codegen.fusion import SCALED, is_product
-from compiler.codegen.rows.levels import Stage
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.space import SPLATS, Value
+from shardwright.compiler.codegen.fusion import SCALED, is_product
+from shardwright.compiler.codegen.rows.levels import Stage
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.space import SPLATS, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.codegen.fusion import SCALED
-from compiler.codegen.masks import MASK, reach
-from compiler.codegen.rows import spans
-from compiler.codegen.rows.spans import DATA, Span
-from compiler.codegen.space import Space, Value
-from compiler.intervals import Interval, corners, within
-from compiler.walks import answered
+from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.masks import MASK, reach
+from shardwright.compiler.codegen.rows import spans
+from shardwright.compiler.codegen.rows.spans import DATA, Span
+from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.intervals import Interval, corners, within
+from shardwright.compiler.walks import answered
 
 
 class Fact(enum.Enum):

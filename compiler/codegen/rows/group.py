@@ -12,21 +12,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from compiler.codegen.reductions import accumulate, accumulator_type
-from compiler.codegen.rows.columns import Choices, Run
-from compiler.codegen.rows.decided import Decided, decided
-from compiler.codegen.rows.levels import Stage
-from compiler.codegen.rows.online import Running
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.rows.products import Products, Shared, placed
-from compiler.codegen.rows.rescale import copied, rescale, start_of
-from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
-from compiler.codegen.rows.sums import Block
-from compiler.codegen.space import CODELESS, SINKS, Value
-from compiler.dtypes import DType
-from compiler.isa.program import Engine, Space
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
+from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
+from shardwright.compiler.codegen.rows.columns import Choices, Run
+from shardwright.compiler.codegen.rows.decided import Decided, decided
+from shardwright.compiler.codegen.rows.levels import Stage
+from shardwright.compiler.codegen.rows.online import Running
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.rows.products import Products, Shared, placed
+from shardwright.compiler.codegen.rows.rescale import copied, rescale, start_of
+from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
+from shardwright.compiler.codegen.rows.sums import Block
+from shardwright.compiler.codegen.space import CODELESS, SINKS, Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine, Space
+from shardwright.compiler.isa.region import Affine
 
 # Private atom numbers for "row tile of the group" and "row tile of the band".
 TILE, BAND_TILE = -9, -10

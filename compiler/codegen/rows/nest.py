@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
-from compiler.codegen.rows.columns import Around, Columns
-from compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
-from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
-from compiler.codegen.rows.products import Shared
-from compiler.codegen.rows.streams import Streams
-from compiler.codegen.rows.sums import Sums
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import CODELESS, Space
-from compiler.codegen.values import Frame
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
+from shardwright.compiler.codegen.rows.columns import Around, Columns
+from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
+from shardwright.compiler.codegen.rows.panels import Panel, load_panel
+from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
+from shardwright.compiler.codegen.rows.products import Shared
+from shardwright.compiler.codegen.rows.streams import Streams
+from shardwright.compiler.codegen.rows.sums import Sums
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import CODELESS, Space
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.isa.region import Affine
 
 # Plans that are generated to be timed, and up to how many values: larger ones take long (our
 # choice).

@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.codegen.fusion import SCALED
-from compiler.codegen.rows.bounds import is_bounded, reference
-from compiler.codegen.rows.facts import Fact, Known, facts, is_low
-from compiler.codegen.rows.roles import inner_of
-from compiler.codegen.rows.spans import LOW_LIMIT
-from compiler.codegen.space import SINKS, Value
-from compiler.dtypes import DType
+from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
+from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
+from shardwright.compiler.codegen.rows.roles import inner_of
+from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
+from shardwright.compiler.codegen.space import SINKS, Value
+from shardwright.compiler.dtypes import DType
 
 if TYPE_CHECKING:
-    from compiler.codegen.rows.levels import Levels
+    from shardwright.compiler.codegen.rows.levels import Levels
 
 EXTREMES = ("max", "min")
 # exp(-104) is the first fp32 zero.

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from compiler.codegen.fusion import SCALED
-from compiler.codegen.masks import MASK
-from compiler.codegen.rows.roles import Roles, inner_of
-from compiler.codegen.space import Space
-from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY
-from compiler.dtypes import DType
+from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.rows.roles import Roles, inner_of
+from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY
+from shardwright.compiler.dtypes import DType
 
 FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCALED}
 """Ops whose code reads PSUM; Vector and Scalar reach it, GpSimd and DMA do not."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.codegen.builder import Box, Held, Scope, pieces
-from compiler.codegen.contract_plan import ContractPlan, Operand
-from compiler.codegen.panels import Panels
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.rows.size import STAGING_BYTES
-from compiler.codegen.space import Space, Split, split
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Held, Scope, pieces
+from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
+from shardwright.compiler.codegen.panels import Panels
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.rows.size import STAGING_BYTES
+from shardwright.compiler.codegen.space import Space, Split, split
+from shardwright.compiler.isa.region import Affine
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition).

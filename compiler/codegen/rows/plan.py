@@ -15,20 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from compiler.codegen import fusion
-from compiler.codegen.contract_plan import is_natural
-from compiler.codegen.rows.again import Again, made_again, made_in_passes
-from compiler.codegen.rows.algebra import defer_scaling, wide_products
-from compiler.codegen.rows.balance import Copy, balance
-from compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
-from compiler.codegen.rows.overwritten import overwritten
-from compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
-from compiler.codegen.rows.size import size_of
-from compiler.codegen.search import Room
-from compiler.codegen.space import CODELESS, SINKS, Space, Value
-from compiler.diagnostics import CapacityError, CompileError
-from compiler.dtypes import DType
-from compiler.isa.limits import Limits
+from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.contract_plan import is_natural
+from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
+from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
+from shardwright.compiler.codegen.rows.balance import Copy, balance
+from shardwright.compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
+from shardwright.compiler.codegen.rows.overwritten import overwritten
+from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
+from shardwright.compiler.codegen.rows.size import size_of
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import CODELESS, SINKS, Space, Value
+from shardwright.compiler.diagnostics import CapacityError, CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import Limits
 
 
 class _Form(NamedTuple):

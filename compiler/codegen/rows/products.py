@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compiler.codegen.builder import Held, Scope
-from compiler.codegen.rows.balance import Copy
-from compiler.codegen.rows.columns import Columns, Run
-from compiler.codegen.rows.decided import Decided
-from compiler.codegen.rows.overwritten import FROM_PSUM
-from compiler.codegen.rows.panels import Panel
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.rows.skew import Flight
-from compiler.codegen.rows.sums import Sums, divided
-from compiler.codegen.space import Value
-from compiler.codegen.values import Frame
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.rows.balance import Copy
+from shardwright.compiler.codegen.rows.columns import Columns, Run
+from shardwright.compiler.codegen.rows.decided import Decided
+from shardwright.compiler.codegen.rows.overwritten import FROM_PSUM
+from shardwright.compiler.codegen.rows.panels import Panel
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.rows.skew import Flight
+from shardwright.compiler.codegen.rows.sums import Sums, divided
+from shardwright.compiler.codegen.space import Value
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True)

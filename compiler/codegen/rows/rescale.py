@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.codegen.builder import Held, Scope
-from compiler.codegen.rows.online import Running
-from compiler.codegen.space import Value
-from compiler.codegen.values import Frame
-from compiler.dtypes import LARGEST, DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.rows.online import Running
+from shardwright.compiler.codegen.space import Value
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import LARGEST, DType
+from shardwright.compiler.isa.program import Engine
 
 _SIGN = {"max": -1.0, "min": 1.0}
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from compiler.codegen.rows.algebra import columns_first
-from compiler.codegen.space import Space, Value
-from compiler.diagnostics import CompileError
+from shardwright.compiler.codegen.rows.algebra import columns_first
+from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.diagnostics import CompileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

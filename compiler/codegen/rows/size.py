@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.codegen.rows.roles import inner_of
-from compiler.codegen.space import CODELESS
-from compiler.dtypes import DType
-from compiler.isa.limits import Limits
+from shardwright.compiler.codegen.rows.roles import inner_of
+from shardwright.compiler.codegen.space import CODELESS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import Limits
 
 if TYPE_CHECKING:
-    from compiler.codegen.rows.levels import Stage
-    from compiler.codegen.rows.plan import RowPlan
+    from shardwright.compiler.codegen.rows.levels import Stage
+    from shardwright.compiler.codegen.rows.plan import RowPlan
 
 STAGING_BYTES = 4096
 """Rows of a panel that wait to be transposed, per partition, when memory is short: two runs that

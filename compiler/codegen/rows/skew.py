@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from compiler.codegen.builder import Box, Held, Scope
-from compiler.codegen.rows.columns import Run
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Held, Scope
+from shardwright.compiler.codegen.rows.columns import Run
+from shardwright.compiler.isa.region import Affine
 
 PHASES = 4
 # Sums leave PSUM before the tensor engine adds to their banks again, and before Vector begins what

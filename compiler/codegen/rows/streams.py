@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from compiler.codegen.rows.columns import Around
-from compiler.codegen.rows.group import (
+from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
+from shardwright.compiler.codegen.rows.columns import Around
+from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
     SIDE_BY_SIDE,
     Band,
     Group,
     in_stages,
 )
-from compiler.codegen.rows.levels import Pass
-from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, Streamed
-from compiler.codegen.rows.products import Shared
-from compiler.codegen.rows.sums import divided
-from compiler.codegen.space import CODELESS
-from compiler.codegen.values import Frame
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.rows.levels import Pass
+from shardwright.compiler.codegen.rows.panels import Panel, load_panel
+from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed
+from shardwright.compiler.codegen.rows.products import Shared
+from shardwright.compiler.codegen.rows.sums import divided
+from shardwright.compiler.codegen.space import CODELESS
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.rows.roles import inner_of
-from compiler.codegen.space import CODELESS, SINKS, Value, split
-from compiler.codegen.values import Frame
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.rows.roles import inner_of
+from shardwright.compiler.codegen.space import CODELESS, SINKS, Value, split
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,6 @@ with summed channels are turned so that channels lie on the partitions (`product
 `steps.py` and `filters.py`); a filter gradient sums over lines on the partitions (`gradient.py`).
 """
 
-from compiler.codegen.windows.plan import has_windows, window_candidates
+from shardwright.compiler.codegen.windows.plan import has_windows, window_candidates
 
 __all__ = ["has_windows", "window_candidates"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from compiler.codegen.builder import Held, Scope, merge_dims
-from compiler.codegen.windows.form import Form
-from compiler.codegen.windows.runs import Item, runs_of
-from compiler.codegen.windows.steps import Step
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Space
+from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
+from shardwright.compiler.codegen.windows.form import Form
+from shardwright.compiler.codegen.windows.runs import Item, runs_of
+from shardwright.compiler.codegen.windows.steps import Step
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
 STEP = -13  # private atom number of a tile of filters
 _WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)

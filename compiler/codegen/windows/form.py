@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from compiler.codegen.space import Limited, Space, Value, Walk
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.space import Limited, Space, Value, Walk
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Affine
 
 # Positions with this many bytes of channels are worth a DMA descriptor each (our choice).
 _RUN_BYTES = 512

@@ -13,18 +13,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, product
 
-from compiler.codegen.builder import Box, Builder, Held, Piece, Scope, merge_dims, pieces
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import Walk
-from compiler.codegen.windows import lines as raw
-from compiler.codegen.windows.form import Form, points
-from compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part
-from compiler.codegen.windows.lines import Extent
-from compiler.codegen.windows.runs import Item, Run, runs_of
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine
-from compiler.isa.program import Space as Memory
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import (
+    Box,
+    Builder,
+    Held,
+    Piece,
+    Scope,
+    merge_dims,
+    pieces,
+)
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import Walk
+from shardwright.compiler.codegen.windows import lines as raw
+from shardwright.compiler.codegen.windows.form import Form, points
+from shardwright.compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part
+from shardwright.compiler.codegen.windows.lines import Extent
+from shardwright.compiler.codegen.windows.runs import Item, Run, runs_of
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.region import Affine
 
 _BANKS = 3  # of PSUM for the sums of a pass, twice: one pass is added up while the next begins
 _FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that move

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compiler.codegen.contract_plan import even_tile
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.search import Room
-from compiler.codegen.space import SINKS, Space, Walk
-from compiler.codegen.windows import lines as raw
-from compiler.codegen.windows.form import Dim, Form, points, refused
-from compiler.codegen.windows.lines import Extent, Lines
-from compiler.codegen.windows.steps import tap_pieces
-from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import SINKS, Space, Walk
+from shardwright.compiler.codegen.windows import lines as raw
+from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
+from shardwright.compiler.codegen.windows.lines import Extent, Lines
+from shardwright.compiler.codegen.windows.steps import tap_pieces
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 _SUM_SHARE = 0.4  # of the budget for sums; lines have the rest
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.builder import Held, Scope, merge_dims
-from compiler.codegen.windows.form import Dim, Form
-from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Engine, Space
+from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
+from shardwright.compiler.codegen.windows.form import Dim, Form
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
 ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import Space
-from compiler.codegen.windows.form import form_of, refused
-from compiler.codegen.windows.gradient import gradient_candidates
-from compiler.codegen.windows.product import product_candidates
-from compiler.diagnostics import CapacityError
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.codegen.windows.form import form_of, refused
+from shardwright.compiler.codegen.windows.gradient import gradient_candidates
+from shardwright.compiler.codegen.windows.product import product_candidates
+from shardwright.compiler.diagnostics import CapacityError
 
 
 def has_windows(space: Space, sinks: Iterable[int]) -> bool:

@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
-from compiler.codegen.contract_plan import even_tile, needed_by_epilogue
-from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import Space, joined_atoms
-from compiler.codegen.values import Frame
-from compiler.codegen.windows import lines as raw
-from compiler.codegen.windows.filters import STEP, Filters
-from compiler.codegen.windows.form import Form, points
-from compiler.codegen.windows.lines import Extent
-from compiler.codegen.windows.product_plan import Planner, ProductPlan
-from compiler.codegen.windows.steps import Sheet, Slice, Step
-from compiler.isa.program import AccessPattern, Engine
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
+from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.space import Space, joined_atoms
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.codegen.windows import lines as raw
+from shardwright.compiler.codegen.windows.filters import STEP, Filters
+from shardwright.compiler.codegen.windows.form import Form, points
+from shardwright.compiler.codegen.windows.lines import Extent
+from shardwright.compiler.codegen.windows.product_plan import Planner, ProductPlan
+from shardwright.compiler.codegen.windows.steps import Sheet, Slice, Step
+from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.region import Affine
 
 _ENTRY, _IMAGE, _LINE = -21, -22, -23  # private atom numbers of a sheet on chip
 _UNROLLED = 96  # products side by side: enough to hide the copy out of PSUM (our choice)

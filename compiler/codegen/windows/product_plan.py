@@ -12,16 +12,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from compiler.codegen.contract_plan import even_tile
-from compiler.codegen.rates import MIN_CYCLES
-from compiler.codegen.search import Room
-from compiler.codegen.space import CODELESS, SINKS, Space, Walk, contiguous_run, joined_atoms
-from compiler.codegen.values import BINARY
-from compiler.codegen.windows import lines as raw
-from compiler.codegen.windows.form import Dim, Form, Steps
-from compiler.codegen.windows.lines import Extent, Lines
-from compiler.codegen.windows.steps import Sheet, sheets_of, steps_of
-from compiler.isa.program import Engine
+from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import (
+    CODELESS,
+    SINKS,
+    Space,
+    Walk,
+    contiguous_run,
+    joined_atoms,
+)
+from shardwright.compiler.codegen.values import BINARY
+from shardwright.compiler.codegen.windows import lines as raw
+from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
+from shardwright.compiler.codegen.windows.lines import Extent, Lines
+from shardwright.compiler.codegen.windows.steps import Sheet, sheets_of, steps_of
+from shardwright.compiler.isa.program import Engine
 
 _FILTER_SHARE = 0.45  # of the budget for filters; lines, sheets and results have the rest
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TypeVar
 
-from compiler.codegen.contract_plan import even_tile
-from compiler.codegen.windows.form import Dim, Form, points
+from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.codegen.windows.form import Dim, Form, points
 
 Tap = TypeVar("Tap")
 

@@ -17,11 +17,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import text
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, check_remat
-from compiler.frontend.models.llama import make_optimizer
-from compiler.frontend.task import BatchFactory, TrainTask
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import text
+from shardwright.compiler.frontend.models.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Site,
+    check_remat,
+)
+from shardwright.compiler.frontend.models.llama import make_optimizer
+from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UsageError, did_you_mean, nearest
+from shardwright.compiler.diagnostics import UsageError, did_you_mean, nearest
 
 Config = Mapping[str, Any]
 

@@ -16,10 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
-from compiler.frontend.task import BatchFactory, TrainTask
+from shardwright.compiler.frontend.models import blocks
+from shardwright.compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Site,
+    run_layers,
+)
+from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import blocks, encoder, gpt, llama, vit
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.frontend.models.layers import Dropout, Params
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import blocks, encoder, gpt, llama, vit
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import Dropout, Params
+from shardwright.compiler.frontend.task import TrainTask
 
 
 def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int = 0) -> TrainTask:

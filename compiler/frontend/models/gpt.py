@@ -11,10 +11,16 @@ from typing import Any
 
 import jax
 
-from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.models import blocks
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Site,
+    run_layers,
+)
+from shardwright.compiler.frontend.task import TrainTask
 
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
 

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.models.blocks import TYPES
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.types import Graph
-from compiler.passes.dce import dce
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.models.blocks import TYPES
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.dce import dce
 
 
 def product_graph(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 Params = dict[str, Any]
 

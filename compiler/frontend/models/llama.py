@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import config_file, text
-from compiler.frontend.models.config_file import RopeScaling
-from compiler.frontend.models.layers import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import config_file, text
+from shardwright.compiler.frontend.models.config_file import RopeScaling
+from shardwright.compiler.frontend.models.layers import (
     NO_DROPOUT,
     Dropout,
     Params,
@@ -31,7 +31,7 @@ from compiler.frontend.models.layers import (
     check_remat,
     run_layers,
 )
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 
 _COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
 _COMPUTE_TYPES |= {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}

@@ -18,12 +18,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import blocks, llama
-from compiler.frontend.models.blocks import Precision, TaskOptions
-from compiler.frontend.models.layers import Dropout, Params, Site, run_layers
-from compiler.frontend.models.llama import LlamaConfig
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import blocks, llama
+from shardwright.compiler.frontend.models.blocks import Precision, TaskOptions
+from shardwright.compiler.frontend.models.layers import Dropout, Params, Site, run_layers
+from shardwright.compiler.frontend.models.llama import LlamaConfig
+from shardwright.compiler.frontend.task import TrainTask
 
 ROUTINGS = ("products", "sorted", "grouped")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+    from shardwright.compiler.frontend.task import TrainTask
 
 _LLAMA2 = {"vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 _LLAMA3 = {
@@ -128,12 +128,12 @@ def preset_task(
     if name in PRESETS or SIZED[name][0] in LENGTHENED:
         config[most] = max(config[most], seq_len)
     if name in PRESETS:
-        from compiler.frontend.models import llama
+        from shardwright.compiler.frontend.models import llama
 
         options |= {"dtype": dtype, "remat": remat}
         return llama.train_task(config, seq_len=seq_len, name=name, **options)
-    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-    from compiler.frontend.models.families import family_task
+    from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from shardwright.compiler.frontend.models.families import family_task
 
     family, sizes = SIZED[name][0], Sizes(**config, complete=True)
     precision = Precision(activations=dtype)

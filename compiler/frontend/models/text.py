@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.task import BatchFactory
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.task import BatchFactory
 
 _NUM_BYTES = 256
 

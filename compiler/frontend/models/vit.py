@@ -15,11 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import blocks
+from shardwright.compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Site,
+    run_layers,
+)
+from shardwright.compiler.frontend.task import TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published ViT configurations
 PIXELS = 16 * 16 * 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.frontend.rules import (
+from shardwright.compiler.frontend.rules import (
     batch_norm,
     bits,
     collective,
@@ -18,7 +18,7 @@ from compiler.frontend.rules import (
     sort,
     window,
 )
-from compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
+from shardwright.compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
 
 __all__ = [
     "RULES",

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.registry import imports
-from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ConvertAttrs, ReduceAttrs
-from compiler.ir.types import Value, tensor_type
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.registry import imports
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    ReduceAttrs,
+)
+from shardwright.compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 
 class _Norm:

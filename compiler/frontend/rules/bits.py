@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import (
     BitcastConvertAttrs,
     CompareAttrs,
     ConcatenateAttrs,
@@ -22,10 +22,10 @@ from compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import TensorType, Value
+from shardwright.compiler.ir.types import TensorType, Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.bits import constant, convert, splat
-from compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
-from compiler.frontend.rules.reduce import body_kind
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.bits import constant, convert, splat
+from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
+from shardwright.compiler.frontend.rules.reduce import body_kind
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllToAllAttrs,
@@ -32,10 +32,10 @@ from compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Value, tensor_type
+from shardwright.compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 
 def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:

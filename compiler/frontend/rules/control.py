@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.registry import imports
-from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter, known_scalar
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs
-from compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.frontend.rules.registry import imports
+from shardwright.compiler.frontend.rules.trip_count import (
+    Counter,
+    WhileParts,
+    find_counter,
+    known_scalar,
+)
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Scope, Site
+    from shardwright.compiler.frontend.importer import Scope, Site
 
 
 @imports("func.call")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import ConvolutionAttrs, ReverseAttrs
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import ConvolutionAttrs, ReverseAttrs
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _Dims = tuple[int, ...]
 

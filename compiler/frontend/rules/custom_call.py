@@ -11,17 +11,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from compiler.dtypes import DType
-from compiler.frontend.callbacks import CALLBACKS
-from compiler.frontend.rules import gspmd, host, resize
-from compiler.frontend.rules import vendor_calls as calls
-from compiler.frontend.rules.bits import binary, convert
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.frontend.rules.sort import approx_top_k
-from compiler.ir.types import Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.callbacks import CALLBACKS
+from shardwright.compiler.frontend.rules import gspmd, host, resize
+from shardwright.compiler.frontend.rules import vendor_calls as calls
+from shardwright.compiler.frontend.rules.bits import binary, convert
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.sort import approx_top_k
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 Function = Callable[["Site", Value], Value]
 Composite = Callable[["Site"], Sequence[Value]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import DotGeneralAttrs
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import DotGeneralAttrs
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.opdef import OPS
-from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
-from compiler.ir.printer_ops import MEANT, STAND_INS
-from compiler.ir.types import Value
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import (
+    BitcastConvertAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+)
+from shardwright.compiler.ir.printer_ops import MEANT, STAND_INS
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _SHIFT = "shift_right_arithmetic"
 _PLAIN = tuple(

@@ -13,12 +13,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.frontend.rules.ranks import UNPARTITIONED
-from compiler.frontend.rules.registry import refuse, refuses
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED
+from shardwright.compiler.frontend.rules.registry import refuse, refuses
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")

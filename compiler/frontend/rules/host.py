@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.frontend.rules.registry import refuse
-from compiler.ir.ops import MoveToAttrs
-from compiler.ir.ops.host import DEVICE, HOST
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.ir.ops import MoveToAttrs
+from shardwright.compiler.ir.ops.host import DEVICE, HOST
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 ANNOTATION = "annotate_device_placement"
 ATTRIBUTES, PLACEMENT = "mhlo.frontend_attributes", "_xla_buffer_placement"

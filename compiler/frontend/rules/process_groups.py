@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.frontend.rules.registry import refuse
+from shardwright.compiler.frontend.rules.registry import refuse
 
 MeshAxes = tuple[tuple[str, int], ...]
 Meshes = Mapping[str, tuple[MeshAxes, tuple[int, ...]]]

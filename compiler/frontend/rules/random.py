@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.bits import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.bits import (
     UNSIGNED,
     binary,
     bitcast,
@@ -23,8 +23,8 @@ from compiler.frontend.rules.bits import (
     splat,
     together,
 )
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import (
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
     ConcatenateAttrs,
@@ -32,10 +32,10 @@ from compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Value, tensor_type
+from shardwright.compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 # Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC11), Threefry-2x32.
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import ImportRuleError, Loc
-from compiler.frontend.locations import LocationReader
-from compiler.frontend.rules.process_groups import (
+from shardwright.compiler.diagnostics import ImportRuleError, Loc
+from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.rules.process_groups import (
     CODE,
     GROUPED,
     ONE,
@@ -34,7 +34,7 @@ from compiler.frontend.rules.process_groups import (
     process_groups,
     shown,
 )
-from compiler.frontend.rules.registry import RefusedError, refuse
+from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
 
 Axes = tuple[str, ...]
 PARTITION_ID, REPLICA_ID = RANK_IDS = "stablehlo.partition_id", "stablehlo.replica_id"

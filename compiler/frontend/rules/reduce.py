@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.frontend.rules.registry import RefusedError, imports, refuse
-from compiler.ir.ops import BroadcastInDimAttrs, CompareAttrs, ConstantAttrs, ReduceAttrs
-from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    ReduceAttrs,
+)
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _KINDS = {
     "stablehlo.add": "add",

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from compiler.tables import entering
+from shardwright.compiler.tables import entering
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
-    from compiler.ir.types import Value
+    from shardwright.compiler.frontend.importer import Site
+    from shardwright.compiler.ir.types import Value
 
 Rule = Callable[["Site"], "Sequence[Value]"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.bits import convert
-from compiler.frontend.rules.registry import refuse
-from compiler.ir.ops import ConstantAttrs, DotGeneralAttrs, GatherAttrs, TransposeAttrs
-from compiler.ir.types import Value, tensor_type
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.bits import convert
+from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs, GatherAttrs, TransposeAttrs
+from shardwright.compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _ROWS, _COLUMNS = 1, 2  # dims of the image in NHWC
 _CONFIGS = {"00": (False, False), "01": (False, True), "10": (True, False)}

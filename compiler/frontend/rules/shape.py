@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
     ConstantAttrs,
@@ -22,10 +22,10 @@ from compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.types import TensorType, Value
+from shardwright.compiler.ir.types import TensorType, Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("stablehlo.constant")

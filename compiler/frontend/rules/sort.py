@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.frontend.rules.registry import RefusedError, imports, refuse
-from compiler.ir.ops import SliceAttrs, SortAttrs
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.ir.ops import SliceAttrs, SortAttrs
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 

@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from compiler.frontend.rules.registry import RefusedError, refuse
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op, Value
-from compiler.walks import answered
+from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.walks import answered
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _HINT = (

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import DType
-from compiler.frontend.rules.bits import binary, constant, convert
-from compiler.frontend.rules.registry import refuse
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.bits import binary, constant, convert
+from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
     IotaAttrs,
@@ -22,10 +22,10 @@ from compiler.ir.ops import (
     SliceAttrs,
     SortAttrs,
 )
-from compiler.ir.types import Value, tensor_type
+from shardwright.compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 
 def arg_max(site: Site) -> Sequence[Value]:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compiler.frontend.rules.convolution import ints_or_ones, paddings
-from compiler.frontend.rules.reduce import body_kind, combine
-from compiler.frontend.rules.registry import imports, refuse
-from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from compiler.ir.ops.reduce import identity
-from compiler.ir.ops.window import SELECTIONS
-from compiler.ir.types import Value
+from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
+from shardwright.compiler.frontend.rules.reduce import body_kind, combine
+from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.ops.window import SELECTIONS
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
-    from compiler.frontend.importer import Site
+    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("stablehlo.reduce_window")

@@ -4,7 +4,7 @@ re-exported.
 
 from __future__ import annotations
 
-from compiler.ir.ops.collective import (
+from shardwright.compiler.ir.ops.collective import (
     COLLECTIVES,
     AllGatherAttrs,
     AllReduceAttrs,
@@ -14,14 +14,14 @@ from compiler.ir.ops.collective import (
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
-from compiler.ir.ops.control import LoopAttrs, ShardingConstraintAttrs
-from compiler.ir.ops.convolution import ConvolutionAttrs
-from compiler.ir.ops.dot import DotGeneralAttrs
-from compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
-from compiler.ir.ops.gather import GatherAttrs, ScatterAttrs
-from compiler.ir.ops.host import HostEmptyAttrs, HostLoadAttrs, MoveToAttrs
-from compiler.ir.ops.reduce import ReduceAttrs
-from compiler.ir.ops.shape import (
+from shardwright.compiler.ir.ops.control import LoopAttrs, ShardingConstraintAttrs
+from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
+from shardwright.compiler.ir.ops.dot import DotGeneralAttrs
+from shardwright.compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops.gather import GatherAttrs, ScatterAttrs
+from shardwright.compiler.ir.ops.host import HostEmptyAttrs, HostLoadAttrs, MoveToAttrs
+from shardwright.compiler.ir.ops.reduce import ReduceAttrs
+from shardwright.compiler.ir.ops.shape import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
     ConstantAttrs,
@@ -33,8 +33,8 @@ from compiler.ir.ops.shape import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.ops.sort import SortAttrs
-from compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
+from shardwright.compiler.ir.ops.sort import SortAttrs
+from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 
 __all__ = [
     "COLLECTIVES",

@@ -14,12 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.reduce import check_reduction
-from compiler.ir.ops.rules import Regions, Types, check_arity, check_attrs, mismatch, no_flops
-from compiler.ir.reference import RANK_OPS
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.reduce import check_reduction
+from shardwright.compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    mismatch,
+    no_flops,
+)
+from shardwright.compiler.ir.reference import RANK_OPS
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 COLLECTIVES = tuple(sorted(RANK_OPS - {"axis_index"}))
 

@@ -13,10 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.opdef import OPS, OpDef, define
-from compiler.ir.ops.rules import Regions, Types, check_arity, check_attrs, mismatch, no_flops
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Op, TensorType
+from shardwright.compiler.ir.opdef import OPS, OpDef, define
+from shardwright.compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    mismatch,
+    no_flops,
+)
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Op, TensorType
 
 
 @dataclass(frozen=True, slots=True)

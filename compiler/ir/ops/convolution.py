@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -25,9 +25,9 @@ from compiler.ir.ops.rules import (
     mismatch,
     widen,
 )
-from compiler.ir.ops.shape import pad_array
-from compiler.ir.ops.window import window_array, window_count
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.ops.shape import pad_array
+from shardwright.compiler.ir.ops.window import window_array, window_count
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 _NAME = "convolution"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -24,7 +24,7 @@ from compiler.ir.ops.rules import (
     mismatch,
     widen,
 )
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 
 @dataclass(frozen=True, slots=True)

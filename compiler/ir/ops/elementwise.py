@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
-from compiler.ir.opdef import Infer, OpDef, Reference, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.ir.opdef import Infer, OpDef, Reference, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -27,7 +27,7 @@ from compiler.ir.ops.rules import (
     reference_of,
     result_elements,
 )
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 

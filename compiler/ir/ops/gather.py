@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -24,7 +24,7 @@ from compiler.ir.ops.rules import (
     no_flops,
     widen,
 )
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
 _COMBINE = {"multiply": np.multiply, "min": np.minimum, "max": np.maximum}

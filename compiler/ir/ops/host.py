@@ -14,10 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.opdef import OPS, OpDef, define
-from compiler.ir.ops.rules import Regions, Types, check_arity, check_attrs, mismatch, no_flops
-from compiler.ir.ops.shape import DynamicSliceAttrs
-from compiler.ir.types import Op, TensorType
+from shardwright.compiler.ir.opdef import OPS, OpDef, define
+from shardwright.compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    mismatch,
+    no_flops,
+)
+from shardwright.compiler.ir.ops.shape import DynamicSliceAttrs
+from shardwright.compiler.ir.types import Op, TensorType
 
 HOST, DEVICE = "host", "device"
 EMPTY, STORE, LOAD = "host_empty", "host_store", "host_load"

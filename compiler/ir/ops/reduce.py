@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -23,7 +23,7 @@ from compiler.ir.ops.rules import (
     mismatch,
     widen,
 )
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 REDUCTIONS: dict[str, np.ufunc] = {
     "add": np.add,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType, cast
-from compiler.ir.opdef import Reference
-from compiler.ir.types import Graph, Op, TensorType
+from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.ir.opdef import Reference
+from shardwright.compiler.ir.types import Graph, Op, TensorType
 
 Types = Sequence[TensorType]
 Regions = Sequence[Graph]

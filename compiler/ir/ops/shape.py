@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.opdef import Infer, OpDef, Reference, define
-from compiler.ir.ops.rules import (
+from shardwright.compiler.ir.opdef import Infer, OpDef, Reference, define
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -24,7 +24,7 @@ from compiler.ir.ops.rules import (
     mismatch,
     no_flops,
 )
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 Types1 = tuple[TensorType, ...]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.rules import Regions, Types, check_attrs, check_dims, mismatch
-from compiler.ir.types import Op, TensorType
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.rules import Regions, Types, check_attrs, check_dims, mismatch
+from shardwright.compiler.ir.types import Op, TensorType
 
 ORDERS = ("total", "numeric")
 DIRECTIONS = ("LT", "GT")

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType, strided
-from compiler.ir.opdef import OpDef, define
-from compiler.ir.ops.reduce import check_reduction, identity, reduce_array
-from compiler.ir.ops.rules import (
+from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.ops.reduce import check_reduction, identity, reduce_array
+from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
     check_arity,
@@ -28,8 +28,8 @@ from compiler.ir.ops.rules import (
     no_flops,
     widen,
 )
-from compiler.ir.ops.shape import pad_array
-from compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.ops.shape import pad_array
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 Dims = tuple[int, ...]
 

@@ -9,12 +9,12 @@ loops only read into their bodies. Nothing here knows what attention is.
 
 from __future__ import annotations
 
-from compiler.ir.types import Graph
-from compiler.passes.remat.invariants import remake_invariants
-from compiler.passes.remat.level import remake_at_level
-from compiler.passes.remat.loops import quadratic, remake_across_loops
-from compiler.passes.remat.recipes import SHORT_ROW
-from compiler.passes.rewrite import with_regions
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.remat.invariants import remake_invariants
+from shardwright.compiler.passes.remat.level import remake_at_level
+from shardwright.compiler.passes.remat.loops import quadratic, remake_across_loops
+from shardwright.compiler.passes.remat.recipes import SHORT_ROW
+from shardwright.compiler.passes.rewrite import with_regions
 
 
 def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from compiler.ir.types import Graph, Op, Value
-from compiler.min_cut import FlowNetwork
-from compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
-from compiler.passes.remat.recipes import IDENTITIES, MOVES, Recipe, is_cheap, operands_of
-from compiler.passes.remat.stacks import Stack
-from compiler.passes.rewrite import with_regions
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.min_cut import FlowNetwork
+from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
+from shardwright.compiler.passes.remat.recipes import (
+    IDENTITIES,
+    MOVES,
+    Recipe,
+    is_cheap,
+    operands_of,
+)
+from shardwright.compiler.passes.remat.stacks import Stack
+from shardwright.compiler.passes.rewrite import with_regions
 
 MIN_SAVED = 0.125
 """Part of the bytes that must be saved, so that near ties leave the user's choice (ours)."""

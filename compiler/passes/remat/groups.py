@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.remat.recipes import RATIO, contracts, is_cheap
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.remat.recipes import RATIO, contracts, is_cheap
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ Invariants made of constants alone are the business of `outline/sink.py`.
 
 from __future__ import annotations
 
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.placement import place_late
-from compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
-from compiler.passes.rewrite import with_operands
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.placement import place_late
+from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
+from shardwright.compiler.passes.rewrite import with_operands
 
 
 def remake_invariants(graph: Graph) -> Graph:

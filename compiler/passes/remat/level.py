@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import UNKNOWN_LOC
-from compiler.ir.opdef import make_op
-from compiler.ir.types import Graph, Op, Value
-from compiler.passes.placement import place_late
-from compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
-from compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
-from compiler.passes.rewrite import with_operands
+from shardwright.compiler.diagnostics import UNKNOWN_LOC
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.placement import place_late
+from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
+from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
+from shardwright.compiler.passes.rewrite import with_operands
 
 
 def remake_at_level(graph: Graph, short_row: int) -> Graph:

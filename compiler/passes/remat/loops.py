@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.passes.placement import place_late
-from compiler.passes.remat.recipes import SHORT_ROW, Recipe, Recipes, repeat
-from compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.passes.placement import place_late
+from shardwright.compiler.passes.remat.recipes import SHORT_ROW, Recipe, Recipes, repeat
+from shardwright.compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
 
 Chosen = Iterable[tuple[Stack, Recipe]]
 Choose = Callable[["Writer", Sequence[Stack], Collection[Stack]], Chosen]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
-from compiler.ir.analysis import CONTRACTIONS
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
+from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
 
 RATIO = 4
 """A value is quadratic when all it follows from takes a quarter of its bytes (our choice: storing

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.analysis import invariant_carries
-from compiler.ir.types import Graph, Op, Value
-from compiler.lower.scalars import Known, known_scalars, parameter
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from orchestrator.report.page.words import ps_text
-from orchestrator.report.text import share_text, size_text
+from shardwright.orchestrator.report.page.words import ps_text
+from shardwright.orchestrator.report.text import share_text, size_text
 
 WIDTH = 1000.0
 HEIGHT = 100.0

@@ -15,14 +15,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from compiler.diagnostics import UsageError
-from orchestrator import outputs
-from orchestrator.age import AGAIN
-from orchestrator.report import cost, text
-from orchestrator.report.goal import goal_rows, goal_texts
-from orchestrator.report.page import charts, words
-from orchestrator.report.resolved import resolved_job
-from orchestrator.report.tried import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator import outputs
+from shardwright.orchestrator.age import AGAIN
+from shardwright.orchestrator.report import cost, text
+from shardwright.orchestrator.report.goal import goal_rows, goal_texts
+from shardwright.orchestrator.report.page import charts, words
+from shardwright.orchestrator.report.resolved import resolved_job
+from shardwright.orchestrator.report.tried import (
     auto_text,
     candidate,
     candidate_text,
@@ -30,8 +30,8 @@ from orchestrator.report.tried import (
     effect_text,
     is_chosen,
 )
-from orchestrator.report.verdict import published_text, verdicts
-from orchestrator.strict_json import dumps
+from shardwright.orchestrator.report.verdict import published_text, verdicts
+from shardwright.orchestrator.strict_json import dumps
 
 REPORT, PAGE = "report.json", "report.html"  # in the folder of a job
 FUNCTIONS = 40  # with their regions on a page

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.target import PS_PER_S
-from orchestrator.report.cost import list_text, missing_text
-from orchestrator.report.text import count_text, seconds_text, usd_text
+from shardwright.compiler.target import PS_PER_S
+from shardwright.orchestrator.report.cost import list_text, missing_text
+from shardwright.orchestrator.report.text import count_text, seconds_text, usd_text
 
 
 def ps_text(ps: float) -> str:

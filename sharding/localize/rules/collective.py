@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from compiler.ir.types import Op, Value
-from sharding.localize.context import Dims, Localizer, localizes, require_dims
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.localize.context import Dims, Localizer, localizes, require_dims
 
 
 def _group(context: Localizer, op: Op) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.ir.types import Op, Value
-from sharding.localize.context import Localizer, localizes, require_dims, require_whole
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
 @localizes("convolution")

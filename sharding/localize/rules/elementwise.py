@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.ir.opdef import OPS
-from compiler.ir.types import Op, Value
-from sharding.localize.context import Localizer, localizes, require_dims
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.localize.context import Localizer, localizes, require_dims
 
 _NAMES = tuple(name for name, op in OPS.items() if op.elementwise and name != "sharding_constraint")
 

@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Sequence
 from functools import reduce
 
-from compiler.dtypes import DType
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import (
     CompareAttrs,
     ConcatenateAttrs,
     GatherAttrs,
@@ -22,8 +22,8 @@ from compiler.ir.ops import (
     ScatterAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Op, Value, tensor_type
-from sharding.localize.context import Localizer, localizes, require_dims, require_whole
+from shardwright.compiler.ir.types import Op, Value, tensor_type
+from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
 def _batch_dims(rank: int, window: Sequence[int]) -> tuple[int, ...]:

@@ -12,15 +12,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from compiler.ir.ops import (
+from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConstantAttrs,
     IotaAttrs,
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Op, Value
-from sharding.localize.context import Localizer, localizes, require_dims, require_whole
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
 @localizes("constant")

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.attention import find_attention
-from compiler.ir.types import Graph
-from compiler.options import CompileOptions
-from compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.attention import find_attention
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.pipeline import run, step_passes
 from tests.corpus.all_spellings import ALL, NONE, SOME
 from tests.corpus.case import SIZES, Spelling
 from tests.support.cells import diagonals

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.attention import find_attention
-from compiler.attention.labelling import Labelling
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.analysis import count_ops
-from compiler.ir.types import Graph
-from compiler.lower.labels import distinct
-from compiler.options import CompileOptions
-from compiler.passes.pipeline import PASSES, run, step_passes
+from shardwright.compiler.attention import find_attention
+from shardwright.compiler.attention.labelling import Labelling
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower.labels import distinct
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.pipeline import PASSES, run, step_passes
 from tests.corpus.all_spellings import CORPUS, NEGATIVES
 from tests.corpus.case import Spelling
 from tests.support.compiled import check_against_jax, graph_of

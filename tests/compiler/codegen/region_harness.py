@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.allocate import overlaps
-from compiler.codegen import generate
-from compiler.dtypes import DType
-from compiler.isa.limits import Limits, check_region, limits_for, walk
-from compiler.isa.program import Region
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from sim_cluster import l0, regions
+from shardwright.compiler.allocate import overlaps
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import Limits, check_region, limits_for, walk
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.sim_cluster import l0, regions
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"

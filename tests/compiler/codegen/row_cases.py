@@ -4,7 +4,7 @@ gradients, and what else keeps several contractions in one region.
 
 from __future__ import annotations
 
-from compiler.isa.region import Affine
+from shardwright.compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import F32, I32, PRED, Maker
 
 T, S, D, E, HEADS = 1, 2, 3, 4, 0

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.codegen import generate
-from compiler.codegen.contract_plan import even_tile
-from compiler.diagnostics import CompileError
-from compiler.isa.limits import walk
-from compiler.isa.program import Instr, Loop, Region
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Instr, Loop, Region
 from tests.compiler.codegen.region_harness import (
     BF16,
     F32,

@@ -9,10 +9,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compiler.codegen import generate
-from compiler.codegen.cores import Cut, cuts
-from compiler.isa.region import Affine, Bound, Tensor, View
-from sim_cluster import l0, regions
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.codegen.cores import Cut, cuts
+from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
+from shardwright.sim_cluster import l0, regions
 from tests.compiler.codegen.region_harness import (
     F32,
     I32,

@@ -6,10 +6,10 @@ from math import prod
 
 import pytest
 
-from compiler.codegen.space import normalise
-from compiler.dtypes import DType
-from compiler.isa.limits import walk
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import Maker, check
 
 U32 = DType.U32

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 
-from compiler.codegen import contraction
-from compiler.codegen.contract_plan import ContractPlan
-from compiler.codegen.contract_tiling import plan_contraction
-from compiler.codegen.rates import Rates
-from compiler.codegen.search import Room
-from compiler.codegen.space import normalise
-from compiler.diagnostics import CapacityError
-from compiler.driver import compile_unit
-from compiler.frontend.models.kernels import product_graph
-from compiler.isa.limits import limits_for, walk
-from compiler.isa.program import Engine, Instr, Region, Space
-from compiler.lower.function import Signature
-from compiler.options import CompileOptions
-from compiler.outline.unit import Unit
-from compiler.target import nominal_machine
-from sim_cluster import l0, regions
+from shardwright.compiler.codegen import contraction
+from shardwright.compiler.codegen.contract_plan import ContractPlan
+from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.driver import compile_unit
+from shardwright.compiler.frontend.models.kernels import product_graph
+from shardwright.compiler.isa.limits import limits_for, walk
+from shardwright.compiler.isa.program import Engine, Instr, Region, Space
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.target import nominal_machine
+from shardwright.sim_cluster import l0, regions
 
 LIMITS = limits_for(TARGET)
 

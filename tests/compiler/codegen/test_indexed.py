@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.isa.limits import walk
-from compiler.isa.region import Affine, Node, Tensor, View
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.region import Affine, Node, Tensor, View
 from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
 
 I8 = DType.I8

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.joint import join_views
-from compiler.codegen.rows.algebra import defer_scaling
-from compiler.codegen.space import normalise
-from compiler.dtypes import DType
-from compiler.isa.limits import walk
-from compiler.isa.program import Region, Space
-from compiler.isa.region import Affine, Tensor, View
+from shardwright.compiler.codegen.joint import join_views
+from shardwright.compiler.codegen.rows.algebra import defer_scaling
+from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import Region, Space
+from shardwright.compiler.isa.region import Affine, Tensor, View
 from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
 
 

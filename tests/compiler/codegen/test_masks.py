@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compiler.codegen import generate
-from compiler.isa.limits import walk
-from compiler.isa.region import Affine
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.support.compiled import graph_of, link
 

@@ -8,14 +8,20 @@ import dataclasses
 
 import pytest
 
-from compiler.allocate import allocate, lifetimes, overlaps
-from compiler.diagnostics import CapacityError, CompileError, SimulationError
-from compiler.dtypes import DType
-from compiler.engine_order import order_engines
-from compiler.isa.limits import check_instr, check_region, limits_for, start_is_legal, walk
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram, Tensor
-from sim_cluster import l0
+from shardwright.compiler.allocate import allocate, lifetimes, overlaps
+from shardwright.compiler.diagnostics import CapacityError, CompileError, SimulationError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.engine_order import order_engines
+from shardwright.compiler.isa.limits import (
+    check_instr,
+    check_region,
+    limits_for,
+    start_is_legal,
+    walk,
+)
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.sim_cluster import l0
 from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter

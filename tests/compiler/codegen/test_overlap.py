@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.codegen.builder import Builder, Held, Scope
-from compiler.codegen.overlap import schedule
-from compiler.codegen.search import EFFORTS, ROW_EFFORTS, Effort
-from compiler.engine_order import Memory
-from compiler.evaluate import region_time
-from compiler.isa.limits import limits_for
-from compiler.isa.program import AccessPattern, Engine, Instr, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram
-from compiler.target import load_target
+from shardwright.compiler.codegen.builder import Builder, Held, Scope
+from shardwright.compiler.codegen.overlap import schedule
+from shardwright.compiler.codegen.search import EFFORTS, ROW_EFFORTS, Effort
+from shardwright.compiler.engine_order import Memory
+from shardwright.compiler.evaluate import region_time
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.target import load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul

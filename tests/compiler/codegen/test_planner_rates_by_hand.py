@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.rates import MIN_CYCLES, Rates
-from compiler.isa.program import Engine
-from compiler.target import load_target
+from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
+from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.target import load_target
 
 RATES = Rates(load_target("trn1n.32xlarge").core)
 

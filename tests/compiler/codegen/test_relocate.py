@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import trial
-from compiler.codegen.generate import Codes, generate
-from compiler.codegen.relocate import relocated
-from compiler.isa.region import RegionProgram, Tensor, View
-from compiler.options import CompileOptions
-from compiler.target import load_target
-from compiler.trial import Trial
+from shardwright.compiler import trial
+from shardwright.compiler.codegen.generate import Codes, generate
+from shardwright.compiler.codegen.relocate import relocated
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import load_target
+from shardwright.compiler.trial import Trial
 from tests.compiler.codegen.region_harness import F32, TARGET, Maker
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from region_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distance
 
-from compiler.codegen import contraction
-from compiler.codegen.contract_plan import ContractPlan
-from compiler.codegen.contract_tiling import plan_contraction
-from compiler.codegen.rates import Rates
-from compiler.codegen.row_blocks import RowBlock, row_block, spread
-from compiler.codegen.search import Room
-from compiler.codegen.space import Walk, normalise
-from compiler.diagnostics import CapacityError
-from compiler.dtypes import DType
-from compiler.isa.limits import limits_for, walk
-from compiler.isa.program import Region, Space
-from compiler.isa.region import Affine
-from compiler.target import nominal_machine
-from sim_cluster import l0, regions
+from shardwright.compiler.codegen import contraction
+from shardwright.compiler.codegen.contract_plan import ContractPlan
+from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import Walk, normalise
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import limits_for, walk
+from shardwright.compiler.isa.program import Region, Space
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.target import nominal_machine
+from shardwright.sim_cluster import l0, regions
 
 RATES = Rates(nominal_machine(TARGET).core)
 

@@ -6,15 +6,15 @@ import pytest
 from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 from test_row_blocks import RATES, cost, projection, runs_of, scores
 
-from compiler.codegen import contraction
-from compiler.codegen.contract_plan import ContractPlan
-from compiler.codegen.contract_tiling import plan_contraction
-from compiler.codegen.search import Room
-from compiler.codegen.space import normalise
-from compiler.diagnostics import CapacityError
-from compiler.dtypes import DType
-from compiler.isa.limits import limits_for
-from sim_cluster import l0, regions
+from shardwright.compiler.codegen import contraction
+from shardwright.compiler.codegen.contract_plan import ContractPlan
+from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.sim_cluster import l0, regions
 
 
 def by_head(heads: int, rows: int, keys: int, width: int, dtype: DType = BF16) -> Maker:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.codegen.rows import spans
-from compiler.codegen.rows.spans import DATA, WILD, Span
-from compiler.evaluate import region_time
-from compiler.target import load_target
+from shardwright.compiler.codegen.rows import spans
+from shardwright.compiler.codegen.rows.spans import DATA, WILD, Span
+from shardwright.compiler.evaluate import region_time
+from shardwright.compiler.target import load_target
 from tests.compiler.codegen.region_harness import F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T, causal
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.isa.program import Region
-from compiler.isa.region import Affine
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import BF16, F32, I32, PRED, Maker, check
 from tests.compiler.codegen.row_cases import causal, forward
 from tests.compiler.codegen.test_rows_streamed import BOUND, LONG, plan_of, streamed_limits

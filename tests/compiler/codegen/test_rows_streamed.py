@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.codegen.rates import Rates
-from compiler.codegen.rows import plan_rows
-from compiler.codegen.rows.plan import RowPlan
-from compiler.codegen.search import Room
-from compiler.codegen.space import normalise
-from compiler.diagnostics import CapacityError
-from compiler.evaluate import region_time
-from compiler.isa.limits import Limits, limits_for
-from compiler.target import load_target, nominal_machine
+from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.rows import plan_rows
+from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.evaluate import region_time
+from shardwright.compiler.isa.limits import Limits, limits_for
+from shardwright.compiler.target import load_target, nominal_machine
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward
 

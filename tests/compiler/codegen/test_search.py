@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen import generate
-from compiler.codegen.generate import Codes
-from compiler.codegen.overlap import turns
-from compiler.codegen.search import EFFORTS, Candidate, Effort, fastest, walk, worth_trying
-from compiler.diagnostics import CapacityError
-from compiler.evaluate import region_time
-from compiler.options import CompileOptions
-from compiler.target import load_target
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.codegen.generate import Codes
+from shardwright.compiler.codegen.overlap import turns
+from shardwright.compiler.codegen.search import (
+    EFFORTS,
+    Candidate,
+    Effort,
+    fastest,
+    walk,
+    worth_trying,
+)
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.evaluate import region_time
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import load_target
 from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.codegen import generate
-from compiler.codegen.search import EFFORTS
-from compiler.diagnostics import CompileError
-from compiler.isa.limits import walk
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from compiler.options import CompileOptions
-from sim_cluster import l0, regions
+from shardwright.compiler.codegen import generate
+from shardwright.compiler.codegen.search import EFFORTS
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.options import CompileOptions
+from shardwright.sim_cluster import l0, regions
 from tests.compiler.codegen.region_harness import (
     BF16,
     F32,

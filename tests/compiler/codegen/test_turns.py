@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.evaluate import function_segments
-from compiler.ir.build import Builder
-from compiler.isa.limits import walk
-from compiler.options import CompileOptions
-from compiler.target import load_target
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import load_target
 from tests.support.compiled import TARGET, link, run_levels
 
 CASES = {

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from compiler.driver import compile_unit
-from compiler.evaluate import function_segments
-from compiler.isa.program import Function
-from compiler.lower.function import Signature
-from compiler.outline.unit import Unit
-from compiler.target import load_target
+from shardwright.compiler.driver import compile_unit
+from shardwright.compiler.evaluate import function_segments
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.target import load_target
 from tests.support.compiled import graph_of
 
 TARGET = load_target("trn1.32xlarge")

@@ -8,7 +8,7 @@ import pytest
 from region_harness import BF16, F32, Maker, check
 from test_row_blocks import gradient, runs_of, weighted_values
 
-from compiler.codegen.whole_panel import Lines
+from shardwright.compiler.codegen.whole_panel import Lines
 
 MAKERS = {"natural": weighted_values, "direct": gradient}
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvolutionAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvolutionAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.sim_cluster.result import distance
 from tests.harnesses.convolution import GRADIENT, HWIO, NHWC
 from tests.support.compiled import run_levels
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.frontend.models import llama
-from compiler.frontend.models.config_file import RopeScaling
-from orchestrator.model import compute_type, read_config, resolve_task
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.models.config_file import RopeScaling
+from shardwright.orchestrator.model import compute_type, read_config, resolve_task
 from tests.support.plans import job_of
 from tests.support.small_job import SIZES
 

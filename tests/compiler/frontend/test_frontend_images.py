@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from compiler.passes.pipeline import run
-from sim_cluster.result import distance
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.pipeline import run
+from shardwright.sim_cluster.result import distance
 from tests.support import xla
 from tests.support.compiled import run_levels
 

@@ -15,17 +15,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.context import make_context, parse_module
-from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.importer import ImportHooks, Site
-from compiler.frontend.rules import RULES, imports
-from compiler.frontend.stablehlo import import_module, import_parsed
-from compiler.ir.ops import AllGatherAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.context import make_context, parse_module
+from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.importer import ImportHooks, Site
+from shardwright.compiler.frontend.rules import RULES, imports
+from shardwright.compiler.frontend.stablehlo import import_module, import_parsed
+from shardwright.compiler.ir.ops import AllGatherAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.ir.verify import verify
 
 
 def of_function(function: Callable[..., Any], *args: Any) -> Graph:

@@ -18,19 +18,24 @@ import numpy as np
 import pytest
 from jaxlib import _jax
 
-from compiler.dtypes import DType
-from compiler.frontend.capture import Captured, capture
-from compiler.frontend.context import make_context, parse_module
-from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.models import llama
-from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
-from compiler.frontend.stablehlo import import_module
-from compiler.frontend.task import TrainTask
-from compiler.ir.opdef import OPS
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import Captured, capture
+from shardwright.compiler.frontend.context import make_context, parse_module
+from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    reference_step,
+    task_batches,
+)
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 
@@ -218,9 +223,9 @@ def test_70b_captures_and_imports_small() -> None:
     """In a process of its own: no parameter is allocated anywhere (70B would be 280 GB)."""
     code = (
         "import pathlib, re\n"
-        "from compiler.frontend.capture import capture\n"
-        "from compiler.frontend.models.presets import preset_task\n"
-        "from compiler.frontend.stablehlo import import_module\n"
+        "from shardwright.compiler.frontend.capture import capture\n"
+        "from shardwright.compiler.frontend.models.presets import preset_task\n"
+        "from shardwright.compiler.frontend.stablehlo import import_module\n"
         "c = capture(preset_task('llama2-70b', dtype='bf16'), 8)\n"
         "g = import_module(c.artifact)\n"
         "import math\n"

@@ -14,20 +14,25 @@ import numpy as np
 import optax
 import pytest
 
-from compiler.diagnostics import ImportRuleError, UsageError
-from compiler.dtypes import DType
-from compiler.frontend.capture import ArgInfo, capture
-from compiler.frontend.models import encoder, llama, text
-from compiler.frontend.models.blocks import Sizes, TaskOptions
-from compiler.frontend.models.presets import PRESETS, preset_config, preset_names, preset_task
-from compiler.frontend.reference import (
+from shardwright.compiler.diagnostics import ImportRuleError, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import ArgInfo, capture
+from shardwright.compiler.frontend.models import encoder, llama, text
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.presets import (
+    PRESETS,
+    preset_config,
+    preset_names,
+    preset_task,
+)
+from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
     reference_step,
     run_reference,
     task_batches,
 )
-from compiler.frontend.task import TrainTask, load_task
+from shardwright.compiler.frontend.task import TrainTask, load_task
 from tests.models import prime_model
 
 CONFIG = {

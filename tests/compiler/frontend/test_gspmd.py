@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.stablehlo import import_module
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.stablehlo import import_module
 from tests.support.compiled import run_levels
 from tests.support.model_files import compile_line, run_neff
 

@@ -17,13 +17,13 @@ import pytest
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 
-from compiler.diagnostics import CompileError, ImportRuleError
-from compiler.frontend.capture import capture
-from compiler.frontend.reference import run_reference
-from compiler.frontend.stablehlo import import_module, import_partition
-from compiler.frontend.task import TrainTask
-from compiler.passes.doubles import check_doubles
-from compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.diagnostics import CompileError, ImportRuleError
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.reference import run_reference
+from shardwright.compiler.frontend.stablehlo import import_module, import_partition
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.passes.doubles import check_doubles
+from shardwright.compiler.passes.pipeline import run, step_passes
 from tests.models.state_forms import FORMS
 
 HERE = str(Path(__file__).parent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.stablehlo import import_module
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.stablehlo import import_module
 from tests.support.compiled import run_levels
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)

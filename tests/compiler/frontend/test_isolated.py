@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError, ImportRuleError
-from compiler.frontend.context import make_context
-from compiler.frontend.isolated import Reader
-from compiler.ir.reference import evaluate
-from compiler.surface.releases import Profile
+from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError
+from shardwright.compiler.frontend.context import make_context
+from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.surface.releases import Profile
 
 OWN = Profile()
 LOWERED = jax.jit(lambda x: jnp.tanh(x) @ x.T).lower(jnp.ones((3, 4)))

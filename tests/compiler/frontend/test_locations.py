@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.frontend.locations import CELL_FILE, LocationReader
+from shardwright.compiler.frontend.locations import CELL_FILE, LocationReader
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
 
 REPEATED = """
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

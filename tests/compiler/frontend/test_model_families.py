@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.dtypes import DType
-from compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
-from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from compiler.frontend.models.families import family_task
-from compiler.frontend.reference import run_reference
-from compiler.frontend.state import state_tree
-from compiler.frontend.task import TrainTask
-from compiler.ir.types import Graph, Op
-from sharding.mesh import make_mesh
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
+from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.reference import run_reference
+from shardwright.compiler.frontend.state import state_tree
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.sharding.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst
 

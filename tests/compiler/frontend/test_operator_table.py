@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError
-from compiler.frontend.coverage import is_supported
-from compiler.surface.operators import DOCUMENTED
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.frontend.coverage import is_supported
+from shardwright.compiler.surface.operators import DOCUMENTED
 from tests.support.op_coverage import PAGE, page
 from tests.support.operator_examples import EXAMPLES, compile_and_run
 

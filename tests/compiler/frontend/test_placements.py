@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
 from tests.support.model_run import compile_function
 
 LAYERS = 3

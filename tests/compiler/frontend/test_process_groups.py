@@ -13,12 +13,16 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jaxlib import _hlo, _jax
 
-from collectives.ops import ReplicaGroups, group_index
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.detect import import_file
-from compiler.frontend.stablehlo import import_module, import_partition, import_with_shardings
-from compiler.ir.reference import steps
-from compiler.ir.types import Graph
+from shardwright.collectives.ops import ReplicaGroups, group_index
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.detect import import_file
+from shardwright.compiler.frontend.stablehlo import (
+    import_module,
+    import_partition,
+    import_with_shardings,
+)
+from shardwright.compiler.ir.reference import steps
+from shardwright.compiler.ir.types import Graph
 from tests.support.reference_ranks import run_collective
 from tests.support.xla import run_ranks
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax import export
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
-from compiler.options import CompileOptions
-from compiler.passes.integers import check_integers
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.integers import check_integers
 from tests.support.model_files import compile_line, run_neff, write_model
 
 SOLVE = """

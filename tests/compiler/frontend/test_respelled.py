@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
 
 _INPUT = np.linspace(0.05, 0.95, 12, dtype=np.float32).reshape(3, 4)[:, ::-1].copy()
 _UNARY: dict[str, Callable[[Any], Any]] = {

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import UsageError
-from compiler.dtypes import DType
-from compiler.frontend.capture import capture
-from compiler.frontend.reference import (
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.reference import (
     initial_leaves,
     initial_state,
     reference_step,
     run_reference,
     state_sizes,
 )
-from compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import TrainTask
 from tests.models.state_forms import FORMS, WIDTH
 
 WEIGHTS = {

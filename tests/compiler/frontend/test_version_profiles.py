@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError, ImportRuleError
-from compiler.dtypes import DType
-from compiler.frontend.detect import import_file
-from compiler.frontend.restrictions import check_outputs, checks_for
-from compiler.ir.build import Builder
-from compiler.surface import releases
-from compiler.surface.flags import FLAGS
-from compiler.surface.operators import DOCUMENTED, OPERATORS
+from shardwright.compiler.diagnostics import CompileError, ImportRuleError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.detect import import_file
+from shardwright.compiler.frontend.restrictions import check_outputs, checks_for
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.surface import releases
+from shardwright.compiler.surface.flags import FLAGS
+from shardwright.compiler.surface.operators import DOCUMENTED, OPERATORS
 from tests.support.operator_examples import EXAMPLES, compile_and_run
 
 F32 = jax.ShapeDtypeStruct((4, 6), jnp.float32)

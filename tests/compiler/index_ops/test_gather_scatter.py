@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.printer import to_stablehlo
 from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.harnesses.gather import CASES

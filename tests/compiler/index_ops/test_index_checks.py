@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError, SimulationError
-from compiler.options import CompileOptions
-from sim_cluster.index_watch import IndexWatch
-from sim_cluster.run_single import run_single
+from shardwright.compiler.diagnostics import CompileError, SimulationError
+from shardwright.compiler.options import CompileOptions
+from shardwright.sim_cluster.index_watch import IndexWatch
+from shardwright.sim_cluster.run_single import run_single
 from tests.support.compiled import graph_of, link, run_levels
 
 TABLE = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)

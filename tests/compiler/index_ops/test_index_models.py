@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
-from sharding.mesh import make_mesh
-from sim_cluster.run_single import run_single
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    reference_step,
+    task_batches,
+)
+from shardwright.sharding.mesh import make_mesh
+from shardwright.sim_cluster.run_single import run_single
 from tests.support.compiled import check_against_jax, link
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.models_index import FORWARD, TASKS

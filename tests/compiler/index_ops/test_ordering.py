@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from compiler.diagnostics import ImportRuleError
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.printer import to_stablehlo
-from compiler.lower.canonical import canonical
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.lower.canonical import canonical
 from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.harnesses.sort import CASES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.ops import GatherAttrs, ScatterAttrs
-from compiler.ir.ops.gather import SCATTER_KINDS
-from compiler.ir.printer import to_stablehlo
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
+from shardwright.compiler.ir.ops.gather import SCATTER_KINDS
+from shardwright.compiler.ir.printer import to_stablehlo
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.support import xla
 from tests.support.cells import long_in_matrix

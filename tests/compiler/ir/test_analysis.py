@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from compiler.diagnostics import Loc
-from compiler.dtypes import DType
-from compiler.ir.analysis import (
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import (
     Interval,
     count_ops,
     flops,
@@ -14,9 +14,9 @@ from compiler.ir.analysis import (
     liveness,
     structure,
 )
-from compiler.ir.build import Builder
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
 from tests.support.graphs import LAYERS, ROWS, WIDTH, layer_stack, structural_hash

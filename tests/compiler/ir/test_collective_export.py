@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.ir.verify import verify
 from tests.support import xla
 
 MESH = {"replicate": 2, "shard": 4}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
-from compiler.ir.ops import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllToAllAttrs,
     BitcastConvertAttrs,
@@ -30,7 +30,7 @@ from compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from compiler.ir.types import TensorType, tensor_type
+from shardwright.compiler.ir.types import TensorType, tensor_type
 
 F32, I32, PRED = DType.F32, DType.I32, DType.PRED
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS
-from compiler.ir.reference import evaluate
-from compiler.ir.sampled import Casts, sample
-from compiler.ir.types import Graph
-from compiler.rounding import EXACT, allowed, unit_roundoff
-from sim_cluster.regions import _BUILDERS
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.sampled import Casts, sample
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.rounding import EXACT, allowed, unit_roundoff
+from shardwright.sim_cluster.regions import _BUILDERS
 
 NUMBERS = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
 

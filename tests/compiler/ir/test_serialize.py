@@ -8,14 +8,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from compiler.diagnostics import LoadError, Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS
-from compiler.ir.reference import evaluate
-from compiler.ir.serialize import attrs_classes, dump, load
-from compiler.ir.types import Graph, tensor_type
-from compiler.ir.verify import verify
+from shardwright.compiler.diagnostics import LoadError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.serialize import attrs_classes, dump, load
+from shardwright.compiler.ir.types import Graph, tensor_type
+from shardwright.compiler.ir.verify import verify
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
 from tests.support.graphs import layer_stack, stack_inputs, structural_hash

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import DiagnosticError, Loc, UsageError
-from compiler.dtypes import DType
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.build import Builder
-from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import ConstantAttrs
-from compiler.ir.parse import parse
-from compiler.ir.serialize import dump
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Op, tensor_type
-from compiler.ir.verify import verify
-from compiler.text.fields import conforms, hints
+from shardwright.compiler.diagnostics import DiagnosticError, Loc, UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.serialize import dump
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph, Op, tensor_type
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.text.fields import conforms, hints
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
 from tests.support.graphs import layer_stack

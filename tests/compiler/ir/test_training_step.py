@@ -13,15 +13,15 @@ import numpy as np
 import optax
 import pytest
 
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.analysis import count_ops, flops
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.reference import evaluate
-from compiler.ir.serialize import dump, load
-from compiler.ir.types import Graph
-from compiler.ir.verify import verify
-from compiler.passes.pipeline import run
-from sim_cluster.result import distance
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.analysis import count_ops, flops
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.pipeline import run
+from shardwright.sim_cluster.result import distance
 from tests.support import xla
 from tests.support.graphs import structural_hash
 

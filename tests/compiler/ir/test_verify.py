@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConvertAttrs, LoopAttrs
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.ir.verify import findings, verify
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConvertAttrs, LoopAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.verify import findings, verify
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
 from tests.support.graphs import layer_stack

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.isa.costs import instr_interval_ps
-from compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from compiler.isa.region import Affine, Tensor
-from compiler.target import load_target
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
+from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.target import load_target
 
 F32, BF16 = DType.F32, DType.BF16
 SBUF, PSUM, HBM = Space.SBUF, Space.PSUM, Space.HBM

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.isa.limits import LIMIT_TABLE, check_instr, check_region, limits_for, walk
-from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, RegionProgram
-from compiler.target import load_target, target_names
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.limits import LIMIT_TABLE, check_instr, check_region, limits_for, walk
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.target import load_target, target_names
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
 LIMITS = limits_for("trn1n.32xlarge")

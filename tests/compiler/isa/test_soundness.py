@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.isa.decode import decode_program
-from compiler.isa.encode import encode_program
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.decode import decode_program
+from shardwright.compiler.isa.encode import encode_program
+from shardwright.compiler.isa.program import (
     NO_PLACE,
     Call,
     Engine,
@@ -25,11 +25,11 @@ from compiler.isa.program import (
     ProgramBuffer,
     Repeat,
 )
-from compiler.isa.region import Affine, View
-from compiler.isa.soundness import check_function
-from compiler.isa.tokens import check_tokens
-from compiler.options import CompileOptions
-from compiler.schema import MOST
+from shardwright.compiler.isa.region import Affine, View
+from shardwright.compiler.isa.soundness import check_function
+from shardwright.compiler.isa.tokens import check_tokens
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.schema import MOST
 from tests.support.model_run import compile_function
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvertAttrs
-from compiler.ir.types import Graph, Value
-from compiler.lower.function import Signature, lower_function
-from sharding.overlap.buckets import bucketed
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.sharding.overlap.buckets import bucketed
 
 DP = ("dp_shard",)
 SMALL_BYTES = 4096

@@ -10,18 +10,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.driver import compile_graph
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConvertAttrs
-from compiler.ir.printer import to_stablehlo
-from compiler.ir.types import Graph
-from compiler.isa.region import RegionProgram
-from compiler.lower.excess import SMALL_BYTES
-from compiler.lower.function import lower_function
-from compiler.options import DEFAULTS, CompileOptions
-from compiler.program import StepProgram
-from sim_cluster.run_single import run_single
+from shardwright.compiler.driver import compile_graph
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.lower.excess import SMALL_BYTES
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.run_single import run_single
 from tests.support.model_run import compile_function
 
 TARGET = "trn1n.32xlarge"

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.stablehlo import import_module
 from tests.support import xla
 from tests.support.compiled import run_levels
 

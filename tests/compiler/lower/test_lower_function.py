@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
-from compiler.lower.function import Signature, lower_function
-from compiler.lower.rule import Budget
-from compiler.lower.write_out import Lowered
-from compiler.options import CompileOptions
-from compiler.passes.pipeline import run, unit_passes
-from sim_cluster.result import distance
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
+from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.rule import Budget
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.sim_cluster.result import distance
 from tests.support.region_reference import check_lowering, run_lowered
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.diagnostics import CompileError
+from shardwright.compiler.diagnostics import CompileError
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph, case_inputs
 from tests.support.region_reference import check_lowering

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Value
-from compiler.lower.function import Signature
-from compiler.lower.rule import Budget
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Value
+from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.lower.rule import Budget
 from tests.support.region_reference import check_lowering
 
 SIZES = (1, 2, 3, 4, 6)

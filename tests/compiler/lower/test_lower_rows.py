@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from compiler.diagnostics import CapacityError
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
-from compiler.isa.region import RegionProgram, Tensor
-from compiler.lower import function
-from compiler.lower.accept import Clock, policy_of
-from compiler.lower.explain import explain_fusion
-from compiler.lower.function import Signature, lower_function, settle
-from compiler.lower.rule import Budget
-from compiler.lower.write_out import Lowered
-from compiler.options import CompileOptions
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.lower import function
+from shardwright.compiler.lower.accept import Clock, policy_of
+from shardwright.compiler.lower.explain import explain_fusion
+from shardwright.compiler.lower.function import Signature, lower_function, settle
+from shardwright.compiler.lower.rule import Budget
+from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.options import CompileOptions
 from tests.support.region_reference import check_lowering
 
 RNG = np.random.default_rng(1)

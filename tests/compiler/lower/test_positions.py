@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
-from compiler.lower.body import Body
-from compiler.lower.positions import Positions
-from compiler.lower.task import REGISTER
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.positions import Positions
+from shardwright.compiler.lower.task import REGISTER
 
 OWN, ALL = 128, 512
 

@@ -13,15 +13,20 @@ import numpy as np
 import optax
 import pytest
 
-from compiler.dtypes import DType
-from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
-from compiler.frontend.task import TrainTask
-from compiler.ir.build import Builder
-from compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
-from compiler.lower.function import lower_function
-from compiler.options import CompileOptions
-from compiler.passes.pipeline import run, unit_passes
-from sharding.mesh import make_mesh
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    reference_step,
+    task_batches,
+)
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.sharding.mesh import make_mesh
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.road import fsdp_plan, split_batch
 

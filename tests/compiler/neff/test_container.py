@@ -17,8 +17,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import LoadError
-from compiler.neff.format import (
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.neff.format import (
     ALIGNMENT,
     FEATURE_BORDERS,
     FEATURE_ROW_SUMS,
@@ -29,9 +29,9 @@ from compiler.neff.format import (
     MAX_RAW_BYTES,
     Header,
 )
-from compiler.neff.format import DTYPES as COLUMN_TYPES
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
+from shardwright.compiler.neff.format import DTYPES as COLUMN_TYPES
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
 
 COLUMNS = st.one_of(
     st.binary(max_size=2000),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from compiler.dtypes import DType
-from compiler.isa.program import (
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
     Call,
@@ -22,8 +22,8 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor
-from compiler.neff.listing import function_lines, program_lines
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor
+from shardwright.compiler.neff.listing import function_lines, program_lines
 
 F32, BF16 = DType.F32, DType.BF16
 ROWS = AccessPattern(Space.HBM, 1, Affine(8, ((0, 4),)), ((64, 2), (1, 3)))

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import LoadError
-from compiler.dtypes import DType
-from compiler.isa.program import Function, Program
-from compiler.neff import bundle
-from compiler.neff.bundle import (
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.neff import bundle
+from shardwright.compiler.neff.bundle import (
     core_binding,
     load_bundle,
     program_bytes,
     read_program,
     write_bundle,
 )
-from compiler.neff.format import FEATURE_SUBGRAPHS
-from compiler.neff.manifest import CoreBinding, Manifest, NamedBuffer
-from compiler.neff.reader import Container
-from compiler.neff.schedule import LeafPart, Transfer
+from shardwright.compiler.neff.format import FEATURE_SUBGRAPHS
+from shardwright.compiler.neff.manifest import CoreBinding, Manifest, NamedBuffer
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.schedule import LeafPart, Transfer
 
 SHA, OTHER = "0123456789abcdef" * 4, "f" * 64
 WEIGHT = NamedBuffer(

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.isa.program import Call, Repeat
-from compiler.outline import outline_programs
-from compiler.program import StepProgram
-from sim_cluster.result import distance
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.isa.program import Call, Repeat
+from shardwright.compiler.outline import outline_programs
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.result import distance
 from tests.support.graphs import LAYERS, layer_stack, stack_inputs
 from tests.support.lowered_ranks import LoweredRanks, run_alone
 
@@ -211,7 +211,7 @@ def test_one_value_under_two_names_and_constants() -> None:
 
 def test_locations_do_not_change_a_unit() -> None:
     def units(line: int) -> list[str]:
-        from compiler.diagnostics import Loc
+        from shardwright.compiler.diagnostics import Loc
 
         b = Builder(loc=Loc("model.py", line))
         graph = b.finish(b.op("tanh", b.input((3,))))

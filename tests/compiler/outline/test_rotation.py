@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.isa.region import Affine
-from compiler.outline.rotation import Rotation, Turn, Turns, substituted, turns
+from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.outline.rotation import Rotation, Turn, Turns, substituted, turns
 
 
 def _all(found: Turns) -> list[Turn]:

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.ir.analysis import count_ops
-from compiler.ir.ops.elementwise import ACTIVATIONS
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.passes.activations import activations
-from compiler.passes.pipeline import run
-from sim_cluster.result import distance
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.activations import activations
+from shardwright.compiler.passes.pipeline import run
+from shardwright.sim_cluster.result import distance
 from tests.support.compiled import graph_of
 
 X = np.linspace(-6, 6, 91).reshape(7, 13).astype(np.float32)

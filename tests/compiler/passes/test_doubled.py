@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.passes.dce import dce
-from compiler.passes.doubled import doubled
-from compiler.passes.pipeline import LOCAL_PASSES, run
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.doubled import doubled
+from shardwright.compiler.passes.pipeline import LOCAL_PASSES, run
 from tests.support.compiled import run_levels
 
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.lower.function import lower_function
-from compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower.function import lower_function
+from shardwright.compiler.passes.pipeline import run, step_passes
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 NONE = np.zeros((4, 0), np.float32)

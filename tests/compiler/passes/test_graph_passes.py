@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import CompileError
-from compiler.dtypes import DType
-from compiler.ir.analysis import count_ops
-from compiler.ir.build import Builder
-from compiler.ir.ops import PadAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.ir.verify import verify
-from compiler.passes.cse import cse
-from compiler.passes.dce import dce
-from compiler.passes.fold import fold
-from compiler.passes.pipeline import LOCAL_PASSES, PASSES, Pass, run
+from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import PadAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.fold import fold
+from shardwright.compiler.passes.pipeline import LOCAL_PASSES, PASSES, Pass, run
 from tests.support.graphs import layer_stack, norm, stack_inputs
 
 

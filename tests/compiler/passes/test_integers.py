@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.diagnostics import CompileError, Loc
-from compiler.dtypes import DType
-from compiler.frontend.capture import artifact_of
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.build import Builder
-from compiler.ir.ops import LoopAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op, Value
-from compiler.options import CompileOptions
-from compiler.passes.integers import check_integers, downcasts, wide_operations
-from compiler.passes.ranges import integer_ranges
+from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import artifact_of
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import LoopAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.passes.integers import check_integers, downcasts, wide_operations
+from shardwright.compiler.passes.ranges import integer_ranges
 from tests.support import xla
 from tests.support.compiled import run_levels
 from tests.support.model_files import compile_line
@@ -182,7 +182,7 @@ def test_counters_of_loops_are_bounded(start: int, fits: bool) -> None:
 
 
 def _to(dtype: DType) -> Any:
-    from compiler.ir.ops import ConvertAttrs
+    from shardwright.compiler.ir.ops import ConvertAttrs
 
     return ConvertAttrs(dtype)
 

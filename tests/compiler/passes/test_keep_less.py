@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.passes.pipeline import KEEP_PASSES, STEP_PASSES, run
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.pipeline import KEEP_PASSES, STEP_PASSES, run
 from tests.support.compiled import graph_of
 
 LAYERS, ROWS, WIDTH, WIDE = 3, 10, 6, 28

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Op
-from compiler.passes.dce import dce
-from compiler.passes.orient import orient
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.orient import orient
 
 
 def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
@@ -119,7 +119,7 @@ def innermost_runs(graph: Graph) -> bool:
 
 
 def test_the_swap_happens_before_partitioning() -> None:
-    from compiler.passes.pipeline import STEP_PASSES, run
+    from shardwright.compiler.passes.pipeline import STEP_PASSES, run
 
     assert names(run(weight_gradient(), STEP_PASSES)) == ["dot_general"]
 

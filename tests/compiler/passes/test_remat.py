@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.ir.analysis import count_ops
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.lower.body import VIEWS
-from compiler.options import CompileOptions
-from compiler.outline import outline_programs
-from compiler.passes.pipeline import (
+from shardwright.compiler.ir.analysis import count_ops
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower.body import VIEWS
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline import outline_programs
+from shardwright.compiler.passes.pipeline import (
     KEEP_PASSES,
     REMAKE_PASSES,
     STEP_PASSES,
@@ -30,11 +30,11 @@ from compiler.passes.pipeline import (
     step_passes,
     unit_passes,
 )
-from compiler.passes.remat import rematerialise
-from compiler.passes.remat.groups import Readers
-from compiler.passes.remat.recipes import Recipes, free_values
-from compiler.program import StepProgram
-from sim_cluster.result import distance
+from shardwright.compiler.passes.remat import rematerialise
+from shardwright.compiler.passes.remat.groups import Readers
+from shardwright.compiler.passes.remat.recipes import Recipes, free_values
+from shardwright.compiler.program import StepProgram
+from shardwright.sim_cluster.result import distance
 from tests.support.compiled import graph_of
 
 LAYERS, T, HEADS, D = 3, 96, 2, 4  # no two sizes equal: nothing can lean on them

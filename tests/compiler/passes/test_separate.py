@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
-from compiler.passes.dce import dce
-from compiler.passes.separate import MAX_PIECES, separate
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.separate import MAX_PIECES, separate
 
 RNG = np.random.default_rng(5)
 JOINS = {"concatenate", "pad"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
-from compiler.ir.build import Builder
-from compiler.ir.ops import ConcatenateAttrs, PadAttrs, SliceAttrs
-from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph
-from compiler.passes.dce import dce
-from compiler.passes.simplify import simplify
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ConcatenateAttrs, PadAttrs, SliceAttrs
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.simplify import simplify
 
 RNG = np.random.default_rng(3)
 

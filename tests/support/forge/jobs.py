@@ -12,14 +12,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
-from compiler.target import load_target
-from orchestrator import config
-from orchestrator.build import placed_task
-from orchestrator.model import resolve_task
-from orchestrator.plan_cache import plan_parts
-from orchestrator.stages import Stages
-from orchestrator.whatif.points import read_list
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.target import load_target
+from shardwright.orchestrator import config
+from shardwright.orchestrator.build import placed_task
+from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.plan_cache import plan_parts
+from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.whatif.points import read_list
 from tests.support.forge.documents import changed_document, json_text, toml_text
 from tests.support.forge.pool import Judge
 from tests.support.small_job import JOB, SIZES

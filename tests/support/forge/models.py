@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
-from compiler.driver import compile_function, located
-from compiler.frontend.isolated import Reader
-from compiler.isa.program import Function
-from compiler.link import link_program
-from compiler.outline import outline_programs
-from compiler.outline.unit import Unit, unpack_function
-from compiler.passes.pipeline import STEP_PASSES, run
-from compiler.program import StepProgram
-from compiler.surface.releases import Profile
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.driver import compile_function, located
+from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.isa.program import Function
+from shardwright.compiler.link import link_program
+from shardwright.compiler.outline import outline_programs
+from shardwright.compiler.outline.unit import Unit, unpack_function
+from shardwright.compiler.passes.pipeline import STEP_PASSES, run
+from shardwright.compiler.program import StepProgram
+from shardwright.compiler.surface.releases import Profile
 from tests.support.forge.documents import changed_bytes
 from tests.support.forge.pool import CASE_S, Judge
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from compiler.dtypes import DType
+from shardwright.compiler.dtypes import DType
 
 HOSTILE: tuple[Any, ...] = (-1, 2**63, 2**40, 0, "x" * 70, "../../x", None, [], {}, [[[]]], True)
 """Values that fit nowhere, or lead out of every range."""

@@ -16,14 +16,14 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from compiler.diagnostics import DiagnosticError
-from compiler.isa.decode import unpack_attrs
-from compiler.isa.encode import pack_attrs
-from compiler.neff.bundle import read_program
-from compiler.neff.format import DTYPES, HEADER_BYTES, Header
-from compiler.neff.reader import Container
-from compiler.neff.writer import pack
-from orchestrator.neff import neff_text, neff_tools
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.isa.decode import unpack_attrs
+from shardwright.compiler.isa.encode import pack_attrs
+from shardwright.compiler.neff.bundle import read_program
+from shardwright.compiler.neff.format import DTYPES, HEADER_BYTES, Header
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.writer import pack
+from shardwright.orchestrator.neff import neff_text, neff_tools
 from tests.support.forge.plain import harmed, near_integer
 
 _SMALL = 2**24

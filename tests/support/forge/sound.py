@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compiler.isa.program import Program
-from compiler.neff.bundle import program_bytes, read_program
-from compiler.neff.reader import Container
-from compiler.options import CompileOptions
-from orchestrator.cli import main
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.neff.bundle import program_bytes, read_program
+from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.options import CompileOptions
+from shardwright.orchestrator.cli import main
 from tests.support.forge.programs import Sound
 from tests.support.model_run import compile_function
 

@@ -1,4 +1,4 @@
-"""`python -m orchestrator`: the same as the `shardwright` command."""
+"""`python -m shardwright`: the same as the `shardwright` command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from orchestrator.cli import main
+from shardwright.orchestrator.cli import main
 
 
 def command() -> NoReturn:
