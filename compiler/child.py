@@ -35,8 +35,8 @@ class Child:
     """A process that runs `command` and answers requests. Raises OSError when it cannot start."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        root = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        root = str(Path(__file__).parents[2])  # last: modules of a user may have any name
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115, until `end`
         try:
             self.process = subprocess.Popen(

@@ -18,14 +18,14 @@ from functools import cache
 from typing import Any
 
 from shardwright.orchestrator.model import installed
-from shardwright.orchestrator.service.units import PACKAGES, digest
+from shardwright.orchestrator.service.units import digest
 
 LIBRARIES = ("jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "optax", "scipy")
 """Distributions that capture a step of ours, or of anybody."""
 EVERY_NAME = "*"
 """The name under which a walk over all variables is kept: which there are."""
 
-_SILENT = {*PACKAGES, "jax", "jaxlib", "ctypes", "platform", "subprocess", "sysconfig"}
+_SILENT = {"shardwright", "jax", "jaxlib", "ctypes", "platform", "subprocess", "sysconfig"}
 """Modules whose reading says nothing: what jax reads is in every key, the others copy all variables
 for a child."""
 _MAPPINGS = ("os", "collections.abc")  # the second calls itself so

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import gc
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
-# The folder that holds this package: on the path of workers.
-PACKAGES_ROOT = Path(__file__).resolve().parent.parent
+DOOR = Path(__file__).parents[1]
+"""The folder of the package `shardwright`: that of its links in a checkout."""
+PACKAGES_ROOT = DOOR.parent
+"""On the path of workers."""
 # Our choice. Graphs are millions of small objects that live long and hold no cycles. With Python's
 # own thresholds (700, 10, 10) a quarter of the time of an 80-layer unrolled step went into walking
 # them; with these it cannot be measured, and peak memory is the same.
@@ -22,11 +23,8 @@ def num_cpus() -> int:
 
 
 def package_folder(name: str) -> Path:
-    """The folder of one of our packages. They need not lie side by side: Ray unpacks every entry of
-    `py_modules` into a folder of its own."""
-    spec = find_spec(name)
-    assert spec is not None and spec.submodule_search_locations, name
-    return Path(spec.submodule_search_locations[0])
+    """The folder of one of our packages."""
+    return DOOR / name
 
 
 def inside_ray_job() -> bool:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.orchestrator import environment
-from shardwright.orchestrator.host import package_folder
+from shardwright.orchestrator.host import DOOR, package_folder
 from shardwright.orchestrator.service.units import PACKAGES, digest
 
 LARGEST = 64 * 2**20
@@ -206,6 +206,6 @@ def _foreign() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [sysconfig.get_path(name) for name in names]
     folders += [*site.getsitepackages(), site.getusersitepackages(), *_SYSTEM]
-    folders += [str(package_folder(name)) for name in PACKAGES]
+    folders += [str(DOOR), *(os.path.realpath(package_folder(name)) for name in PACKAGES)]
     folders += [place for place in sys.path if place.endswith(".zip")]  # as Python's own may be
     return tuple(os.path.abspath(folder) for folder in folders)

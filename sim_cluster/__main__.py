@@ -1,4 +1,4 @@
-"""`python -m shardwright.sim_cluster BUNDLE`: load a bundle from where it lies, run its steps, time it.
+"""`python -m shardwright.sim_cluster BUNDLE`: load a bundle from where it lies, run it, time it.
 
 Needs this package, `compiler`, `collectives`, NumPy, msgpack and zstandard: no graph, no jax, no
 orchestrator. Exit codes are those of the `shardwright` command.

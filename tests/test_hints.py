@@ -24,7 +24,7 @@ from shardwright.sim_cluster import __main__ as bundles
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives", "scripts")
 FLAG = re.compile(r"(?<![\w/.-])(--[A-Za-z][\w-]*)")
-COMMAND = re.compile(r"\bshardwright (?!compiler |unit service|run: )([a-z][^`\n;]*)")
+COMMAND = re.compile(r"\bshardwright (?!compiler |unit service|run: |import )([a-z][^`\n;]*)")
 KEY = re.compile(rf"(?<![\w/.])({'|'.join(TABLES)})\.([a-z_]+)\b(?![\w./(])")
 HOLE = "\0"  # what an f-string fills in
 FOREIGN = {"--xla_dump_to": "of XLA_FLAGS", "--shm-size": "of docker run"}

@@ -16,7 +16,7 @@ import torch
 import torchax
 from torch.nn import functional
 
-from shardwright.orchestrator.api import TrainTask
+from shardwright import TrainTask
 
 VOCAB, WIDTH, LAYERS, HEADS, POSITIONS = 256, 128, 2, 4, 64
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)

@@ -56,7 +56,7 @@ class Worker:
 def start_worker(module: str, *settings: object) -> Worker:
     """A process that runs a module of ours with the number of its socket and `settings`."""
     ours, theirs = Pipe()
-    path = os.pathsep.join(filter(None, (str(PACKAGES_ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGES_ROOT))))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(theirs.fileno()), *map(str, settings)],
         # One thread of BLAS: several workers share the host (`values/value_run.py`).

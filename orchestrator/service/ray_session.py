@@ -19,10 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwright.orchestrator.host import inside_ray_job, num_cpus, package_folder
+from shardwright.orchestrator.host import DOOR, inside_ray_job, num_cpus
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.ray_head import RayHead
-from shardwright.orchestrator.service.units import PACKAGES
 
 _FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
 
@@ -145,12 +144,11 @@ def _token_file() -> Path:
 
 
 def _packages_along() -> dict[str, Any]:
-    """The runtime environment of actors on a cluster that is joined: our packages, as they are
-    here. A Ray job has its own, its working directory."""
+    """The runtime environment of actors on a cluster that is joined: our package, as it is here.
+    A Ray job has its own, its working directory."""
     if inside_ray_job():
         return {}
-    modules = [str(package_folder(package)) for package in PACKAGES]
-    return {"py_modules": modules, "env_vars": {"JAX_PLATFORMS": "cpu", **_forwarded()}}
+    return {"py_modules": [str(DOOR)], "env_vars": {"JAX_PLATFORMS": "cpu", **_forwarded()}}
 
 
 def _forwarded() -> dict[str, str]:

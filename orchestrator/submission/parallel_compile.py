@@ -114,7 +114,7 @@ def _compile(asked: Asked) -> int:
         raise UsageError(
             "SW_GRAPH",
             f"parallel-compile requires graphs in {asked.directory}, got none",
-            hint="put @orchestrator.api.capture on the jitted step, and collect",
+            hint="put @shardwright.capture on the jitted step, and collect",
         )
     with Progress("quiet" if asked.as_json else asked.job.run.progress) as progress:
         summary = compile_graphs(asked.directory, asked.flags, asked.job, progress)

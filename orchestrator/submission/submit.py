@@ -20,9 +20,8 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator import terminal
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.config import JobConfig, check_lasting
-from shardwright.orchestrator.host import package_folder
+from shardwright.orchestrator.host import DOOR
 from shardwright.orchestrator.model import model_path
-from shardwright.orchestrator.service.units import PACKAGES
 from shardwright.orchestrator.strict_json import dumps
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
@@ -65,8 +64,7 @@ def submission(asked: Asked) -> Submission:
     if asked.compile_only:
         places_of(asked.jobs)
         shared_by(asked.jobs)
-    is_checkout = all((folder / package / "__init__.py").exists() for package in PACKAGES)
-    packages = () if is_checkout else tuple(package_folder(package) for package in PACKAGES)
+    packages = () if (folder / DOOR.name / "__init__.py").exists() else (DOOR,)
     return Submission(
         command=shlex.join([*_COMMAND, "run", *files, *asked.words]),
         working_dir=folder,

@@ -150,6 +150,7 @@ assert source == (tree.path / "sim_cluster" / "it.py").read_text()
 
 def test_damages_of_a_small_tree_are_judged(tmp_path: Path) -> None:
     texts = {
+        "shardwright/__init__.py": "",
         "sim_cluster/__init__.py": "",
         "sim_cluster/it.py": "def double(a):\n    return a + a\n\n\ndef never(a):\n    return -a\n",
         "tests/test_it.py": "from shardwright.sim_cluster.it import double\n\n\n"
@@ -160,6 +161,7 @@ def test_damages_of_a_small_tree_are_judged(tmp_path: Path) -> None:
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (tmp_path / "tree" / "shardwright" / "sim_cluster").symlink_to("../sim_cluster")
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         cwd=tmp_path,

@@ -28,9 +28,9 @@ class Tree:
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout
         for name in names.decode().split("\0"):
-            if name and (ROOT / name).is_file():
+            if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink()):
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, path / name)
+                shutil.copy2(ROOT / name, path / name, follow_symlinks=False)
         return cls(path)
 
     @contextmanager

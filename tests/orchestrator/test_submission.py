@@ -18,7 +18,6 @@ import requests
 from shardwright.compiler.diagnostics import ExecutionError, UsageError
 from shardwright.orchestrator import cli, host
 from shardwright.orchestrator.config import load
-from shardwright.orchestrator.service.units import PACKAGES
 from shardwright.orchestrator.submission import ray_jobs, submit
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from tests.support.small_job import SIZES
@@ -53,14 +52,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
     return taken
 
 
-def test_a_job_goes_up_with_its_folder_and_our_packages(
+def test_a_job_goes_up_with_its_folder_and_our_package(
     folder: Path, sent: list[Submission], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--detach", "--env", "A=b=c", "--steps", "3", "--mesh", "dp_shard=16,tp=2"]
     assert cli.main(["submit", "a job.toml", *words, "--fault", "jitter=0.5"]) == 0
     (what,) = sent
     assert what.working_dir == folder
-    assert what.packages == tuple(host.package_folder(name) for name in PACKAGES)
+    assert what.packages == (host.DOOR,)
     assert what.environment["A"] == "b=c"
     assert capsys.readouterr().out == "job-1\n"
     assert shlex.split(what.command)[:5] == ["python", "-m", "shardwright", "run", "a job.toml"]

@@ -642,7 +642,8 @@ def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_adapter_loads_no_jax_by_itself() -> None:
-    code = "import sys, sharding.shardy; print('jax' in sys.modules, 'jaxlib' in sys.modules)"
+    code = "import sys; from shardwright.sharding import shardy;"
+    code += "print('jax' in sys.modules, 'jaxlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -35,8 +35,8 @@ PAGES = (
 """The pages that are sessions."""
 TIMEOUT_S = 240
 IN_CHECKOUT = "<!-- The commands of this page run in a copy of the checkout. -->"
-CHECKOUT = ("collectives", "compiler", "sharding", "sim_cluster", "orchestrator", "tests")
-CHECKOUT += ("examples", "docs", "pyproject.toml")
+CHECKOUT = ("shardwright", "collectives", "compiler", "sharding", "sim_cluster", "orchestrator")
+CHECKOUT += ("tests", "examples", "docs", "pyproject.toml")
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 MASKS = (
     (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
@@ -83,7 +83,7 @@ def _check_out(folder: Path) -> None:
     for name in CHECKOUT:
         if (ROOT / name).is_dir():
             caches = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / name, ignore=caches)
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=caches)
         else:
             shutil.copy(ROOT / name, folder / name)
 
@@ -104,7 +104,7 @@ def masked(text: str) -> str:
 def _session(commands: list[str], folder: Path) -> Iterator[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": str(folder if (folder / "orchestrator").is_dir() else ROOT),
+        "PYTHONPATH": str(folder if (folder / "shardwright").is_dir() else ROOT),
         "COLUMNS": "80",
         "NEURON_COMPILE_CACHE_URL": str(folder / ".cache"),
     }

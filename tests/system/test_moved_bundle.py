@@ -1,6 +1,6 @@
 """A bundle moved elsewhere runs, is timed and is verified where only NumPy, msgpack and zstandard
-are installed, without the repository: a child process sees copies of the five packages alone, and
-its import system refuses every other third-party one."""
+are installed, without the repository: a child process sees a copy of our package alone, and its
+import system refuses every other third-party one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from shardwright.sim_cluster.step_time import Step, band
 from tests.support.small_job import TARGET, build_on, bundle_of, run_steps, small_llama
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives")
 ALLOWED = ("numpy", "msgpack", "zstandard")
 STEPS = 2
 
@@ -36,7 +35,7 @@ class Guard:
     @staticmethod
     def find_spec(name, path=None, target=None):
         top = name.partition(".")[0]
-        known = top in sys.stdlib_module_names or top in ALLOWED or top in OURS
+        known = top in sys.stdlib_module_names or top in ALLOWED or top == OURS
         if known or top.startswith("__"):
             return None
         raise ModuleNotFoundError("refused by the test: " + name, name=name)
@@ -54,19 +53,20 @@ else:
 from shardwright import sim_cluster
 assert sim_cluster.__file__.startswith(HOME), sim_cluster.__file__
 sys.argv[0] = "sim_cluster"
-runpy.run_module("sim_cluster", run_name="__main__", alter_sys=True)
+runpy.run_module("shardwright.sim_cluster", run_name="__main__", alter_sys=True)
 """
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A place with the five packages, and nothing else of the repository."""
+    """A place with our package, and nothing else of the repository."""
 
     home: Path
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`python -m shardwright.sim_cluster` with the guard in front."""
-        code = GUARD.format(home=str(self.home), root=str(ROOT), allowed=ALLOWED, ours=PACKAGES)
+        names = {"allowed": ALLOWED, "ours": "shardwright"}
+        code = GUARD.format(home=str(self.home), root=str(ROOT), **names)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
         return subprocess.run(
@@ -77,9 +77,8 @@ class Elsewhere:
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
     home = tmp_path_factory.mktemp("elsewhere")
-    for package in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, home / package, ignore=ignore)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "shardwright", home / "shardwright", ignore=ignore)
     return Elsewhere(home)
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from shardwright.orchestrator.__main__ import main
 
+from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from tests.support.small_job import SIZES, write_job
 

@@ -152,7 +152,8 @@ def test_a_ray_that_does_not_start_is_an_error_and_leaves_nothing(
 
 @pytest.mark.matrix
 def test_a_ray_ends_with_a_program_that_is_killed() -> None:
-    script = "import os; from shardwright.orchestrator.service.ray_head import RayHead; head = RayHead(1)\n"
+    script = "import os; from shardwright.orchestrator.service.ray_head import RayHead\n"
+    script += "head = RayHead(1)\n"
     script += "print(head._worker.process.pid, head.address(), flush=True); os.abort()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     pid, address = done.stdout.split()
