@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import shardwright
+from tests.support.cells import long_in_matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
     *("sharding", "compiler", "collectives", "orchestrator", "sim_cluster"),
     *("models", "tests", "config"),
 )
+KINDS = ("modules", "packages", "folders")
 STEP = f"""
 import jax, optax
 import jax.numpy as jnp
@@ -71,7 +73,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(params=["modules", "packages", "folders"])
+@pytest.fixture(params=long_in_matrix(KINDS, KINDS[1:]))
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A project with modules of our names, with packages, and with folders that are none."""
     folder = tmp_path / "project"
@@ -123,6 +125,7 @@ def test_a_project_with_our_names_runs(project: Path) -> None:
     assert first == second > 0
 
 
+@pytest.mark.matrix
 def test_it_runs_beside_installed_files(project: Path, tmp_path: Path) -> None:
     """The wheel's files: below `shardwright`, and none of them a link."""
     shutil.copytree(ROOT / "shardwright", tmp_path / "site" / "shardwright")
