@@ -21,8 +21,10 @@ from shardwright.compiler.passes.remat.recipes import RATIO, contracts
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
 MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter", *TRANSFERS))
 CARRIERS = MOVERS | {
+    "add",  # to an accumulator
     "concatenate",
     "convert",
+    "dynamic_slice",
     "dynamic_update_slice",
     "optimization_barrier",
     "reshape",
@@ -158,7 +160,7 @@ def _merged(components: Sequence[Sequence[Op]]) -> list[Op]:
 
 
 def _only_moves(ops: Sequence[Op]) -> bool:
-    """True for collectives with what brings data to them and away."""
+    """True for collectives with what brings data to them and away, or adds it up."""
     return any(op.name in MOVERS for op in ops) and all(op.name in CARRIERS for op in ops)
 
 

@@ -107,7 +107,7 @@ def _computed(hlo: str) -> str:
     name = _ir_name(hlo)
     lowering = registry.find(name) if name in OPS else None
     rule = RULES[keys[0]] if lowering is None else lowering.make or lowering.label
-    return f"`{rule.__module__.replace('.', '/')}.py`"
+    return f"`{rule.__module__.removeprefix('shardwright.').replace('.', '/')}.py`"
 
 
 def _table(titles: str, rows: Iterable[list[str]]) -> str:

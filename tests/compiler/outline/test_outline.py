@@ -185,6 +185,21 @@ def test_updates_of_equal_shapes_share_a_function_and_happen_in_place() -> None:
     assert one.arena_bytes < 4096
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_collectives_that_repeat_run_beside_other_code(added: bool) -> None:
+    """Also where what they bring is added to an accumulator: a function of their own would wait
+    for them before it returns."""
+    b = Builder()
+    x, w = b.input((64, 64)), b.input((64, 64))
+    made = [b.dot(x, w)]
+    for _ in range(3):
+        total = b.all_reduce(b.input((8, 64)), ("dp_replicate",), 4)
+        made.append(b.add(b.input((8, 64)), total) if added else total)
+    outlined = outline_programs((program(b.finish(*made)),))
+    (one,) = outlined.programs
+    assert len(list(calls(one.steps))) == 1
+
+
 def test_old_value_read_after_its_update_is_kept() -> None:
     b = Builder()
     p, x = b.input((4, 4)), b.input((4, 4))
