@@ -59,9 +59,10 @@ def kill_workers(folder: Path, killed: list[str], over: threading.Event) -> None
         notes = [p for p in folder.iterdir() if killed.count(p.name) < MAX_ATTEMPTS - 1]
         running = {p.name: p.read_text().strip() for p in notes if p.exists()}
         alive = [n for n, pid in running.items() if pid and is_running(int(pid))]
-        if alive:
-            killed.append(choose.choice(sorted(alive)))
-            os.kill(int(running[killed[-1]]), signal.SIGKILL)
+        name = choose.choice(sorted(alive)) if alive else ""
+        if name and (folder / name).exists():  # else its worker may have gone on to another unit
+            killed.append(name)
+            os.kill(int(running[name]), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
