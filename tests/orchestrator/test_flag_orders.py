@@ -14,6 +14,7 @@ from benchmarks.flag_orders import (
     LENGTHS,
     MEMORY,
     ORDERS,
+    PAGE,
     SAMPLES,
     TIME,
     Cell,
@@ -115,6 +116,16 @@ def test_the_page_begins_with_what_is_the_wrong_way_round() -> None:
         "| `strategy.remat` | memory for time | time: none <= full; memory: full <= none | 1 of 2 |"
         " +2.00% |" in text
     )
+
+
+def test_the_page_in_the_docs_has_every_order_and_every_cell() -> None:
+    """What it says of them is written by the benchmark alone."""
+    text = PAGE.read_text()
+    for order, own in asked_of(ORDERS, cells()):
+        _, heading, rest = text.partition(f"\n## {order.title}\n\n{order.purpose.capitalize()}.\n")
+        table = rest.partition("\n## ")[0]
+        assert heading, order.title
+        assert all(f"| {c.model} | {c.dtype} | {c.size} |" in table for c in own), order.title
 
 
 def test_the_small_llama_is_planned_once_and_keeps_its_orders(tmp_path: Path) -> None:
