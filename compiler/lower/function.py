@@ -43,7 +43,7 @@ from shardwright.compiler.steps import step
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
-SPARE = 16  # part of HBM that a form may take more than another to be faster (our choice)
+SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
