@@ -61,7 +61,7 @@ def test_a_step_is_asked_for_under_every_profile(monkeypatch: pytest.MonkeyPatch
     """In the order of the profiles, 1, 2, 3 ms; the host's 500 us are in all of them."""
     asked, service = Asked(monkeypatch, timing), object()
     second = list(PROFILES)[1]
-    found = timed(STEP, second, service, traced=True, host_us=500)  # type: ignore[arg-type]
+    found = timed(STEP, second, service, traced=True, host_us=500)
     assert [q.profile for q in asked.questions] == list(PROFILES) and len(PROFILES) == 3
     assert [q.name for q in asked.questions] == [f"step {name}" for name in PROFILES]
     assert [q.traced for q in asked.questions] == [False, True, False]
@@ -72,7 +72,7 @@ def test_a_step_is_asked_for_under_every_profile(monkeypatch: pytest.MonkeyPatch
     assert found.trace == b"2"
     assert found.chosen.breakdown_ps == {"compute": 2 * MS, "host": MS // 2}
     assert found.chosen.stages_ps == ({"compute": 2 * MS, "host": MS // 2},)
-    plain = timed(STEP, second, service)  # type: ignore[arg-type]
+    plain = timed(STEP, second, service)
     assert plain.trace == b"" and plain.chosen.breakdown_ps == {"compute": 5 * MS}
 
 
@@ -80,7 +80,7 @@ def test_a_step_with_faults_is_asked_for_without_them_too(monkeypatch: pytest.Mo
     """Under the profile that was chosen, after all the others: 4 ms."""
     asked = Asked(monkeypatch, timing)
     step = replace(STEP, faults=SLOW)
-    found = timed(step, "peak", object(), host_us=1000)  # type: ignore[arg-type]
+    found = timed(step, "peak", object(), host_us=1000)
     assert [q.step.faults for q in asked.questions] == [SLOW] * 3 + [NO_FAULTS]
     last = asked.questions[-1]
     assert (last.name, last.profile) == ("step peak healthy", "peak")
@@ -165,7 +165,7 @@ def test_a_prediction_is_made_once_and_kept(
     """Two profiles of one run build it once; another run, and the first again, build anew; what is
     stored builds nothing. Answers take 1, 2, 3, ... ms."""
     asked, cache, service = Asked(monkeypatch, predict), Cache(tmp_path), object()
-    predictor = Predictor(service, cache)  # type: ignore[arg-type]
+    predictor = Predictor(service, cache)
     nominal, peak = PROFILES["nominal"], PROFILES["peak"]
     wider = replace(workload, hidden=128, host_us=250)
     first = predictor.time(workload, nominal)
@@ -183,7 +183,7 @@ def test_a_prediction_is_made_once_and_kept(
     assert len(built) == 2 and (predictor.asked, predictor.stored_s) == (4, [])
     assert dict(cache.tally._new) == {"prediction hits": 1, "prediction misses": 3}
     # Of an answer that another process stored it is known when.
-    later = Predictor(service, Cache(tmp_path))  # type: ignore[arg-type]
+    later = Predictor(service, Cache(tmp_path))
     assert later.time(workload, peak).seconds == 2e-3 and len(built) == 2
     assert (later.asked, len(later.stored_s)) == (1, 1)
     fast = replace(peak, streaming=0.5)
@@ -207,7 +207,7 @@ def test_a_stored_prediction_that_makes_no_sense_is_made_again(
     Asked(monkeypatch, predict)
     cache, profile = Cache(tmp_path), PROFILES["nominal"]
     cache.put(predict.KIND, predict._key(workload, profile), payload)
-    predictor = Predictor(object(), cache)  # type: ignore[arg-type]
+    predictor = Predictor(object(), cache)
     assert predictor.time(workload, profile).seconds == 1e-3
     assert dict(cache.tally._new) == {"prediction misses": 1} and predictor.stored_s == []
     (kept,) = (s for s in cache.local.files() if s.suffix == ".corrupt")

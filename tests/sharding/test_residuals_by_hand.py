@@ -36,7 +36,7 @@ def value(elements: int) -> Value:
 def chooser(*ops: Op, on_batch: set[Value], **more: object) -> _Chooser:
     fields: dict[str, object] = {"derivable": set(), "regather": True, "needed": set()} | more
     producers = {result: op for op in ops for result in op.results}
-    return _Chooser(on_batch=on_batch, producers=producers, **fields)  # type: ignore[arg-type]
+    return _Chooser(on_batch=on_batch, producers=producers, **fields)
 
 
 @pytest.mark.parametrize("name", [*DEAR, *COLLECTIVES])
