@@ -2,8 +2,10 @@
 
 A bounded number of units is in flight per worker. When a worker dies, a new one takes its seat and
 the units in flight are given again, because units are idempotent. Only the unit that was running
-counts a try; after three it is given up. A unit that runs longer than its limit is ended with its
-worker. `ray_backend.py` and `process_backend.py` say what a worker is.
+counts a try; after three it is given up. The last result of a worker can be lost with it, and the
+unit that ended it then looks like one that stood behind; so what was in flight is given again
+alone. A unit that runs longer than its limit is ended with its worker. `ray_backend.py` and
+`process_backend.py` say what a worker is.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class _Try:
 
     unit: WorkUnit
     number: int
+    suspect: bool = False  # a worker was lost while it was in flight: it shares none again
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +58,12 @@ class _Seat:
     def load(self) -> int:
         """Units in flight."""
         return len(self.given)
+
+    def has_room(self, given: _Try, most: int) -> bool:
+        """Whether `given` may come to the units in flight, of which there are at most `most`."""
+        if given.suspect or any(other.suspect for other in self.given.values()):
+            return not self.given
+        return self.load() < most
 
 
 class SeatedExecutor(ABC):
@@ -165,7 +174,7 @@ class SeatedExecutor(ABC):
             self._staff()
         while self._waiting:
             there = [s for s in self._seats if s.worker is not None and s.arrival is None]
-            free = [s for s in there if s.load() < self.in_flight_per_worker]
+            free = [s for s in there if s.has_room(self._waiting[0], self.in_flight_per_worker)]
             if not free:
                 break
             seat = min(free, key=_Seat.load)
@@ -205,14 +214,14 @@ class SeatedExecutor(ABC):
             seat.failed_starts += 1
         self._vacate(seat)
         self.emit("worker.lost", worker=self._label(seat.number))
-        self._waiting.extendleft(reversed(unfinished[1:]))
+        self._waiting.extendleft(replace(given, suspect=True) for given in unfinished[:0:-1])
         for given in unfinished[:1]:
             if given.number >= MAX_ATTEMPTS:
                 self._ended.append(self._failed(given, seat.number, _poisoned(given)))
             else:
                 unit = given.unit
                 self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
-                self._waiting.append(_Try(unit, given.number + 1))
+                self._waiting.append(_Try(unit, given.number + 1, suspect=True))
 
     def _end_overdue(self) -> None:
         """End workers whose unit is past its time limit; units behind it are given again."""

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
+from shardwright.orchestrator.service.executor import (
+    Executor,
+    InlineExecutor,
+    Limits,
+    Outcome,
+    WorkUnit,
+)
 from shardwright.orchestrator.service.flight import fly
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from shardwright.orchestrator.service.ray_backend import RayExecutor
-from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
+from shardwright.orchestrator.service.seats import MAX_ATTEMPTS, SeatedExecutor, WorkerLostError
 from tests.support.scripted_units import (
     Listed,
     answer,
@@ -211,3 +217,55 @@ def test_flight_is_bounded(executor: Executor) -> None:
         source.out -= 1
     assert source.most == executor.slots
     assert executor.slots <= 3 * WORKERS
+
+
+class Scarce(SeatedExecutor):
+    """One worker with two units in flight, in this process. A unit named poison ends it, and with
+    it the result of the unit before, which had not come home yet."""
+
+    name = "scarce"
+    in_flight_per_worker = 2
+
+    def __init__(self) -> None:
+        self.given: list[list[str]] = []  # names, by worker
+        self.before: list[list[str]] = []  # names in flight when poison came
+        super().__init__(1)
+
+    def _hire(self, number: int) -> int:
+        self.given.append([])
+        return len(self.given) - 1
+
+    def _arrival(self, worker: int) -> tuple[int, str, int]:
+        return worker, "", 0
+
+    def _give(self, worker: int, unit: WorkUnit) -> tuple[int, str, int]:
+        if unit.name == "poison":
+            self.before.append([other.unit.name for other in self._seats[0].given.values()])
+        self.given[worker].append(unit.name)
+        return worker, unit.name, len(self.given[worker])
+
+    def _first(
+        self, tickets: Sequence[tuple[int, str, int]], timeout_s: float | None
+    ) -> tuple[int, str, int]:
+        return tickets[0]
+
+    def _outcome(self, ticket: tuple[int, str, int]) -> object:
+        worker, name, _ = ticket
+        if "poison" in self.given[worker]:
+            raise WorkerLostError
+        return name and Outcome(unit(name, ""), b"done", None, "", 0.0, 0.0)
+
+    def _dismiss(self, worker: int) -> None:
+        return None
+
+
+def test_what_was_in_flight_at_a_lost_worker_is_given_again_alone() -> None:
+    """So that only the first loss can be laid to the unit before: a, whose result was lost, counts
+    a try, and poison, which counts none for that, is given up after three workers of its own."""
+    scarce = Scarce()
+    units = [unit(name, "") for name in ("a", "poison", "b")]
+    outcomes = {o.unit.name: o for o in run(scarce, units)}
+    assert outcomes["poison"].error is not None
+    assert outcomes["poison"].error.code == "SW_UNIT_POISONED"
+    assert {name: o.attempts for name, o in outcomes.items()} == {"a": 2, "poison": 3, "b": 1}
+    assert scarce.before == [["a"], *[[]] * MAX_ATTEMPTS]
