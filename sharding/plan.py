@@ -236,7 +236,8 @@ def complete(
         plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
-    plan = shown.programs("host", on_host(summed_in_loops(plan)))
+    plan = summed_in_loops(plan) if settings.gradient_accumulation_fusion else plan
+    plan = shown.programs("host", on_host(plan))
     plan = shown.planned(replace(_overlapped(plan, settings), stacks=prepared.stacks))
     cut_findings = plan.metadata["findings"]
     assert isinstance(cut_findings, tuple)

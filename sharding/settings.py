@@ -133,6 +133,12 @@ class StrategySettings:
     frameworks do that add to the gradient in place; half the bytes for bf16, and its rounding.
     """
 
+    gradient_accumulation_fusion: bool = True
+    """Add a layer's gradient to the sum over micro-batches where it is made, in the epilogue of its
+    product; else every gradient is stored first and added by an operator of its own (Megatron's
+    name, whose kernels fuse it; autograd of PyTorch does not). The same numbers in the same order.
+    """
+
     dependency_tokens: bool = False
     """Gathers of weights and reductions of gradients start behind collectives that a layer waits
     for itself, not in front of them (NEURON_FSDP). Needs such, for example of `mesh.tp`.

@@ -62,9 +62,11 @@ def tables_of(w: Workload) -> Tables:
     stays fp32.
 
     Scripts reduce gradients once, after the last micro-batch, and add them up in the type they
-    have. Data-parallel ranks share the optimizer state only with ZeRO-1.
+    have, by an operator of its own. Data-parallel ranks share the optimizer state only with ZeRO-1.
     Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples), run_llama_nxd.py
-    (neuronx-distributed).
+    (neuronx-distributed): autograd of PyTorch; conf/megatron_gpt_config.yaml
+    (neuronx-nemo-megatron): gradient_accumulation_fusion: False; megatron/model/distributed.py
+    (aws-neuron-reference-for-megatron-lm): main_grad.add_(param.grad.data).
     """
     short = w.storage.gradients == w.storage.params
     data = "dp_shard" if w.zero1 else "dp_replicate"
@@ -79,6 +81,7 @@ def tables_of(w: Workload) -> Tables:
             "sequence_parallel": w.sequence_parallel,
             "reduce_gradients": "last",
             "accumulate_dtype": "auto" if short else "float32",
+            "gradient_accumulation_fusion": False,
         },
         "mesh": sizes or {data: 1},
         "cluster": {

@@ -11,6 +11,8 @@ import pytest
 from shardwright.compiler.frontend.models import gpt
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.program import StepPlan
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.summed import summed_in_loops
@@ -71,15 +73,32 @@ def test_accumulators_are_whole_until_then() -> None:
     assert _gradient_bytes(last) == 4 * _gradient_bytes(each)
 
 
+def _stacks_added(step: StepPlan) -> list[Op]:
+    """Sums in the backward program of a stack that a loop filled."""
+    (graph,) = (p.graph for p in step.programs if p.name == "backward")
+    stacks = {r for op in graph.ops if op.name == "loop" for r in op.results if r.type.rank > 1}
+    return [op for op in graph.ops if op.name == "add" and stacks & set(op.operands)]
+
+
 @pytest.mark.parametrize("when", ["each", "last"])
 def test_no_stack_of_gradients_is_added_to_an_accumulator(when: str) -> None:
     """They are added up layer by layer, in the loop: what follows a loop adds no stack."""
     plan = plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
-    step = summed_in_loops(plan.step, 0)
-    (graph,) = (p.graph for p in step.programs if p.name == "backward")
-    stacks = {r for op in graph.ops if op.name == "loop" for r in op.results if r.type.rank > 1}
-    assert stacks & set(graph.outputs), "accumulators"
-    assert not [op for op in graph.ops if op.name == "add" and stacks & set(op.operands)]
+    assert _stacks_added(plan.step)
+    assert not _stacks_added(summed_in_loops(plan.step, 0))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_sum_is_fused_with_what_makes_a_gradient_unless_told_otherwise(
+    fused: bool,
+) -> None:
+    """Of weights of 2 MiB a layer; what is small is added behind the loop anyway."""
+    sizes = Sizes(layers=2, hidden=256, heads=4, head_dim=64, ffn=2048, vocab=64, positions=16)
+    settings = StrategySettings(name="fsdp", gradient_accumulation_fusion=fused)
+    how = Distribution(settings, (("dp_shard", 2),))
+    plan = plan_of(lambda: gpt.train_task(sizes, TaskOptions(seq_len=16)), how, MICRO_BATCHES)
+    large = [op for op in _stacks_added(plan.step) if op.result.type.num_bytes > 2**20]
+    assert bool(large) != fused
 
 
 def test_one_micro_batch_has_nothing_to_wait_for() -> None:
