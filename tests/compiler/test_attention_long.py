@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.options import CompileOptions
+from tests.support.cells import long_in_matrix
 from tests.support.model_run import compile_function
 
 DEPTH = 64
@@ -68,10 +69,10 @@ def stored(positions: int) -> tuple[int, int]:
     return max(sizes), sum(sizes)
 
 
-LONGER = [pytest.param(n, marks=pytest.mark.matrix) for n in (16384, 262144, 1048576)]
+SIZES = (65536, 1048576, 16384, 262144)
 
 
-@pytest.mark.parametrize("positions", [65536, *LONGER])
+@pytest.mark.parametrize("positions", long_in_matrix(SIZES, SIZES[1:2], SIZES[2:]))
 def test_what_is_stored_grows_with_the_positions(positions: int) -> None:
     largest, total = stored(positions)
     assert largest == positions * DEPTH

@@ -20,6 +20,7 @@ from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.stages import Traces
 from tests.golden.cells import CELLS, GoldenCell
 from tests.golden.record import run_cell
+from tests.support.cells import long_in_matrix
 
 DUMPED = {
     "hsdp-kept-two-instances-O1": ("grouped", "bucketed", "shifted"),
@@ -36,8 +37,10 @@ def without_comments(text: str) -> str:
     return "".join(f"{re.sub('  // .*', '', line)}\n" for line in lines)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("cell", [c for c in CELLS if c.name in DUMPED], ids=str)
+SHOWN = [cell for cell in CELLS if cell.name in DUMPED]
+
+
+@pytest.mark.parametrize("cell", long_in_matrix(SHOWN, SHOWN[::2], SHOWN[1::2]), ids=str)
 def test_a_cell_can_be_read_stage_by_stage(cell: GoldenCell, tmp_path: Path) -> None:
     service = UnitService(InlineExecutor, open_cache(JobConfig().cache))
     with service, dumping(tmp_path):

@@ -3,9 +3,9 @@
 A fenced block ```` ```console ```` holds commands (`$ shardwright ...`, `$ ls ...`) with what they
 print: stdout, or stderr where they fail without stdout, and `[exit N]` after one that does not end
 with 0. A block ```` ```LANGUAGE file=NAME ```` is a file that is written before the commands behind
-it run, one ```` ```diff ```` a patch that is applied. All of a page runs in one folder with a cache
-of its own: an empty one, or, where the page has the line `IN_CHECKOUT`, a copy of the checkout,
-which is then the code that runs. What the host decides is masked (`MASKS`) on both sides.
+it run, one ```` ```diff ```` a patch that is applied. All of a page runs in one folder: an empty
+one, or, where the page has the line `IN_CHECKOUT`, a copy of the checkout, which is then the code
+that runs. What the host and the cache decide is masked (`MASKS`) on both sides.
 
     python -m tests.support.console [docs/trace.md ...]      # writes what commands print now
 """
@@ -58,15 +58,16 @@ PROGRAMS = {
 }
 
 
-def replayed(page: str, folder: Path) -> str:
-    """The page with what its commands print in `folder` now."""
+def replayed(page: str, folder: Path, cache: str = "") -> str:
+    """The page with what its commands print in `folder` now, and the cache they use (one of their
+    own)."""
     if IN_CHECKOUT in page:
         _check_out(folder)
 
     def block(match: re.Match[str]) -> str:
         info, body = match["info"], match["body"]
         if info == "console":
-            body = "".join(_session(commands_of(body), folder))
+            body = "".join(_session(commands_of(body), folder, cache or str(folder / ".cache")))
         elif "file=" in info:
             path = folder / info.partition("file=")[2]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +102,12 @@ def masked(text: str) -> str:
     return text
 
 
-def _session(commands: list[str], folder: Path) -> Iterator[str]:
+def _session(commands: list[str], folder: Path, cache: str) -> Iterator[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(folder if (folder / "shardwright").is_dir() else ROOT),
         "COLUMNS": "80",
-        "NEURON_COMPILE_CACHE_URL": str(folder / ".cache"),
+        "NEURON_COMPILE_CACHE_URL": cache,
     }
     for command in commands:
         program, *words = shlex.split(command.replace("\\\n", " "))

@@ -47,13 +47,10 @@ def test_job_files_are_understood(folder: str) -> None:
     "folder",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.matrix) for name in PLANNED],
 )
-def test_a_plan_says_what_is_recorded(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_what_is_recorded(folder: str) -> None:
     """`python -m tests.support.gallery FOLDER` records it anew."""
     if not is_possible(folder):
         pytest.skip(f"needs {NEEDS[folder]}: pip install -e '.[torch]'")
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path))
     recorded, now = (EXAMPLES / folder / RECORDED).read_text(), planned(folder)
     assert words(now) == words(recorded)
     assert figures(now) == pytest.approx(figures(recorded), rel=SHARE, abs=0.05)
@@ -70,8 +67,7 @@ def test_the_module_is_written_and_compiled(
 
 
 @pytest.mark.matrix
-def test_the_what_ifs_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+def test_the_what_ifs_are_a_table(tmp_path: Path) -> None:
     varied = ["--vary", "mesh.tp=1,2,4", "--vary", "remat=none,full"]
     job = str(EXAMPLES / "what_if" / "job.toml")
     assert main(["sweep", job, *varied, "--out", str(tmp_path / "out")]) == 0

@@ -126,7 +126,7 @@ def test_a_project_with_our_names_runs(project: Path) -> None:
     assert first == second > 0
 
 
-@pytest.mark.matrix
+@pytest.mark.parametrize("project", long_in_matrix(KINDS, KINDS[:1], KINDS[1:]), indirect=True)
 def test_it_runs_beside_installed_files(project: Path, tmp_path: Path) -> None:
     """The wheel's files: below `shardwright`, and none of them a link."""
     shutil.copytree(ROOT / "shardwright", tmp_path / "site" / "shardwright")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.orchestrator.cli import main
+from tests.support.cells import long_in_matrix
 
 CONFIG = {
     "model_type": "llama",
@@ -36,9 +37,13 @@ def peak_bytes(model: Path, context: str, positions: int, capsys: pytest.Capture
     return peak
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("positions", [65536, 262144])
-@pytest.mark.parametrize("context", ["gather", "ring"])
+LONGEST = [("gather", 262144), ("ring", 262144)]
+SHORTER = [("gather", 65536), ("ring", 65536)]
+
+
+@pytest.mark.parametrize(
+    ("context", "positions"), long_in_matrix([*LONGEST, *SHORTER], LONGEST, SHORTER)
+)
 def test_memory_grows_with_the_positions(
     context: str, positions: int, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
