@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -26,6 +27,17 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
+
+class OnlyBelowShardwright:
+    """The checkout is on the path of tests, for `tests` itself: none of our packages is found at
+    its top, where no installation has them."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name in ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster"):
+            raise ModuleNotFoundError(f"{name} is imported as shardwright.{name}", name=name)
+
+
+sys.meta_path.insert(0, OnlyBelowShardwright())
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 # The collector looks for cycles among everything alive, which jax and the tests themselves make

@@ -73,7 +73,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             "shardwright.compiler.passes.dce:dce", "ops and loop carries that nothing reads go"
         ),
         "rematerialise": Rewrite(
-            "compiler.passes.remat:rematerialise",
+            "shardwright.compiler.passes.remat:rematerialise",
             "quadratic values are made again for far readers, across loops too",
         ),
         "keep_less": Rewrite(

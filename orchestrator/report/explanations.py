@@ -124,4 +124,4 @@ _ITEMS = tuple(EXPLANATIONS.items())
 
 
 def _module(about: Explanation) -> Any:
-    return import_module(f"orchestrator.report.{about.module}")
+    return import_module(f"shardwright.orchestrator.report.{about.module}")

@@ -89,7 +89,7 @@ def test_every_attribute_of_every_op_has_a_text_type() -> None:
     }  # fmt: skip
     for opdef in OPS.values():
         for name, annotation in (hints(opdef.attrs) if opdef.attrs else {}).items():
-            leaves = re.findall(r"\w+", str(annotation).replace("compiler.dtypes.", ""))
+            leaves = re.findall(r"\w+", str(annotation).replace("shardwright.compiler.dtypes.", ""))
             known = any(conforms(v, annotation) for v in (*samples.values(), ()))
             deep = {"tuple", *samples} >= set(leaves)
             assert known or deep, f"{opdef.name}.{name}: {annotation}"
