@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.program import Instr, Loop, Region, Space, Tile
+from shardwright.compiler.target import Limits
 
 # inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
 # point of its curve)

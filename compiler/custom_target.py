@@ -94,6 +94,8 @@ RULES = {
     "cross_engine_semaphore_ns": _AT_LEAST_0,
     "program_start_us": _AT_LEAST_0,
     "tensor_bf16_tflops": _number(),
+    "sbuf_bytes_per_partition": _count(64, 1 << 20),
+    "semaphores": _count(1, 4096),
     "physical_cores_per_hbm_bank": _count(1, 128),
     "collective_launch_us": _AT_LEAST_0,
     "neuronlink_wire_us": _AT_LEAST_0,

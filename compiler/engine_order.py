@@ -18,9 +18,9 @@ from itertools import permutations
 from shardwright.compiler.allocate import end_address, share_bytes
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.engine_spans import Span, Spans, apart, fixed
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Tensor, View
+from shardwright.compiler.target import Limits
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.codegen.in_place import root_of
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
@@ -30,6 +29,7 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.target import Limits
 
 QUEUES = tuple(Engine)
 _NUMBER = {engine: number for number, engine in enumerate(QUEUES)}

@@ -48,8 +48,38 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a NeuronCore accepts of code.
+
+    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says
+    otherwise. Sources: `targets/neuroncore-*.json`.
+    """
+
+    generation: str
+    partitions: int
+    contraction_max: int
+    stationary_max: int
+    moving_max: int
+    transpose_max: int
+    psum_bytes: int
+    psum_bank_bytes: int
+    sbuf_bytes: int
+    free_dims: int
+    dim_size_max: int
+    dim_stride_max: int
+    free_elements_sbuf: int
+    free_elements_psum: int
+    semaphores: int
+
+    @property
+    def psum_banks(self) -> int:
+        """Banks of PSUM, each the target of one accumulation at a time."""
+        return self.psum_bytes // self.psum_bank_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreModel:
-    """One physical NeuronCore: clocks, memories, DMA rates.
+    """One physical NeuronCore: clocks, limits, DMA rates.
 
     Sources: `targets/<name>.json`.
     """
@@ -57,10 +87,7 @@ class CoreModel:
     name: str
     generation: str
     clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
-    partitions: int
-    sbuf_bytes_per_partition: int
-    psum_bytes_per_partition: int
-    psum_bank_bytes: int
+    limits: Limits
     dma_engines: int
     dma_engine_bytes_per_s: float
     dma_fixed_ps: int
@@ -71,7 +98,6 @@ class CoreModel:
     compute_latency_cycles: float
     wide_stride_factor: float
     semaphore_ps: int
-    semaphores: int
     program_start_ps: int
     hbm_bank_cores: int  # physical cores that share the bandwidth of an HBM bank
     peak_bf16_flops_per_s: float
@@ -261,15 +287,6 @@ def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
     return core_data, facts, digest
 
 
-@cache
-def nominal_machine(name: str) -> Target:
-    """The machine whose figures weigh tile choices for `name`: the target itself, or the first
-    target for names (a generation, a machine without data files) that only have limits.
-    """
-    known = name.endswith(".json") or name in target_names()
-    return load_target(name if known else FIRST_TARGET)
-
-
 def _read(name: str) -> tuple[dict[str, Any], str]:
     raw = (_DIRECTORY / f"{name}.json").read_bytes()
     return json.loads(raw), hashlib.sha256(raw).hexdigest()
@@ -290,10 +307,7 @@ def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
         name=data["name"],
         generation=data["generation"],
         clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
-        partitions=f["sbuf_partitions"],
-        sbuf_bytes_per_partition=f["sbuf_bytes_per_partition"],
-        psum_bytes_per_partition=f["psum_bytes_per_partition"],
-        psum_bank_bytes=f["psum_bank_bytes_per_partition"],
+        limits=_limits(data["name"], f),
         dma_engines=f["dma_engines"],
         dma_engine_bytes_per_s=f["dma_engine_sustained_gb_per_s"] * 1e9,
         dma_fixed_ps=round(f["dma_fixed_ns"] * 1e3),
@@ -304,10 +318,29 @@ def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
         compute_latency_cycles=f["compute_latency_cycles"],
         wide_stride_factor=f["wide_stride_factor"],
         semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
-        semaphores=f["semaphores"],
         program_start_ps=round(f["program_start_us"] * 1e6),
         hbm_bank_cores=f.get("physical_cores_per_hbm_bank", 1),
         peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
+    )
+
+
+def _limits(generation: str, f: Mapping[str, Any]) -> Limits:
+    return Limits(
+        generation=generation,
+        partitions=f["sbuf_partitions"],
+        contraction_max=f["tensor_contraction_max"],
+        stationary_max=f["tensor_stationary_max"],
+        moving_max=f["tensor_moving_max"],
+        transpose_max=f["tensor_transpose_max"],
+        psum_bytes=f["psum_bytes_per_partition"],
+        psum_bank_bytes=f["psum_bank_bytes_per_partition"],
+        sbuf_bytes=f["sbuf_bytes_per_partition"],
+        free_dims=f["access_free_dims"],
+        dim_size_max=f["access_dim_size_max"],
+        dim_stride_max=f["access_dim_stride_max"],
+        free_elements_sbuf=f["access_elements_sbuf"],
+        free_elements_psum=f["access_elements_psum"],
+        semaphores=f["semaphores"],
     )
 
 

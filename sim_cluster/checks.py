@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.attributes import OPTIONAL_ATTRIBUTES
 from shardwright.compiler.isa.instructions import INSTRUCTIONS, InstrDef
-from shardwright.compiler.isa.limits import Limits, check_instr, start_is_legal
+from shardwright.compiler.isa.limits import check_instr, start_is_legal
 from shardwright.compiler.isa.program import Engine, Instr, Space, Tile
+from shardwright.compiler.target import Limits
 from shardwright.sim_cluster.engines.registry import require
 
 DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)

@@ -19,8 +19,9 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import Limits, limits_for
+from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
+from shardwright.compiler.target import Limits
 from shardwright.sim_cluster.checks import check_instruction, check_tiles
 from shardwright.sim_cluster.engines import DECODERS, overwrites
 from shardwright.sim_cluster.operands import HbmOperand, HbmTensors, TileOperand

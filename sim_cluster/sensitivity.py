@@ -49,6 +49,11 @@ TIMED = (
 """Facts that a run reads as a rate, a duration, a size of a transfer or a threshold."""
 
 COUNTED = (
+    "access_dim_size_max",
+    "access_dim_stride_max",
+    "access_elements_psum",
+    "access_elements_sbuf",
+    "access_free_dims",
     "allowed_lnc",
     "chip_bf16_tflops_published",
     "chips_per_instance",
@@ -73,6 +78,10 @@ COUNTED = (
     "semaphores",
     "shape",
     "tensor_bf16_tflops",
+    "tensor_contraction_max",
+    "tensor_moving_max",
+    "tensor_stationary_max",
+    "tensor_transpose_max",
     "topology",
 )
 """Facts that are not moved: how much there is of something, what is there at all, prices, and what

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.program import AccessPattern, Region, Space, Tile
+from shardwright.compiler.target import Limits
 from shardwright.sim_cluster.races import History, Key, boxes_overlap
 
 # Host rows are this much longer than a partition: equal offsets in all partitions would share one

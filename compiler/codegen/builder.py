@@ -17,9 +17,9 @@ from typing import Any
 from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.space import Split, Walk
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.target import Limits
 
 Dims = tuple[tuple[int, int], ...]
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)

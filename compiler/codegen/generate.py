@@ -36,11 +36,11 @@ from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.engine_order import order_engines
 from shardwright.compiler.evaluate import instr_cost, judged_ps
-from shardwright.compiler.isa.limits import Limits, check_region, limits_for
+from shardwright.compiler.isa.limits import check_region, limits_for
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.target import nominal_machine
+from shardwright.compiler.target import FIRST_TARGET, Limits, load_target
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
@@ -117,7 +117,7 @@ class Codes:
     ) -> None:
         self.program, self.tensors, self.first_register = program, tensors, first_register
         self.limits = limits_for(target)
-        self.machine = nominal_machine(target if isinstance(target, str) else target.generation)
+        self.machine = load_target(target if isinstance(target, str) else FIRST_TARGET)
         self.space = normalise(program)
         self.nests = _nests(self.space, tensors)
         self.kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)

@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.isa.limits import Limits
 from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.target import Limits
 
 Made = TypeVar("Made")
 

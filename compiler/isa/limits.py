@@ -1,5 +1,4 @@
-"""Legality limits of the engines, per NeuronCore generation, as data, and the check of one
-instruction against them.
+"""What a NeuronCore refuses: instructions and tiles against its limits, facts of its data file.
 
 Code generation verifies every region it emits with `check_region`; the simulator's L0 calls
 `check_instr` on what it loads, so both sides refuse the same things. What an instruction costs is
@@ -10,113 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 
-from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import INSTRUCTIONS
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.target import load_target
+from shardwright.compiler.target import Limits, load_target
 
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One figure with where it comes from; status is documented, inferred or unknown."""
-
-    value: int
-    status: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one NeuronCore generation accepts.
-
-    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says
-    otherwise.
-    """
-
-    generation: str
-    partitions: int
-    contraction_max: int
-    stationary_max: int
-    moving_max: int
-    transpose_max: int
-    psum_banks: int
-    psum_bank_bytes: int
-    sbuf_bytes: int
-    free_dims: int
-    dim_size_max: int
-    dim_stride_max: int
-    free_elements_sbuf: int
-    free_elements_psum: int
-    semaphores: int
-
-    @property
-    def psum_bytes(self) -> int:
-        """PSUM bytes per partition."""
-        return self.psum_banks * self.psum_bank_bytes
-
-
-_K1 = "aws-neuron-sdk nki/guides/architecture/trainium_inferentia2_arch.rst"
-_K2 = "aws-neuron-sdk nki/guides/architecture/trainium2_arch.rst"
-_K3 = "aws-neuron-sdk nki/guides/architecture/trainium3_arch.rst"
-_ISA = "aws-neuron-sdk nki/api/nki/isa/__init__.py"
-_DRV2 = "aws-neuron-driver v2/address_map.h"
-_DRV3 = "aws-neuron-driver v3/address_map.h"
-
-_COMMON: dict[str, Limit] = {
-    "partitions": Limit(128, "documented", _K1),
-    "contraction_max": Limit(128, "documented", _ISA),
-    "stationary_max": Limit(128, "documented", _ISA),
-    "moving_max": Limit(512, "documented", _ISA),
-    "transpose_max": Limit(128, "documented", _ISA),
-    "psum_banks": Limit(8, "documented", _K1),
-    "psum_bank_bytes": Limit(2048, "documented", _K1),
-    "sbuf_bytes": Limit(192 * 1024, "documented", _K1),
-    "free_dims": Limit(4, "documented", _K1),
-    "dim_size_max": Limit(65535, "documented", f"{_K1}: sizes of access patterns are uint16"),
-    "dim_stride_max": Limit(32767, "documented", f"{_K1}: strides of access patterns are int16"),
-    "free_elements_sbuf": Limit(65536, "documented", _K1),
-    "free_elements_psum": Limit(4096, "documented", _K1),
-    "semaphores": Limit(256, "documented", _DRV2),
-}
-LIMIT_TABLE: dict[str, dict[str, Limit]] = {
-    "NeuronCore-v2": _COMMON,
-    "NeuronCore-v3": _COMMON
-    | {
-        "sbuf_bytes": Limit(224 * 1024, "documented", _K2),
-        "semaphores": Limit(256, "documented", _DRV3),
-    },
-    "NeuronCore-v4": _COMMON
-    | {
-        "sbuf_bytes": Limit(256 * 1024, "inferred", f"{_K3}: 32 MiB over 128 partitions"),
-        "semaphores": Limit(256, "inferred", "as v3"),
-    },
-}
-# An access of up to this many partitions may start at a multiple of itself (source: K1, partition
-# start rule).
+# An access of up to this many partitions may start at a multiple of itself (source: documented,
+# nki/guides/architecture/trainium_inferentia2_arch.rst, start partitions).
 _START_STEPS = (32, 64)
-_GENERATION_OF = {"trn1": 2, "trn1n": 2, "inf2": 2, "trn2": 3, "trn2u": 3, "trn3": 4}
 
 
-def limits_for(name: str | Limits) -> Limits:
-    """Limits of a generation ("NeuronCore-v2") or of a target ("trn1n.32xlarge").
-
-    Raises CompileError NCC_EARG001 for a name without limits.
-    """
-    if isinstance(name, Limits):
-        return name
-    family = name.split(".")[0].split("-")[0]
-    generation = f"NeuronCore-v{_GENERATION_OF[family]}" if family in _GENERATION_OF else name
-    if name.endswith(".json"):
-        generation = load_target(name).core.name
-    if generation not in LIMIT_TABLE:
-        known = ", ".join((*LIMIT_TABLE, *_GENERATION_OF))
-        raise CompileError("NCC_EARG001", f"target requires one of {known}, got {name!r}")
-    table = LIMIT_TABLE[generation]
-    names = [f.name for f in fields(Limits) if f.name != "generation"]
-    return Limits(generation=generation, **{n: table[n].value for n in names})
+def limits_for(machine: str | Limits) -> Limits:
+    """Limits of a machine by name, or of its file. Raises UsageError NCC_EARG001 for an unknown
+    one."""
+    return machine if isinstance(machine, Limits) else load_target(machine).core.limits
 
 
 def check_region(region: Region, limits: Limits) -> list[str]:

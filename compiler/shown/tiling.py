@@ -16,13 +16,13 @@ from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.codegen.space import SINKS, Split
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.evaluate import RegionTime, function_segments
-from shardwright.compiler.isa.limits import Limits, limits_for
+from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
 from shardwright.compiler.isa.region_text import head_text
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.shown.charts import bytes_text, span_chart, table, us_text
-from shardwright.compiler.target import Target
+from shardwright.compiler.target import Limits, Target
 
 Recipes = Sequence[Sequence[Recipe | None]]
 _CHART = 32

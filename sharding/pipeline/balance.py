@@ -193,8 +193,9 @@ def _rates() -> Mapping[str, float]:
     """
     target = load_target(FIRST_TARGET)
     core = target.core
+    clocks = core.clock_hz["vector"] + core.clock_hz["scalar"]
     return {
         "flops": core.peak_bf16_flops_per_s,
-        "elements": float(core.partitions * (core.clock_hz["vector"] + core.clock_hz["scalar"])),
+        "elements": float(core.limits.partitions * clocks),
         "bytes": target.hbm_bytes_per_s_per_core,
     }

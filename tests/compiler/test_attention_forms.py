@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
 from shardwright.compiler.options import CompileOptions
+from tests.support.machines import machine_file
 from tests.support.model_run import compile_function, figures, worst_distance
 
 HEADS, T, D = 2, 260, 32
-GENERATION = "NeuronCore-v2"
 FORMS = ("unfused", "fused", "flash")
 
 
@@ -51,16 +50,13 @@ def test_forms_agree_and_move_fewer_bytes(fn, count: int, level: int) -> None:
     ("fn", "count", "sbuf_bytes", "work"),
     [(attention, 3, 34_000, 1.2), (gradients, 4, 60_000, 1.0)],  # sums over rows always make again
 )
-def test_rows_that_do_not_fit_have_the_values_of_jax(
-    fn, count, sbuf_bytes, work, monkeypatch
-) -> None:
+def test_rows_that_do_not_fit_have_the_values_of_jax(fn, count, sbuf_bytes, work, tmp_path) -> None:
     """With less SBUF a row of scores does not fit: they are made again, and stay out of HBM."""
     rng = np.random.default_rng(3)
     given = [rng.standard_normal((1, 1024, D)).astype(np.float32) for _ in range(count)]
     ample = figures(compile_function(fn, given, CompileOptions(optlevel=1)))
-    table = {**LIMIT_TABLE[GENERATION], "sbuf_bytes": Limit(sbuf_bytes, "our choice", "a test")}
-    monkeypatch.setitem(LIMIT_TABLE, GENERATION, table)
-    made = compile_function(fn, given, CompileOptions(optlevel=1))
+    small = machine_file(tmp_path, sbuf_bytes_per_partition=sbuf_bytes)
+    made = compile_function(fn, given, CompileOptions(optlevel=1), small)
     for value_level in ("L0", "L1"):
         assert worst_distance(made.run(value_level), made.expected()) <= 1e-5
     stored = [t for f in made.program.functions for t in f.tensors]

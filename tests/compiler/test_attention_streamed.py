@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.codegen.rows import nest
-from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
 from shardwright.compiler.lower import accept
 from shardwright.compiler.options import CompileOptions
+from tests.support.machines import machine_file
 from tests.support.model_run import compile_function, worst_distance
 
 T, S, D = 256, 4096, 32
-GENERATION = "NeuronCore-v2"
 NEVER = float(np.finfo(np.float32).min)
 
 
@@ -45,23 +44,21 @@ def arrays(dtype) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def streamed(monkeypatch):
+def streamed(monkeypatch, tmp_path):
     """A machine with little SBUF, and the plans of the row regions that were generated for it."""
     plans = []
 
     def shrink(sbuf_bytes: int):
-        table = {**LIMIT_TABLE[GENERATION], "sbuf_bytes": Limit(sbuf_bytes, "our choice", "test")}
-        monkeypatch.setitem(LIMIT_TABLE, GENERATION, table)
         monkeypatch.setattr(accept, "ROW_BYTES", sbuf_bytes)
-        return plans
+        return machine_file(tmp_path, sbuf_bytes_per_partition=sbuf_bytes), plans
 
     emit = nest.Nest.emit
     monkeypatch.setattr(nest.Nest, "emit", lambda self: (plans.append(self.plan), emit(self))[1])
     return shrink
 
 
-def compiled(fn, given):
-    made = compile_function(fn, given, CompileOptions(optlevel=1))
+def compiled(fn, given, machine):
+    made = compile_function(fn, given, CompileOptions(optlevel=1), machine)
     stored = [t for f in made.program.functions for t in f.tensors]
     assert all(np.prod(t.shape) < T * S for t in stored), "a score tensor in HBM"
     return made
@@ -73,8 +70,8 @@ MASKS = {"causal": (-1e30, 40), "-inf": (-np.inf, 0), "lowest": (NEVER, 0), "emp
 @pytest.mark.parametrize("mask", MASKS)
 def test_forward_is_online(mask: str, streamed) -> None:
     """Rows without a key (of the last mask) have equal weights, as in JAX."""
-    plans = streamed(30_000)
-    made = compiled(attention(*MASKS[mask]), arrays(jnp.float32)[:3])
+    machine, plans = streamed(30_000)
+    made = compiled(attention(*MASKS[mask]), arrays(jnp.float32)[:3], machine)
     assert plans and all(plan.online for plan in plans)
     for level in ("L0", "L1"):
         assert worst_distance(made.run(level), made.expected()) <= 1e-5
@@ -82,8 +79,8 @@ def test_forward_is_online(mask: str, streamed) -> None:
 
 @pytest.mark.parametrize("mask", ["causal", "-inf", "empty"])
 def test_backward_is_streamed(mask: str, streamed) -> None:
-    plans = streamed(60_000)
-    made = compiled(gradients(attention(*MASKS[mask])), arrays(jnp.float32))
+    machine, plans = streamed(60_000)
+    made = compiled(gradients(attention(*MASKS[mask])), arrays(jnp.float32), machine)
     assert any(plan.streamed for plan in plans)
     for level in ("L0", "L1"):
         assert worst_distance(made.run(level), made.expected()) <= 1e-5
@@ -92,14 +89,14 @@ def test_backward_is_streamed(mask: str, streamed) -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_short_floats(backward: bool, streamed) -> None:
     """bf16 against fp32 JAX; as near as bf16 JAX (docs/numerics.md)."""
-    plans = streamed(50_000 if backward else 26_000)
+    machine, plans = streamed(50_000 if backward else 26_000)
     forward = attention(-1e30, 40)
     fn, given = (
         (gradients(forward), arrays(jnp.bfloat16))
         if backward
         else (forward, arrays(jnp.bfloat16)[:3])
     )
-    made = compiled(fn, given)
+    made = compiled(fn, given, machine)
     assert any(plan.streamed for plan in plans)
     wanted = [np.asarray(x) for x in jax.tree.leaves(fn(*(x.astype(jnp.float32) for x in given)))]
     bound = max(1e-2, worst_distance(made.expected(), wanted))
@@ -122,7 +119,7 @@ def placed(at, q, k, v):
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_mask_by_the_place_of_a_core_is_streamed_too(backward, dtype, streamed) -> None:
     """One program for all cores; the mask is made of a number, and no plane of it is stored."""
-    plans = streamed(60_000 if backward else 30_000)
+    machine, plans = streamed(60_000 if backward else 30_000)
     given = arrays(dtype)
 
     def gradients_of_place(at, q, k, v, g):
@@ -130,7 +127,7 @@ def test_a_mask_by_the_place_of_a_core_is_streamed_too(backward, dtype, streamed
 
     fn = gradients_of_place if backward else placed
     given = given if backward else given[:3]
-    made = compiled(fn, [jnp.int32(0), *given])
+    made = compiled(fn, [jnp.int32(0), *given], machine)
     assert any(plan.streamed for plan in plans)
     wide = [x.astype(jnp.float32) for x in given]
     for at in (0, 5, CORES - 1):

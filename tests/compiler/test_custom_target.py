@@ -47,8 +47,8 @@ def test_every_fact_of_the_data_files_is_known_or_fixed() -> None:
     facts = {key for f in files.glob("*.json") for key in json.loads(f.read_text())["facts"]}
     fixed = {key for key in facts - set(RULES)}
     assert set(RULES) <= facts
-    prefixes = ("sbuf_", "psum_", "dma_descriptor_", "dma_partitions")
-    names = {"dma_engines", "semaphores", "compute_latency_cycles", "wide_stride_factor"}
+    prefixes = ("sbuf_", "psum_", "access_", "tensor_", "dma_descriptor_", "dma_partitions")
+    names = {"dma_engines", "compute_latency_cycles", "wide_stride_factor"}
     assert all(key.startswith(prefixes) or key in names for key in fixed), fixed
     for name in target_names():
         data = json.loads((files / f"{name}.json").read_text())

@@ -109,6 +109,6 @@ def test_a_machine_of_one_chip_is_timed_and_not_joined(name: str, tmp_path: Path
 
 def test_newer_cores_hold_more_and_are_not_confused() -> None:
     machines = [load_target(TARGETS[family]) for family in ("trn1", "trn2", "trn3")]
-    sizes = [machine.core.sbuf_bytes_per_partition for machine in machines]
+    sizes = [machine.core.limits.sbuf_bytes for machine in machines]
     assert sizes == [192 * 1024, 224 * 1024, 256 * 1024]
     assert len({load_target(name).digest for name in target_names()}) == len(target_names())

@@ -8,7 +8,7 @@ that none can change unnoticed. Jobs are in `cells.py`; these rows need no compi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
@@ -95,17 +95,10 @@ def _limits(target: Target) -> Rows:
         "published_flops_per_s": target.published_flops_per_s_per_core * target.cores,
         "peak_flops_per_s": core.peak_bf16_flops_per_s,
     }
-    on_chip = {
-        "partitions": core.partitions,
-        "sbuf_bytes": core.sbuf_bytes_per_partition,
-        "psum_bytes": core.psum_bytes_per_partition,
-        "psum_bank_bytes": core.psum_bank_bytes,
-        "semaphores": core.semaphores,
-    }
     return {
         "memory": memory,
         "rates": rates,
-        "on chip": on_chip,
+        "on chip": asdict(core.limits),
         "cores": {"all": target.cores, "chips": target.chips, "of a bank": core.hbm_bank_cores},
         "logical cores": {"allowed": list(target.allowed_lnc), "physical": target.lnc},
         "host": {"memory_bytes": target.host_memory_bytes, "transfer_ps": _transfer_ps(target)},

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shardwright.compiler import budget
-from shardwright.compiler.isa import limits
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.plan_cache import exit_code
+from tests.support.machines import machine_file
 from tests.support.small_job import write_job
 
 
@@ -90,12 +90,11 @@ def test_tensors_over_the_memory_of_a_core_are_named(
 
 
 def test_tiles_over_sbuf_name_region_tile_and_limit(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = limits.Limit(64, "unknown", "a machine of this test")
-    monkeypatch.setitem(limits.LIMIT_TABLE["NeuronCore-v2"], "sbuf_bytes", tiny)
+    tiny = machine_file(job.parent, sbuf_bytes_per_partition=64)
     for verb in ("plan", "run"):
-        code, failed = answer(capsys, verb, job)
+        code, failed = answer(capsys, verb, job, f"cluster.target={tiny}")
         assert code == 71 and failed["error"]["code"] == "SW_SBUF_CAPACITY"
         message = failed["error"]["message"]
         assert "region" in message and ", tile" in message and message.endswith("limit is 64")

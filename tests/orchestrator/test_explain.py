@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.isa.limits import LIMIT_TABLE, Limit
 from shardwright.compiler.logical_core import LogicalCore
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature
@@ -17,6 +16,7 @@ from shardwright.compiler.target import load_target
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.report import explain_time
 from shardwright.orchestrator.report.explain_fusion import notes_of
+from tests.support.machines import machine_file
 from tests.support.small_job import SIZES
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_there_is_refused(job, words: tuple[str, ...], code: str, ca
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
 
 
-def test_streamed_rows_are_noted(monkeypatch) -> None:
+def test_streamed_rows_are_noted(tmp_path) -> None:
     """What a region's code says of itself reaches the story of the region, and the screen."""
     b = Builder()
     q, k, v = b.input((256, 64)), b.input((16384, 64)), b.input((16384, 64))
@@ -85,9 +85,8 @@ def test_streamed_rows_are_noted(monkeypatch) -> None:
     e = b.op("exponential", b.op("subtract", x, b.broadcast(b.reduce(x, "max", (1,)), wide, (0,))))
     p = b.op("divide", e, b.broadcast(b.reduce(e, "add", (1,)), wide, (0,)))
     graph = b.finish(b.dot(p, v, ((1,), (0,))))
-    table = {**LIMIT_TABLE["NeuronCore-v2"], "sbuf_bytes": Limit(100_000, "our choice", "a test")}
-    monkeypatch.setitem(LIMIT_TABLE, "NeuronCore-v2", table)
-    core = LogicalCore(load_target("trn1n.32xlarge"), CompileOptions())
+    small = load_target(machine_file(tmp_path, sbuf_bytes_per_partition=100_000))
+    core = LogicalCore(small, CompileOptions())
     notes = [s.notes for s in explain_fusion(graph, Signature(), describe=notes_of(core))]
     assert any("online, one pass" in note for one in notes for note in one), notes
 

@@ -11,9 +11,10 @@ import numpy as np
 from shardwright.compiler.allocate import overlaps
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import Limits, check_region, limits_for, walk
+from shardwright.compiler.isa.limits import check_region, limits_for, walk
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.target import Limits
 from shardwright.sim_cluster import l0, regions
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED

@@ -20,7 +20,7 @@ from shardwright.compiler.isa.program import Engine, Instr, Region, Space
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import nominal_machine
+from shardwright.compiler.target import load_target
 from shardwright.sim_cluster import l0, regions
 
 LIMITS = limits_for(TARGET)
@@ -47,7 +47,7 @@ def plans(m: Maker) -> list[ContractPlan]:
     """The cheapest plan of every orientation and form."""
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
-    room = Room(LIMITS, Rates(nominal_machine(TARGET).core), m.tensors, LIMITS.sbuf_bytes // 2)
+    room = Room(LIMITS, Rates(load_target(TARGET).core), m.tensors, LIMITS.sbuf_bytes // 2)
     found = plan_contraction(space, number, tuple(space.sinks), room)
     ranked = sorted(found, key=lambda p: -p.cost)
     return list({(p.stationary.number, p.staged, p.held, p.sums > 1): p for p in ranked}.values())

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 from shardwright.compiler.allocate import allocate, lifetimes, overlaps
-from shardwright.compiler.diagnostics import CapacityError, CompileError, SimulationError
+from shardwright.compiler.diagnostics import CapacityError, SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.engine_order import order_engines
 from shardwright.compiler.isa.limits import (
@@ -244,11 +244,9 @@ def test_limits_refuse(name: str) -> None:
     assert findings and any(text in f for f in findings), findings
 
 
-def test_limits_by_target_and_generation() -> None:
+def test_limits_of_a_machine_are_taken_as_they_are() -> None:
     assert limits_for("trn2.48xlarge").sbuf_bytes > LIMITS.sbuf_bytes == 196608
-    assert limits_for("NeuronCore-v2") == LIMITS and limits_for(LIMITS) is LIMITS
-    with pytest.raises(CompileError, match="NCC_EARG001"):
-        limits_for("gpu")
+    assert limits_for(LIMITS) is LIMITS
 
 
 def test_region_check_collects_all_findings() -> None:

@@ -22,10 +22,10 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Region, Space
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.target import nominal_machine
+from shardwright.compiler.target import load_target
 from shardwright.sim_cluster import l0, regions
 
-RATES = Rates(nominal_machine(TARGET).core)
+RATES = Rates(load_target(TARGET).core)
 
 
 def runs_of(region: Region, tensor: int) -> set[int]:

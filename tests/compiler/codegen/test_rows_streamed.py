@@ -17,8 +17,8 @@ from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.evaluate import region_time
-from shardwright.compiler.isa.limits import Limits, limits_for
-from shardwright.compiler.target import load_target, nominal_machine
+from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.target import Limits, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward
 
@@ -34,7 +34,7 @@ def small(sbuf_bytes: int) -> Limits:
 def plan_of(m: Maker, limits: Limits) -> RowPlan:
     """The first plan for a region that may fill all of SBUF."""
     space = normalise(m.program())
-    rates = Rates(nominal_machine(TARGET).core)
+    rates = Rates(load_target(TARGET).core)
     return plan_rows(space, space.sinks, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
 
 

@@ -15,7 +15,7 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Space
-from shardwright.compiler.target import nominal_machine
+from shardwright.compiler.target import load_target
 from shardwright.sim_cluster import l0, regions
 
 LIMITS = limits_for(TARGET)
@@ -87,7 +87,7 @@ def test_groups_of_any_size_keep_the_values(
 def plans(m: Maker) -> list[ContractPlan]:
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
-    machine = nominal_machine(TARGET)
+    machine = load_target(TARGET)
     room = Room(LIMITS, Rates(machine.core), m.tensors, LIMITS.sbuf_bytes // 2)
     return plan_contraction(space, number, tuple(space.sinks), room)
 

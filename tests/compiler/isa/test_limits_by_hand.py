@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import LIMIT_TABLE, check_instr, check_region, limits_for, walk
+from shardwright.compiler.isa.limits import check_instr, check_region, limits_for, walk
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram
-from shardwright.compiler.target import load_target, target_names
+from tests.support.machines import machine_file
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
 LIMITS = limits_for("trn1n.32xlarge")
@@ -27,41 +28,37 @@ KIB = 1024
 
 
 @pytest.mark.parametrize(
-    ("name", "generation", "sbuf_kib"),
+    ("name", "generation", "sbuf_kib", "semaphores"),
     [
-        ("NeuronCore-v2", "NeuronCore-v2", 192),
-        ("trn1.2xlarge", "NeuronCore-v2", 192),
-        ("inf2.xlarge", "NeuronCore-v2", 192),
-        ("trn1n", "NeuronCore-v2", 192),
-        ("trn2.48xlarge", "NeuronCore-v3", 224),
-        ("trn2u", "NeuronCore-v3", 224),
-        ("trn2-ultraserver", "NeuronCore-v3", 224),
-        ("trn3-gen1-ultraserver", "NeuronCore-v4", 256),
+        ("inf1.xlarge", "NeuronCore-v1", 64, 32),
+        ("trn1.2xlarge", "NeuronCore-v2", 192, 256),
+        ("inf2.xlarge", "NeuronCore-v2", 192, 256),
+        ("trn1n.32xlarge", "NeuronCore-v2", 192, 256),
+        ("trn2.48xlarge", "NeuronCore-v3", 224, 256),
+        ("trn2-ultraserver", "NeuronCore-v3", 224, 256),
+        ("trn3-gen1-ultraserver", "NeuronCore-v4", 256, 256),
     ],
 )
-def test_the_limits_of_a_generation(name: str, generation: str, sbuf_kib: int) -> None:
+def test_the_limits_of_a_machine(
+    name: str, generation: str, sbuf_kib: int, semaphores: int
+) -> None:
     found = limits_for(name)
-    assert found.psum_bytes == 16 * KIB
-    # partitions, K, stationary, moving, transpose, banks and their bytes
-    matrix = (128, 128, 128, 512, 128, 8, 2048)
-    # free dims, size and stride of a dim, elements per partition in SBUF and PSUM, semaphores
-    access = (4, 65_535, 32_767, 65_536, 4_096, 256)
-    assert astuple(found) == (generation, *matrix, sbuf_kib * KIB, *access)
+    assert found.psum_banks == 8
+    # partitions, K, stationary, moving, transpose, PSUM and its banks
+    matrix = (128, 128, 128, 512, 128, 16 * KIB, 2048)
+    # free dims, size and stride of a dim, elements per partition in SBUF and PSUM
+    access = (4, 65_535, 32_767, 65_536, 4_096)
+    assert astuple(found) == (generation, *matrix, sbuf_kib * KIB, *access, semaphores)
 
 
 def test_names_without_limits() -> None:
-    with pytest.raises(CompileError, match=r"requires one of NeuronCore-v2, .*trn3, got 'inf1'"):
-        limits_for("inf1")
+    with pytest.raises(UsageError, match=r"target requires one of inf1.*, got 'trn1n'"):
+        limits_for("trn1n")
 
 
-@pytest.mark.parametrize("name", [n for n in target_names() if load_target(n).is_compiled_for])
-def test_limits_are_those_of_the_data_files(name: str) -> None:
-    core, limits = load_target(name).core, limits_for(name)
-    assert LIMIT_TABLE.keys() >= {core.name} and limits.generation == core.name
-    assert (limits.partitions, limits.semaphores) == (core.partitions, core.semaphores)
-    assert limits.sbuf_bytes == core.sbuf_bytes_per_partition
-    assert limits.psum_bytes == core.psum_bytes_per_partition
-    assert limits.psum_bank_bytes == core.psum_bank_bytes
+def test_a_machine_of_a_file_has_limits_of_its_own(tmp_path: Path) -> None:
+    name = machine_file(tmp_path, sbuf_bytes_per_partition=96 * KIB, semaphores=64)
+    assert limits_for(name) == replace(LIMITS, sbuf_bytes=96 * KIB, semaphores=64)
 
 
 # Tiles: SBUF 0, PSUM 1, bf16 in SBUF 2, int32 in SBUF 3, PSUM in bf16 4
