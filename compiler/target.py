@@ -221,6 +221,15 @@ def target_names() -> list[str]:
     return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
 
 
+@cache
+def families() -> Mapping[str, str]:
+    """Instance family, as neuronx-cc's `--target` names it -> the machine that stands for it: the
+    one whose file says `family`.
+    """
+    named = ((_read(name)[0].get("family"), name) for name in target_names())
+    return {family: name for family, name in named if family}
+
+
 def load_target(name: str) -> Target:
     """The target called `name`, or the machine a user's JSON file describes (`custom_target`).
 

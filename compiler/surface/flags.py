@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.target import families
 
 
 class Kind(enum.Enum):
@@ -73,14 +74,7 @@ _CLI = "command reference"
 _RN = "release notes"
 _USE = "public scripts (use)"
 
-TARGETS = {
-    "trn1": "trn1.32xlarge",
-    "trn1n": "trn1n.32xlarge",
-    "inf2": "inf2.48xlarge",
-    "trn2": "trn2.48xlarge",
-    "trn3": "trn3-gen1-ultraserver",
-}
-"""Instance family -> the machine file whose core is compiled for."""
+TARGETS = families()
 
 STRATEGIES = ("generic", "llm-training", "fsdp")
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
