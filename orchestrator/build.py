@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardwright.collectives.ops import CollectiveError
 from shardwright.collectives.placement import place_mesh, with_atoms
+from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -55,6 +56,8 @@ from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
 from shardwright.sharding.strategies.ranks import mesh_for_state
 from shardwright.sharding.strategies.registry import MANUAL, default_axes
+from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Packets
+from shardwright.sim_cluster.faults import NO_FAULTS, Faults
 from shardwright.sim_cluster.network import cluster_topology
 
 if TYPE_CHECKING:
@@ -66,13 +69,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a job lies on its cluster: mesh, batch sizes, micro-batches."""
+    """A job's cluster and how the job lies on it: everything of `[cluster]`, `[mesh]`, `[faults]`
+    and of batches that is text in the job file, read once."""
 
     target: Target
+    topology: Topology  # of all instances
     mesh: Mesh
     captured_batch: int  # samples of one micro-batch over all data ranks
     global_batch: int
     num_microbatches: int
+    packets: Packets = DEFAULT_PACKETS  # of DMA
+    collectives: Mapping[str, Any] = field(default_factory=dict)  # fields of `CollectiveCosts`
+    faults: Faults = NO_FAULTS
     findings: tuple[Diagnostic, ...] = ()  # about the mesh, where it was left to us
 
 
@@ -131,26 +139,31 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     does not divide, packet sizes that no runtime takes, unknown thresholds of collectives, or
     faults of what is not there.
     """
-    packets_of(job.strategy)
-    job_settings(job.cluster.collectives)
+    packets = packets_of(job.strategy)
+    collectives = job_settings(job.cluster.collectives)
     target = _machine(job)
-    faults_of(job.faults, cluster_topology(target, job.cluster.instances))
+    topology = cluster_topology(target, job.cluster.instances)
+    faults = faults_of(job.faults, topology)
     cores = target.cores * job.cluster.instances
     try:
         mesh = _own_mesh(job, own, cores) if own else parse_mesh(_axes_of(job), cores)
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
         raise UsageError(d.code, d.message, d.loc, d.hint) from error
-    _check_placement(job, target, mesh)
+    _check_placement(job, topology, mesh)
     ways = own.data_ways if own else mesh.size(DATA_AXES)
     captured = job.strategy.smallest_micro_batch * ways
     global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
     return Layout(
         target=target,
+        topology=topology,
         mesh=mesh,
         captured_batch=captured,
         global_batch=global_batch,
         num_microbatches=global_batch // captured,
+        packets=packets,
+        collectives=collectives,
+        faults=faults,
     )
 
 
@@ -203,10 +216,10 @@ def _machine(job: JobConfig) -> Target:
     return target
 
 
-def _check_placement(job: JobConfig, target: Target, mesh: Mesh) -> None:
+def _check_placement(job: JobConfig, topology: Topology, mesh: Mesh) -> None:
     name = job.cluster.placement
     try:
-        place_mesh(name, mesh.sizes, cluster_topology(target, job.cluster.instances))
+        place_mesh(name, mesh.sizes, topology)
     except CollectiveError as error:
         raise UsageError(
             "SW_PLACEMENT",
@@ -294,7 +307,7 @@ def _with_shared_state(job: JobConfig, layout: Layout, task: TrainTask, stages: 
     mesh, notes = mesh_for_state(*traced.step.parts, layout.mesh, job.strategy)
     if mesh == layout.mesh:
         return layout
-    _check_placement(job, layout.target, mesh)
+    _check_placement(job, layout.topology, mesh)
     return dataclasses.replace(layout, mesh=mesh, findings=notes)
 
 

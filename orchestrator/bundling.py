@@ -11,8 +11,6 @@ from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.program import BufferInfo
 from shardwright.compiler.residency import Residency
 from shardwright.orchestrator.build import Built
-from shardwright.orchestrator.collective_settings import job_settings
-from shardwright.orchestrator.packets import packets_of
 from shardwright.orchestrator.service.units import source_digest
 from shardwright.sharding import footprint
 from shardwright.sharding.footprint import Footprint
@@ -43,8 +41,8 @@ def manifest_of(built: Built) -> Manifest:
             "strategy": built.plan.strategy,
             "hypothetical": built.layout.target.is_hypothetical,
             "placement": built.placement,
-            "packets": packets_of(built.job.strategy).as_dict(),
-            "collectives": job_settings(built.job.cluster.collectives),
+            "packets": built.layout.packets.as_dict(),
+            "collectives": dict(built.layout.collectives),
         },
     )
 

@@ -20,11 +20,9 @@ from shardwright.orchestrator.budgets import check_budgets, check_state
 from shardwright.orchestrator.build import Built, compile_planned, planned
 from shardwright.orchestrator.bundling import compiler_version, manifest_of
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.collective_settings import job_settings
 from shardwright.orchestrator.config import JobConfig, output_folder
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.step import time_text
-from shardwright.orchestrator.faults import faults_of
 from shardwright.orchestrator.host import executor_kind, num_cpus
 from shardwright.orchestrator.numerics import (
     Reference,
@@ -33,7 +31,6 @@ from shardwright.orchestrator.numerics import (
     metric_findings,
     numerics_section,
 )
-from shardwright.orchestrator.packets import packets_of
 from shardwright.orchestrator.plan_cache import settled
 from shardwright.orchestrator.report.page.page import PAGE, REPORT, write_report
 from shardwright.orchestrator.report.report import base_report
@@ -47,7 +44,6 @@ from shardwright.orchestrator.timing import Timings, timed
 from shardwright.orchestrator.unsharded import Unsharded, unsharded
 from shardwright.orchestrator.usage import check_executor, check_usage
 from shardwright.orchestrator.values.value_run import Values, run_values
-from shardwright.sim_cluster.network import cluster_topology
 from shardwright.sim_cluster.step_time import Step
 
 GIB = 2**30
@@ -190,20 +186,20 @@ def program_sizes(bundle: Bundle) -> dict[str, int]:
 
 def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
     """What is timed of a job."""
-    instances = built.job.cluster.instances
+    cluster, layout = built.job.cluster, built.layout
     return Step(
         programs=programs,
         schedules=built.plan.step.schedules,
         transfers=built.plan.step.transfers,
         mesh=built.plan.step.mesh,
-        target=built.layout.target,
-        instances=instances,
+        target=layout.target,
+        instances=cluster.instances,
         placement=built.placement,
-        packets=packets_of(built.job.strategy),
-        collectives=job_settings(built.job.cluster.collectives),
+        packets=layout.packets,
+        collectives=layout.collectives,
         whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
-        runtime=built.job.cluster.runtime,
-        faults=faults_of(built.job.faults, cluster_topology(built.layout.target, instances)),
+        runtime=cluster.runtime,
+        faults=layout.faults,
     )
 
 

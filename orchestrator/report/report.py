@@ -22,7 +22,6 @@ from shardwright.compiler.target import PS_PER_S, Target, hypothetical_text
 from shardwright.orchestrator.budgets import budget_findings
 from shardwright.orchestrator.build import Built
 from shardwright.orchestrator.bundling import compiler_version
-from shardwright.orchestrator.packets import packets_of
 from shardwright.orchestrator.report.bottleneck import bottleneck
 from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.goodput import goodput_section
@@ -46,7 +45,6 @@ from shardwright.orchestrator.validation.published_mfu import best_run
 from shardwright.sharding.mesh import Mesh
 from shardwright.sharding.pipeline.balance import by_stage
 from shardwright.sharding.pipeline.schedules import bubble
-from shardwright.sim_cluster.network import cluster_topology
 from shardwright.sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -174,8 +172,7 @@ def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
 def placement_section(built: Built) -> dict[str, Any]:
     """Which cores the axes of the mesh lie on, and why."""
     mesh, layout = built.plan.mesh, built.layout
-    topology = cluster_topology(layout.target, built.job.cluster.instances)
-    placed = place_mesh(built.placement, mesh.sizes, topology)
+    placed = place_mesh(built.placement, mesh.sizes, layout.topology)
     axes = [axis for axis, size in layout.mesh.axes if size > 1]
     return {
         "name": built.job.cluster.placement,
@@ -348,7 +345,7 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
 
 def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
     """What runs on each stream of a core, and in which DMA packets it and compute move."""
-    packets, mesh = packets_of(built.job.strategy), built.plan.mesh
+    packets, mesh = built.layout.packets, built.plan.mesh
     rows = []
     engines = [use for use in timing.collectives if not use.call.is_transfer]
     for stream in sorted({use.call.stream for use in engines}):

@@ -20,6 +20,7 @@ from shardwright.compiler.target import Fact, Target, load_target
 from shardwright.orchestrator.build import Built, Layout
 from shardwright.orchestrator.config import ClusterConfig, GoodputConfig, JobConfig
 from shardwright.sharding.mesh import make_mesh
+from shardwright.sim_cluster.network import cluster_topology
 from shardwright.sim_cluster.step_time import StepTiming
 
 SCHEDULE: Schedule = ((("forward",), 3),)
@@ -79,8 +80,10 @@ def invented(
         num_microbatches=3,
     )
     sizes = {"pp": stages, "dp_shard": 64 // stages} if stages > 1 else {"dp_shard": 64}
+    cluster = target or machine()
     layout = Layout(
-        target=target or machine(),
+        target=cluster,
+        topology=cluster_topology(cluster, 2),
         mesh=make_mesh(sizes),
         captured_batch=16,
         global_batch=48,

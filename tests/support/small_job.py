@@ -30,6 +30,7 @@ from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.stages import Stages
 from shardwright.sharding.mesh import DATA_AXES, make_mesh
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.sim_cluster.network import cluster_topology
 from shardwright.sim_cluster.run_values import ValueRun
 
 TARGET = "trn1n.32xlarge"
@@ -89,8 +90,10 @@ def build_on(
     """
     sizes = make_mesh(mesh)
     captured = micro_batch * sizes.size(DATA_AXES)
+    target = logical(load_target(TARGET), lnc, hypothetical=lnc > 1)
     layout = Layout(
-        target=logical(load_target(TARGET), lnc, hypothetical=lnc > 1),
+        target=target,
+        topology=cluster_topology(target, 1),
         mesh=sizes,
         captured_batch=captured,
         global_batch=captured * num_microbatches,
