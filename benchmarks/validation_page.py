@@ -3,8 +3,8 @@
     shardwright validate --training T.csv --kernels K.csv --collectives C.csv --json > R
     python benchmarks/validation_page.py R
 
-The text is in validation_page.md, every figure comes from the report; bars that are not reached are
-shown as such.
+The text is in validation_page.md; measured and predicted figures come from the report, settings and
+recipes from the files that `validate` reads. Bars that are not reached are shown as such.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
 from shardwright.orchestrator.validation.run_settings import profiles
 from shardwright.sim_cluster.calibration import constants
 
@@ -40,23 +41,37 @@ def main() -> None:
     report = json.loads(Path(sys.argv[1]).read_text())
     training = report["training"]
     parts = {
-        "settings": _settings(),
-        "constants": _constants(),
+        **kept_facts(),
         "bars": _bars(training),
         "primary": _training(training),
         "groups": _groups(training["rows"]),
         "kernels": _measured(report["kernels"]),
         "collectives": _measured(report["collectives"]),
     }
+    PAGE.write_text(filled(parts))
+
+
+def filled(parts: Mapping[str, Iterable[str]]) -> str:
+    """The template with these parts in their places; places of other parts stay."""
     text = TEMPLATE.read_text()
     for name, lines in parts.items():
         text = text.replace(f"@{name}\n", "\n".join(lines) + "\n")
-    PAGE.write_text(text)
+    return text
+
+
+def kept_facts() -> dict[str, Iterator[str]]:
+    """The parts that are facts of the repository, by their place in the template; no report."""
+    return {
+        "settings": _settings(),
+        "sources": _sources(),
+        "recipes": _recipes(),
+        "constants": _constants(),
+    }
 
 
 def _settings() -> Iterator[str]:
     names = ("profile", "attention", "recomputation", "dropout", "sums in fp32", "projections")
-    yield _header(*names, "loss", "traced while cores wait", "source")
+    yield _header(*names, "loss", "traced while cores wait")
     for one in profiles():
         sums = _yes(one.accumulation)
         joint = "fused" if one.fused else "separate"
@@ -64,8 +79,24 @@ def _settings() -> Iterator[str]:
         dropped = f"{one.dropout:g}"
         traced = f"{one.trace_us_per_layer} us a layer" if one.trace_us_per_layer else "no"
         loss = "one-hot" if one.one_hot_loss else "by index"
-        cells = (one.attention, one.remat, dropped, sums, joint, loss, traced, one.source)
-        yield _line(one.name, *cells)
+        yield _line(one.name, one.attention, one.remat, dropped, sums, joint, loss, traced)
+
+
+def _sources() -> Iterator[str]:
+    """Where each profile's settings are from, a statement to a line."""
+    for one in profiles():
+        yield f"- `{one.name}`: " + ";\n  ".join(one.source.split("; ")) + "."
+
+
+def _recipes() -> Iterator[str]:
+    yield _header("recipe", "row", "model", "settings", "layout", "published step s", "source")
+    for name in recipe_names():
+        run = recipe(name)
+        w = run.workload
+        layout = f"tp {w.tp}, pp {w.pp}, dp {w.dp}"
+        published = f"{run.step_time_s:g}"
+        source = recipe_source(name)
+        yield _line(f"`{name}`", run.id, run.model, run.settings.name, layout, published, source)
 
 
 def _header(*names: str) -> str:

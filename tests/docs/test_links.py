@@ -56,3 +56,10 @@ def test_the_index_lists_every_page_once_and_marks_sessions() -> None:
     assert {path for path, marked in listed.items() if marked} == {
         ROOT / page for page in SESSIONS if page != "README.md"
     }
+
+
+@pytest.mark.parametrize("note", sorted(ROOT.glob("docs/design/*.md")), ids=lambda note: note.stem)
+def test_a_design_note_fits_a_page(note: Path) -> None:
+    """A decision, its reason, what was measured and what was left; histories belong to git."""
+    text = note.read_text()
+    assert len(text) <= 6500 and text.count("\n") <= 65

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.compiler.target import facts_of, load_target, target_names
 from tests.support.console import PAGES, ROOT, masked, replayed
 
 CONSOLE = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -32,6 +34,15 @@ def test_patches_of_pages_apply(tmp_path: Path) -> None:
     page = (ROOT / "docs/extending.md").read_text()
     replayed(CONSOLE.sub("", page), tmp_path)
     assert '"frugal": frugal' in (tmp_path / "sharding/strategies/registry.py").read_text()
+
+
+def test_the_page_about_machines_has_every_fact_of_one() -> None:
+    page = (ROOT / "docs/extending.md").read_text()
+    machines = (load_target(name) for name in target_names())
+    facts = {fact for machine in machines for fact in facts_of(machine)}
+    cores = (ROOT / "compiler/targets").glob("neuroncore-*.json")
+    facts -= {fact for core in cores for fact in json.loads(core.read_text())["facts"]}
+    assert sorted(fact for fact in facts if f"`{fact}`" not in page) == []
 
 
 def test_a_page_is_run_block_by_block(tmp_path: Path) -> None:
