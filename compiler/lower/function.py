@@ -36,6 +36,7 @@ from shardwright.compiler.lower.task import (
     NeedsScratchError,
     unsupported,
 )
+from shardwright.compiler.lower.turn_late import turned_late
 from shardwright.compiler.lower.windows import expand_windows, stored_windows
 from shardwright.compiler.lower.write_out import Lowered, write_out
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -128,7 +129,9 @@ def settle(
         return _settled(first)
     if judge is None:
         return _remade(first)[-1][1]
-    found = _chosen([_remade(first), _remade(first.anew(row_first=True))], judge)
+    forms = [graph] if (late := turned_late(graph)) is None else [graph, late]
+    tries = [first.anew(graph=form, row_first=rows) for form in forms for rows in (False, True)]
+    found = _chosen([_remade(one) for one in tries], judge)
     return _halved(found, judge)[1]
 
 
