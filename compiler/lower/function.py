@@ -8,7 +8,7 @@ fact, so the loop ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.expand import expand
 from shardwright.compiler.lower.group import Groups
+from shardwright.compiler.lower.made_once import made_once
 from shardwright.compiler.lower.narrow import narrow
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import cost, halved, remade
@@ -36,6 +37,7 @@ from shardwright.compiler.lower.task import (
     NeedsScratchError,
     unsupported,
 )
+from shardwright.compiler.lower.turn_late import turned_late
 from shardwright.compiler.lower.windows import expand_windows, stored_windows
 from shardwright.compiler.lower.write_out import Lowered, write_out
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -128,8 +130,20 @@ def settle(
         return _settled(first)
     if judge is None:
         return _remade(first)[-1][1]
-    found = _chosen([_remade(first), _remade(first.anew(row_first=True))], judge)
+    found = _chosen([_remade(one) for one in _starts(first, judge.limit_bytes // SPARE)], judge)
     return _halved(found, judge)[1]
+
+
+def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
+    """What roads begin with: forms of the graph, and phases in both orders, since which operators
+    share a region with a contraction depends on who asks first.
+    """
+    for graph in (first.graph, turned_late(first.graph)):
+        if graph is not None:
+            yield first.anew(graph=graph)
+            yield first.anew(graph=graph, row_first=True)
+    if (once := made_once(first.graph, spare_bytes)) is not None:
+        yield first.anew(graph=once)
 
 
 _Found = tuple[_Try, Settled]

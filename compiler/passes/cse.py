@@ -33,7 +33,7 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
         if op.name == "loop":
             level.ops.append(_loop(level, op))
             continue
-        key = _key(op)
+        key = key_of(op)
         if key is not None and key in seen:
             level.replace(op.results, seen[key])
             continue
@@ -60,7 +60,7 @@ def _loop(level: Level, op: Op) -> Op:
     return with_regions(op, (_cse_level(body, twins),))
 
 
-def _key(op: Op) -> Hashable | None:
+def key_of(op: Op) -> Hashable | None:
     """What makes two ops the same; None for ops that are never merged."""
     if not OPS[op.name].pure:
         return None

@@ -1,0 +1,51 @@
+"""Conversions in front of the transposes that they read: another form of a function.
+
+A converted value is stored, and it lies as the conversion has it. Behind a transpose it suits a
+contraction on its own, whose summed index then walks the partitions; a row region reads the same
+value in runs of one element. `function.py` compares both forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.rewrite import Level
+
+
+def turned_late(graph: Graph) -> Graph | None:
+    """`graph` (loop-free) with values converted before they are transposed, each once to a type;
+    None when it has no such conversion.
+    """
+    producers = graph.producers()
+    if not any(_turn(op, producers) for op in graph.ops):
+        return None
+    level = Level()
+    made: dict[tuple[Value, DType], Value] = {}
+    for op in graph.ops:
+        op = level.update(op)
+        if op.name != "convert":
+            level.ops.append(op)
+            continue
+        turn = _turn(op, producers)
+        source = level.now(turn.operand) if turn else op.operand
+        key = source, op.result.type.dtype
+        if key not in made:
+            early = make_op("convert", (source,), op.attrs, loc=op.loc) if turn else op
+            level.ops.append(early)
+            made[key] = early.result
+        elif not turn:
+            level.replace(op.results, (made[key],))
+        if turn:
+            late = Op("transpose", (made[key],), op.results, turn.attrs, (), turn.loc)
+            level.ops.append(late)
+    return dce(level.finish(graph))
+
+
+def _turn(op: Op, producers: Mapping[Value, Op]) -> Op | None:
+    """The transpose that a conversion reads."""
+    made = producers.get(op.operand) if op.name == "convert" else None
+    return made if made is not None and made.name == "transpose" else None
