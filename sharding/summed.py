@@ -25,9 +25,10 @@ from shardwright.sharding import shown
 from shardwright.sharding.overlap.assign import REDUCTIONS
 
 LEAST_BYTES = 2**16
-"""Of a layer's gradient in the accumulator's type. Less is added faster with that of all layers
-behind the loop: a transfer of NeuronCore-v2 takes 2 us whatever it moves (documented), in which 0.8
-MB pass. Our choice between biases of 16 KiB, which lose, and shards of 128 KiB, which win.
+"""Of a layer's gradient in the accumulator's type. Less is added, and reduced, faster with that of
+all layers behind the loop: a transfer of NeuronCore-v2 takes 2 us whatever it moves (documented),
+in which 0.8 MB pass. Our choice between biases of 16 KiB, which lose, and shards of 128 KiB, which
+win.
 """
 
 
@@ -86,10 +87,11 @@ def summed(graph: Graph, fused: bool = True, least_bytes: int = LEAST_BYTES) -> 
     if not found:
         return graph
     moved = {op for own in found.values() for one in own for op in one.ops}
+    made = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
         if op in found:
-            ops += _rebuilt(op, found[op], graph.producers())
+            ops += _rebuilt(op, found[op], made)
         elif op not in moved:
             ops.append(op)
     return dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
@@ -106,17 +108,18 @@ def _endings(graph: Graph) -> Iterator[_Ending]:
         if add.name != "add" or add.operands[0] not in graph.inputs:
             continue
         accumulator, stack = add.operands
-        made, convert, reader = producers.get(stack), (), add
+        made, ops = producers.get(stack), [add]
         if made is not None and made.name == "convert" and only_for(stack, add):
-            convert, stack, reader = (made,), made.operands[0], made
+            ops = [made, add]
+            stack = made.operand
             made = producers.get(stack)
         if made is None or made.name != "loop":
             continue
         carry = made.results.index(stack)
         writes = _writes(made, carry)
-        if only_for(accumulator, add) and only_for(stack, reader) and writes:
-            following = _following(graph, add.result, writes[0])
-            yield _Ending(made, carry, (*convert, add, *following), add)
+        if only_for(accumulator, add) and only_for(stack, ops[0]) and writes:
+            ops += _following(graph, add.result, writes[0])
+            yield _Ending(made, carry, tuple(ops), add)
 
 
 def _following(graph: Graph, value: Value, write: Op) -> list[Op]:

@@ -192,20 +192,25 @@ class _Body:
         return found
 
     def _with_reads(self, behind: Mapping[Op, int]) -> dict[Op, int]:
-        """`behind` with what follows from carries that it makes, and that only it reads: slices of
-        accumulators, and sums with them that are reduced in place.
+        """`behind` with what only it reads of carries that it makes: slices of accumulators that
+        gradients are added to, and sums with such slices that are reduced in place.
         """
         made, outputs = self.graph.producers(), set(self.graph.outputs)
         makers = {
             b: made.get(a) for b, a in zip(self.graph.inputs, self.graph.outputs, strict=True)
         }
         levels = {b: behind[op] for b, op in makers.items() if op is not None and op in behind}
+        slices: dict[Value, int] = {}
         following: dict[Op, int] = {}
         for op in self.graph.ops:
-            read = {levels[v] for v in op.operands if v in levels}
-            if read and op not in behind:
-                following[op] = max(read)
-                levels.update(dict.fromkeys(op.results, following[op]))
+            read = {level[v] for level in (levels, slices) for v in op.operands if v in level}
+            others = [v for v in op.operands if v not in levels and v not in self.free]
+            sliced = any(v in slices for v in op.operands)
+            if op in behind or len(read) != 1 or (others and not sliced):
+                continue
+            (following[op],) = read
+            if sliced or op.name == "dynamic_slice":
+                slices.update(dict.fromkeys(op.results, following[op]))
         found = dict(behind)
         for op, level in reversed(following.items()):
             users = {user for v in op.results for user in self.users.get(v, ())}

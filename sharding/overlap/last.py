@@ -51,9 +51,9 @@ class _Moved:
 def reduced_in_last(plan: StepPlan) -> StepPlan:
     """`plan` with accumulators reduced in backward programs of the last micro-batch.
 
-    One stays as it is where several programs add to it or it is sent to another stage (a weight
-    that several stages have), for it is complete only behind the last of them; and where the update
-    does more with it than reduce it.
+    One stays as it is where several programs add to it, for it is complete only behind the last of
+    them; where the update does more with it than reduce it; and where its program sends to another
+    stage: that would wait for reductions too, which a stage has time for while others still work.
     """
     moved = list(_moved(plan))
     if not moved:
@@ -76,13 +76,13 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
 def _moved(plan: StepPlan) -> Iterator[_Moved]:
     """The reductions that can move."""
     runs = sum(map(run_counts, plan.schedules), Counter[str]())
-    sent = {transfer.sent for transfer in plan.transfers}
+    awaited = {transfer.writer for transfer in plan.transfers}
     for name, info in plan.buffers.items():
         users = [p for p in plan.programs if name in (*p.inputs, *p.outputs)]
-        if info.role != "gradient" or name in sent or len(users) != 2:
+        if info.role != "gradient" or len(users) != 2:
             continue
         update, writer = sorted(users, key=lambda p: runs[p.name])
-        if runs[update.name] != 1 or runs[writer.name] == 1 or name not in update.inputs:
+        if runs[update.name] != 1 or runs[writer.name] == 1 or writer.name in awaited:
             continue
         source = update.graph.inputs[update.inputs.index(name)]
         if ops := _to_reductions(update.graph, source):

@@ -167,37 +167,35 @@ def test_the_last_run_of_backward_is_a_program_of_its_own() -> None:
     ]
 
 
+def _staged(model: str, schedule: str, when: str) -> StepPlan:
+    settings = StrategySettings(name="fsdp", schedule=schedule, reduce_gradients=when)
+    how = Distribution(settings, (("pp", 2), ("dp_shard", 2)))
+    return plan_of(PIPELINE_MODELS[model], how, 4).step
+
+
 @pytest.mark.parametrize(
-    ("schedule", "parts"),
-    [
-        ("gpipe", 1),
-        pytest.param("1f1b", 1, marks=pytest.mark.matrix),
-        ("interleaved", 2),
-    ],
+    "schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.matrix), "interleaved"]
 )
-def test_every_part_of_a_pipeline_has_a_last_backward_program(schedule: str, parts: int) -> None:
-    """With the bits of a step that reduces behind all of them. A tied embedding, complete only
-    where its two terms meet, is reduced in the update still."""
-    plans = []
-    for when in ("after", "last"):
-        settings = StrategySettings(name="fsdp", schedule=schedule, reduce_gradients=when)
-        how = Distribution(settings, (("pp", 2), ("dp_shard", 2)))
-        plans.append(plan_of(PIPELINE_MODELS["bert"], how, 4))
-    after, last = plans
-    own = captured(PIPELINE_MODELS["bert"], 4)
-    assert state_after(after.step, own) == state_after(last.step, own)
-    names = [p.name for p in last.step.programs if p.name.endswith(".last")]
-    assert sorted(names) == [f"backward.{part}.last" for part in range(2 * parts)]
-    assert all(flat_names.count(name) == 1 for name in names for flat_names in [_runs(last.step)])
-    sent = {t.sent for t in last.step.transfers if t.once}
-    assert sent
-    assert not any(
-        f"reduced/{name.removeprefix('gradient/')}" in last.step.buffers for name in sent
-    )
+def test_what_no_stage_waits_for_is_reduced_in_the_last_backward_pass(schedule: str) -> None:
+    """Of the first part of a pipeline; the others send what they make to the part before them.
+    The bits are those of a step that reduces behind all of them.
+    """
+    own = captured(PIPELINE_MODELS["gqa"], 4)
+    after, last = (_staged("gqa", schedule, when) for when in ("after", "last"))
+    assert state_after(after, own) == state_after(last, own)
+    runs = [list(flat(each)) for each in last.schedules]
+    assert runs[0].count("backward.0") == 3
+    assert runs[0][-2:] == ["backward.0.last", "update.0"]
+    assert not any(name.endswith(".last") for name in (*runs[0][:-2], *runs[1]))
+    assert last.transfers == after.transfers
 
 
-def _runs(step: StepPlan) -> list[str]:
-    return [name for schedule in step.schedules for name in flat(schedule)]
+def test_a_tied_embedding_is_sent_before_it_is_reduced() -> None:
+    """The other end of the pipeline adds its own term, and reduces the sum as before."""
+    after, last = (_staged("bert", "gpipe", when) for when in ("after", "last"))
+    assert any(transfer.writer == "backward.0" for transfer in last.transfers)
+    assert last.schedules == after.schedules
+    assert last.buffers == after.buffers
 
 
 def _stacks_added(step: StepPlan) -> list[Op]:
