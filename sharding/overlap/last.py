@@ -111,10 +111,11 @@ def _to_reductions(graph: Graph, value: Value) -> list[Op]:
 
 
 def _target(accumulator: BufferInfo, reduced: Value) -> BufferInfo:
-    """Where a reduced gradient waits for the update: in its accumulator where that is as large, so
+    """Where a reduced gradient waits for the update: in its accumulator where that holds it, so
     that it needs no memory.
     """
-    if reduced.type.shape == accumulator.local_type.shape:
+    held = accumulator.local_type
+    if reduced.type.shape == held.shape and reduced.type.dtype.bytes <= held.dtype.bytes:
         return accumulator
     return replace(
         accumulator,

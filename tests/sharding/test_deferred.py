@@ -9,13 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import gpt
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
-from shardwright.compiler.ir.types import Op
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.types import Op, tensor_type
 from shardwright.compiler.neff.schedule import flat
-from shardwright.compiler.program import StepPlan
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.mesh import DATA_AXES
+from shardwright.sharding.overlap import reduced_in_last
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.summed import summed_in_loops
@@ -113,6 +116,56 @@ def test_sums_over_copies_are_reduced_in_their_accumulators() -> None:
         for when in ("last", "after")
     )
     assert last.step.buffers == after.step.buffers
+
+
+BACKWARD = """
+backward(%sum: tensor<4xbf16>, %gradient: tensor<4xbf16>) {
+  %total = add %sum, %gradient : tensor<4xbf16>
+  return %total
+}
+"""
+UPDATE = """
+update(%sum: tensor<4xbf16>) {
+  %wide = convert %sum {dtype=f32} : tensor<4xf32>
+  %all = all_reduce %wide {axes=[dp_replicate], reduction=add, group_size=2} : tensor<4xf32>
+  %new = negate %all : tensor<4xf32>
+  %zeros = constant 0.0 : tensor<4xbf16>
+  return %new, %zeros
+}
+"""
+
+
+def test_a_short_accumulator_does_not_take_what_is_reduced_in_fp32() -> None:
+    """That waits in a buffer of its own type: the accumulator's would round it."""
+    backward, update = parse(BACKWARD), parse(UPDATE)
+    roles = {"gradient/w": "gradient", "g": "batch", "w": "parameter"}
+    kinds = {"gradient/w": "bf16", "g": "bf16", "w": "f32"}
+    buffers = {
+        name: BufferInfo(name=name, role=role, local_type=kind, global_type=kind, axes=((),))
+        for name, role in roles.items()
+        for kind in [tensor_type((4,), DType(kinds[name]))]
+    }
+    programs = (
+        StepProgram(
+            name="backward",
+            graph=backward,
+            inputs=("gradient/w", "g"),
+            outputs=("gradient/w",),
+        ),
+        StepProgram(
+            name="update", graph=update, inputs=("gradient/w",), outputs=("w", "gradient/w")
+        ),
+    )
+    step = StepPlan(
+        mesh={"dp_replicate": 2},
+        buffers=buffers,
+        programs=programs,
+        schedules=(((("backward",), 2), (("update",), 1)),),
+        num_microbatches=2,
+    )
+    found = {p.name: p for p in reduced_in_last(step).programs}
+    assert found["backward.last"].outputs == found["update"].inputs == ("reduced/w",)
+    assert found["update"].graph.inputs[0].type == tensor_type((4,), DType.F32)
 
 
 KNOBS: list[dict[str, int | bool]] = [
