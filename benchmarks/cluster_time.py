@@ -3,7 +3,7 @@
     python benchmarks/cluster_time.py [--cache DIR] [--micro-batches N]
 
 Prints CPU seconds of one answer (one profile: functions evaluated, classes refined, loop replayed),
-which hardly change with the load of the machine. Bars (DESIGN.md section 7): 2 s uniform, 5 s with
+which hardly change with the load of the machine. Bars: 2 s uniform, 5 s with
 one straggler.
 """
 

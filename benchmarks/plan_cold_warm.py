@@ -4,7 +4,7 @@
 
 Wall seconds mean something on an idle machine only; CPU seconds (user, all processes of the job)
 hardly change with the load. A cold answer has tried what there was time for (`docs/plan.md`).
-Bars (DESIGN.md section 7 and issue 3): cold within 12 s of two idle cores and 2 GB, all compile
+Bars: cold within 12 s of two idle cores and 2 GB, all compile
 units within 8 CPU seconds, warm at least 20 times faster.
 """
 

@@ -103,8 +103,8 @@ _MEANT = 3  # names that a hint has (our choice)
 
 
 class DiagnosticError(Exception):
-    """Base of every error a user can see; `exit_code` is what the command returns (DESIGN.md
-    section 6)."""
+    """Base of every error a user can see; `exit_code` is what the command returns
+    (docs/commands.md)."""
 
     exit_code = 70
 

@@ -1,6 +1,6 @@
 """The `shardwright` command: arguments in, one verb run, exit code out.
 
-Exit codes (DESIGN.md section 6): 0 done, 2 usage, 70 compile failure, 71 does not fit, 72 simulated
+Exit codes (docs/commands.md): 0 done, 2 usage, 70 compile failure, 71 does not fit, 72 simulated
 run failed, 130 interrupted. Verbs import what they need when they run, so `--help` loads no heavy
 library.
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.neff.schedule import STAGE_AXIS, run_counts
+from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_as, counted_runs, run_counts
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.steps import note, step
 from shardwright.sharding import shown
@@ -26,7 +26,7 @@ from shardwright.sharding.host import on_host
 from shardwright.sharding.localize import localize
 from shardwright.sharding.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
-from shardwright.sharding.overlap import Shifts, hoisted, overlap
+from shardwright.sharding.overlap import Shifts, hoisted, overlap, reduced_in_last
 from shardwright.sharding.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partitioner import PartitionUnit, ask
 from shardwright.sharding.pipeline.balance import PartShare
@@ -219,7 +219,7 @@ def complete(
         alone = without_twin(local)
         local, partial = alone.local, alone.partial
         step("without_twin", local.graph)
-    last = num_microbatches > 1 and settings.reduces_last
+    last = num_microbatches > 1 and settings.gradient_reduction != "each"
     local = hoisted(local) if last else local
     step("reductions_last", local.graph)
     plan = split_step(
@@ -236,7 +236,9 @@ def complete(
         plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
-    plan = summed_in_loops(plan) if settings.gradient_accumulation_fusion else plan
+    if num_microbatches > 1 and settings.gradient_reduction == "last":
+        plan = reduced_in_last(plan)
+    plan = summed_in_loops(plan, settings.gradient_accumulation_fusion)
     plan = shown.programs("host", on_host(plan))
     plan = shown.planned(replace(_overlapped(plan, settings), stacks=prepared.stacks))
     cut_findings = plan.metadata["findings"]
@@ -279,7 +281,7 @@ def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
     """A note when weights are gathered again although they were to be kept."""
-    found = (r for r in rows if (r.program, r.kind) == ("backward", "all_gather"))
+    found = (r for r in rows if r.kind == "all_gather" and counted_as(r.program) == "backward")
     again = sum(r.count for r in found if SHARD_AXIS in r.axes)
     if again:
         yield Diagnostic(
@@ -296,6 +298,7 @@ def traffic(step: StepPlan) -> tuple[Traffic, ...]:
     each other is a collective_permute of the program that makes it.
     """
     repeats = sum((run_counts(schedule) for schedule in step.schedules), Counter[str]())
+    sends = sum((counted_runs(schedule) for schedule in step.schedules), Counter[str]())
     counts: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
     sizes: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
     for program in step.programs:
@@ -305,7 +308,7 @@ def traffic(step: StepPlan) -> tuple[Traffic, ...]:
             counts[key] += times
             sizes[key] += times * max(v.type.num_bytes for v in sides)
     for transfer in step.transfers:
-        times = 1 if transfer.once else repeats[transfer.writer]
+        times = 1 if transfer.once else sends[transfer.writer]
         key = (transfer.writer, "collective_permute", (STAGE_AXIS,), step.mesh[STAGE_AXIS])
         counts[key] += times
         sizes[key] += times * transfer.num_bytes

@@ -116,10 +116,12 @@ class StrategySettings:
     (NEURON_FSDP_NUM_LAYER_LATE_RS_SHIFT). Each costs the memory of one layer's unreduced gradients.
     """
 
-    reduce_gradients: str = choice("auto", "auto", "each", "last")
-    """When the gradients of several micro-batches are reduced: after each of them, or once after
-    the last (PyTorch's no_sync): less traffic, and accumulators as large as the weights a core
-    computes with. auto: last for zero = 1, whose gradients are whole until then, else each.
+    reduce_gradients: str = choice("auto", "auto", "each", "last", "after")
+    """When the gradients of several micro-batches are reduced: in the backward pass of each; once,
+    layer by layer in that of the last (PyTorch's no_sync); or once after it, beside nothing
+    (Megatron's overlap_grad_reduce = false). Once is less traffic, and accumulators as large as the
+    weights a core computes with. auto: last for zero = 1, whose gradients are whole until then,
+    else each.
     """
 
     bucket_mb: int = limited(0, 0, 4096)
@@ -137,6 +139,7 @@ class StrategySettings:
     """Add a layer's gradient to the sum over micro-batches where it is made, in the epilogue of its
     product; else every gradient is stored first and added by an operator of its own (Megatron's
     name, whose kernels fuse it; autograd of PyTorch does not). The same numbers in the same order.
+    What a backward pass reduces is always added there first.
     """
 
     dependency_tokens: bool = False
@@ -180,12 +183,12 @@ class StrategySettings:
         return "bfloat16" in (self.param_dtype, self.reduce_dtype, self.output_dtype)
 
     @property
-    def reduces_last(self) -> bool:
-        """Whether gradients wait for the last micro-batch before they are reduced."""
+    def gradient_reduction(self) -> str:
+        """`reduce_gradients`, with what auto stands for."""
         if self.reduce_gradients != "auto":
-            return self.reduce_gradients == "last"
+            return self.reduce_gradients
         spreads = self.name == "llm-training" and self.zero == AUTO
-        return spreads or self.zero == DISTRIBUTED_OPTIMIZER
+        return "last" if spreads or self.zero == DISTRIBUTED_OPTIMIZER else "each"
 
 
 DEFAULTS = StrategySettings()

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.evaluate import Segment, Shares, segments_at
 from shardwright.compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
-from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
+from shardwright.compiler.neff.schedule import (
+    STAGE_AXIS,
+    Schedule,
+    Transfer,
+    counted_as,
+    counted_runs,
+    flat,
+    run_counts,
+)
 from shardwright.compiler.target import PS_PER_S, Target
 from shardwright.sim_cluster.contention import NO_DEMAND, Demand
 
@@ -238,16 +246,17 @@ def schedule_macros(
     """One whole step of a core of a stage: every program of its schedule with what it receives
     before and sends after. `macros` are those of the programs by name.
     """
-    runs, done = run_counts(schedule), Counter[str]()
+    shown, runs, done = run_counts(schedule), counted_runs(schedule), Counter[str]()
     out: list[MacroOp] = []
     for name in flat(schedule):
-        number = done[name]
-        done[name] += 1
-        own = [t for t in transfers if (t.target, t.reader) == (stage, name)]
-        out += [Receive(message_call(t)) for t in own if not t.once or done[name] == 1]
-        out += [Mark(f"{name} {number}" if runs[name] > 1 else name), *macros[name], Mark("")]
-        own = [t for t in transfers if (t.source, t.writer) == (stage, name)]
-        out += [Send(message_call(t)) for t in own if not t.once or done[name] == runs[name]]
+        counted = counted_as(name)
+        number = done[counted]
+        done[counted] += 1
+        own = [t for t in transfers if (t.target, t.reader) == (stage, counted)]
+        out += [Receive(message_call(t)) for t in own if not t.once or not number]
+        out += [Mark(f"{name} {number}" if shown[name] > 1 else name), *macros[name], Mark("")]
+        own = [t for t in transfers if (t.source, t.writer) == (stage, counted)]
+        out += [Send(message_call(t)) for t in own if not t.once or done[counted] == runs[counted]]
     return tuple(out)
 
 

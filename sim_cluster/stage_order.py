@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.neff.schedule import Schedule, Transfer, flat, run_counts
+from shardwright.compiler.neff.schedule import (
+    Schedule,
+    Transfer,
+    counted_as,
+    counted_runs,
+    flat,
+)
 
 Message = tuple[str, int, int]  # buffer as received, stage that receives, number of the run
 
@@ -99,14 +105,15 @@ class StageOrder:
     def _stage(self, stage: int) -> Iterator[_Receive | _Join]:
         """The schedule of one stage, stopping wherever it may have to wait."""
         done: Counter[str] = Counter()
-        runs = run_counts(self.schedules[stage])
+        runs = counted_runs(self.schedules[stage])
         for program in flat(self.schedules[stage]):
-            number = done[program]
-            done[program] += 1
-            yield from self._receive(stage, program, number)
+            counted = counted_as(program)
+            number = done[counted]
+            done[counted] += 1
+            yield from self._receive(stage, counted, number)
             for part in self.machine.run(stage, program, number):
                 yield _Join(program, part)
-            self._send(stage, program, number, done[program] == runs[program])
+            self._send(stage, counted, number, done[counted] == runs[counted])
 
     def _receive(self, stage: int, program: str, number: int) -> Iterator[_Receive]:
         """Take what was sent for a run."""

@@ -42,6 +42,7 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "programs": {
             "cut": "the part of the step that is this program, before overlap",
             "staged": "the part of this pipeline stage",
+            "reduced": "gradients are reduced in the last micro-batch's backward program",
             "memory": "LIVENESS of the arena: calls in order, and when buffers are in use",
             "listing": "the linked program: buffers, calls, and where the code of functions is",
         },
@@ -65,7 +66,8 @@ A dump of every stage of a job, in the order in which they were made.
 
 How to find things
   - Files of this folder are the whole step, from the captured text to the plan of a core.
-  - programs/NAME are the programs that the step is cut into (forward, backward, update).
+  - programs/NAME are the programs that the step is cut into (forward, backward, update;
+    backward.last where the last micro-batch reduces for all).
   - functions/NAME are the distinct functions of all programs, each once, whoever calls it;
     programs/NAME/*-listing.txt says which functions it calls, and in which order.
   - Numbers count steps within a folder. A step that changed nothing has no file: the graph is that

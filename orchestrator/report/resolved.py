@@ -43,7 +43,7 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
         "strategy.reduce_dtype": (gradients, "no policy of types"),
         "strategy.output_dtype": ("as the model says", "no policy of types"),
         "strategy.reduce_gradients": (
-            "last" if strategy.reduces_last else "each",
+            strategy.gradient_reduction,
             f"of strategy {strategy.name}",
         ),
         "strategy.accumulate_dtype": (gradients, "added up in place"),

@@ -61,8 +61,9 @@ def tables_of(w: Workload) -> Tables:
     2025 (neuronx-cc command line reference, `--auto-cast`); what they give, and what is stored,
     stays fp32.
 
-    Scripts reduce gradients once, after the last micro-batch, and add them up in the type they
-    have, by an operator of its own. Data-parallel ranks share the optimizer state only with ZeRO-1.
+    Scripts reduce gradients once, by calls of their own after the last backward pass, and add them
+    up in the type they have, by an operator of its own. Data-parallel ranks share the optimizer
+    state only with ZeRO-1.
     Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples), run_llama_nxd.py
     (neuronx-distributed): autograd of PyTorch; conf/megatron_gpt_config.yaml
     (neuronx-nemo-megatron): gradient_accumulation_fusion: False; megatron/model/distributed.py
@@ -79,7 +80,7 @@ def tables_of(w: Workload) -> Tables:
             "remat": w.remat,
             "zero": int(w.zero1),
             "sequence_parallel": w.sequence_parallel,
-            "reduce_gradients": "last",
+            "reduce_gradients": "after",
             "accumulate_dtype": "auto" if short else "float32",
             "gradient_accumulation_fusion": False,
         },

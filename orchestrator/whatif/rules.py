@@ -231,13 +231,14 @@ def _no_shifts(now: Situation) -> Iterator[Idea]:
 
 
 def _reduce_once(now: Situation) -> Iterator[Idea]:
-    if now.num_microbatches > 1 and not now.strategy.reduces_last:
+    if now.num_microbatches > 1 and now.strategy.gradient_reduction == "each":
         more = {"gradients": float(now.size("dp_shard"))}
         yield Idea(_strategy(reduce_gradients="last"), more)
 
 
 def _reduce_each(now: Situation) -> Iterator[Idea]:
-    if now.num_microbatches > 1 and now.strategy.reduces_last and now.zero == WEIGHTS:
+    once = now.strategy.gradient_reduction != "each"
+    if now.num_microbatches > 1 and once and now.zero == WEIGHTS:
         yield Idea(_strategy(reduce_gradients="each"))
 
 

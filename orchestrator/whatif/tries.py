@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwright.orchestrator.service.progress import Progress
 
 FAILED = "failed"  # the status of a try that may come to something else next time
-DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (DESIGN.md section 7)
+DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (our choice)
 TRY_SHARE = 0.7
 """Of what the job took without its capture, what a try is expected to take: it shares units.
 Measured: tries of Llama-2 70B on 1024 cores take 5 to 8 CPU seconds, the job itself 10."""

@@ -6,7 +6,7 @@ several, `assign.py` decides which ops of a
 layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `threads.py`
 lets what a layer waits for go first, `streams.py` says what runs beside what. Values stay the same
 bit by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
-they can wait for the last micro-batch.
+they can wait for the last micro-batch, whose backward program `last.py` makes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from shardwright.sharding.overlap.buckets import UNLIMITED, bucketed
 from shardwright.sharding.overlap.deferred import hoisted
 from shardwright.sharding.overlap.groups import grouped
 from shardwright.sharding.overlap.idle import idle_shifts, idle_streams, note, waiting_layers
+from shardwright.sharding.overlap.last import reduced_in_last
 from shardwright.sharding.overlap.pipelined import pipelined
 from shardwright.sharding.overlap.streams import streams_of
 from shardwright.sharding.overlap.threads import threaded
 
-__all__ = ["Shifts", "hoisted", "overlap"]
+__all__ = ["Shifts", "hoisted", "overlap", "reduced_in_last"]
 
 
 def overlap(

@@ -193,22 +193,30 @@ class _Body:
 
     def _with_reads(self, behind: Mapping[Op, int]) -> dict[Op, int]:
         """`behind` with what only it reads of carries that it makes: slices of accumulators that
-        gradients are added to.
+        gradients are added to, and sums with such slices that are reduced in place.
         """
         made, outputs = self.graph.producers(), set(self.graph.outputs)
         makers = {
             b: made.get(a) for b, a in zip(self.graph.inputs, self.graph.outputs, strict=True)
         }
         levels = {b: behind[op] for b, op in makers.items() if op is not None and op in behind}
-        found = dict(behind)
+        slices: dict[Value, int] = {}
+        following: dict[Op, int] = {}
         for op in self.graph.ops:
-            read = {levels[v] for v in op.operands if v in levels}
+            read = {level[v] for level in (levels, slices) for v in op.operands if v in level}
             others = [v for v in op.operands if v not in levels and v not in self.free]
-            users = {user for v in op.results for user in self.users.get(v, ())}
-            if op in behind or others or len(read) != 1 or outputs.intersection(op.results):
+            sliced = any(v in slices for v in op.operands)
+            if op in behind or len(read) != 1 or (others and not sliced):
                 continue
-            (level,) = read
-            if all(behind.get(user) == level for user in users):
+            (following[op],) = read
+            if sliced or op.name == "dynamic_slice":
+                slices.update(dict.fromkeys(op.results, following[op]))
+        found = dict(behind)
+        for op, level in reversed(following.items()):
+            users = {user for v in op.results for user in self.users.get(v, ())}
+            if not outputs.intersection(op.results) and all(
+                found.get(user) == level for user in users
+            ):
                 found[op] = level
         return found
 

@@ -8,10 +8,10 @@ with smaller pieces. Nothing else in the project knows these names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.neff.schedule import Schedule, flat
+from shardwright.compiler.neff.schedule import Schedule, flat, folded
 
 Run = tuple[str, int]  # "forward" or "backward", part
 
@@ -34,7 +34,13 @@ def stage_schedules(
         )
     chunks = num_parts // num_stages
     stages = (make(s, num_stages, chunks, num_microbatches) for s in range(num_stages))
-    return tuple(_folded(list(runs), s) for s, runs in enumerate(stages))
+    return tuple(_entries(runs, s) for s, runs in enumerate(stages))
+
+
+def _entries(runs: Iterable[Run], stage: int) -> Schedule:
+    """The runs of a stage, and its update behind them."""
+    names = [program_name(*run) for run in runs]
+    return (*folded(names), ((program_name("update", stage),), 1))
 
 
 def bubble(num_stages: int, num_parts: int, num_microbatches: int) -> float:
@@ -102,32 +108,6 @@ SCHEDULES: Mapping[str, Callable[[int, int, int, int], Iterator[Run]]] = {
 def program_name(kind: str, part: int) -> str:
     """The name of a program of one part (or, for `update`, of one stage)."""
     return f"{kind}.{part}"
-
-
-def _folded(runs: Sequence[Run], stage: int) -> Schedule:
-    """Runs as entries: repeated programs, and repeated pairs of programs, once with a count."""
-    names = [program_name(*run) for run in runs]
-    entries: list[tuple[tuple[str, ...], int]] = []
-    at = 0
-    while at < len(names):
-        size, count = max(((n, _repeats(names, at, n)) for n in (1, 2)), key=_covered)
-        entries.append((tuple(names[at : at + size]), count))
-        at += size * count
-    return (*entries, ((program_name("update", stage),), 1))
-
-
-def _covered(entry: tuple[int, int]) -> tuple[int, int]:
-    """Runs an entry covers, when it repeats at all; the shorter among equals."""
-    size, count = entry
-    return (size * count if count > 1 or size == 1 else 0, -size)
-
-
-def _repeats(names: Sequence[str], at: int, size: int) -> int:
-    """How often the `size` names at `at` follow each other."""
-    count = 1
-    while names[at : at + size] == names[at + count * size : at + (count + 1) * size]:
-        count += 1
-    return count
 
 
 def most_in_flight(schedule: Schedule, first: str, last: str) -> int:

@@ -36,7 +36,7 @@ WEIGHTS = 3
 """The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""
 _ZERO = {"fsdp": WEIGHTS, "llm-training": DISTRIBUTED_OPTIMIZER}
 SHARD_AXES = ("dp_shard", "ep", "cp")
-"""State is spread over the ranks that hold the same `used` weights (DESIGN.md section 5)."""
+"""State is spread over the ranks that hold the same `used` weights."""
 
 
 def zero_of(settings: StrategySettings) -> int:

@@ -155,7 +155,7 @@ def _not_read(name: str) -> Diagnostic:
 
 def default_axes(name: str) -> dict[str, int | str]:
     """The mesh of a job that names none: every core data parallel; under llm-training groups of 8
-    tensor-parallel cores (DESIGN.md section 5).
+    tensor-parallel cores (our choice).
     """
     tensor = {"tp": 8} if name == "llm-training" else {}
     return {"dp_shard": "auto", **tensor}

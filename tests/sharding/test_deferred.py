@@ -4,22 +4,28 @@ accumulators."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import gpt
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
-from shardwright.compiler.ir.types import Op
-from shardwright.compiler.program import StepPlan
+from shardwright.compiler.ir.parse import parse
+from shardwright.compiler.ir.types import Op, tensor_type
+from shardwright.compiler.neff.schedule import flat
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding.mesh import DATA_AXES
+from shardwright.sharding.overlap import reduced_in_last
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.summed import summed_in_loops
 from tests.support.cells import long_in_matrix
 from tests.support.road import worst
-from tests.support.staged_runs import plan_of, step_errors
-from tests.support.strategy_cells import DISTRIBUTIONS, MODELS, Distribution
+from tests.support.staged_runs import captured, plan_of, state_after, step_errors
+from tests.support.strategy_cells import DISTRIBUTIONS, MODELS, PIPELINE_MODELS, Distribution
 
 BOUND = 1e-5
 MICRO_BATCHES = 3
@@ -52,6 +58,29 @@ def _gradient_bytes(plan: Plan) -> int:
     return sum(b.local_type.num_bytes for b in buffers if b.role == "gradient")
 
 
+def _loops(plan: Plan, program: str) -> list[Op]:
+    (graph,) = (p.graph for p in plan.step.programs if p.name == program)
+    return [op for op in graph.ops if op.name == "loop"]
+
+
+def _reducing(loop: Op) -> int:
+    return sum(op.name in REDUCTIONS for op in loop.regions[0].ops)
+
+
+@pytest.fixture
+def small_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gradients of these models are added up, and so reduced, in the loop, small as they are."""
+
+    def all_of_them(plan: StepPlan, fused: bool) -> StepPlan:
+        return summed_in_loops(plan, fused, 0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardwright.sharding.plan.summed_in_loops", all_of_them)
+        plan_of.cache_clear()
+        yield
+    plan_of.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     long_in_matrix(CELLS, [c for c in CELLS if c != ("gqa", "fsdp 4")]),
@@ -60,17 +89,166 @@ def test_one_reduction_per_step(model: str, name: str) -> None:
     last = _told(name, "last")
     leaf, error = worst(step_errors(MODELS[model], last, MICRO_BATCHES))
     assert error <= BOUND, leaf
-    plans = [plan_of(MODELS[model], how, MICRO_BATCHES) for how in (_told(name, "each"), last)]
-    assert _reductions(plans[0], "backward")
-    assert not _reductions(plans[1], "backward")
-    assert _reductions(plans[1], "update").total() < _reductions(plans[0], "backward").total()
+    each, once, after = (
+        plan_of(MODELS[model], _told(name, when), MICRO_BATCHES)
+        for when in ("each", "last", "after")
+    )
+    assert _reductions(each, "backward")
+    assert not _reductions(once, "backward") + _reductions(after, "backward")
+    moved = _reductions(after, "update") - _reductions(once, "update")
+    assert _reductions(once, "backward.last") == moved
+    assert moved.total() < _reductions(each, "backward").total()
 
 
 def test_accumulators_are_whole_until_then() -> None:
-    each, last = (
-        plan_of(MODELS["gqa"], _told("fsdp 4", w), MICRO_BATCHES) for w in ("each", "last")
+    """Beside them the last backward pass leaves shards to the update."""
+    each, last, after = (
+        plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
+        for when in ("each", "last", "after")
     )
-    assert _gradient_bytes(last) == 4 * _gradient_bytes(each)
+    assert _gradient_bytes(after) == 4 * _gradient_bytes(each)
+    assert _gradient_bytes(last) == 5 * _gradient_bytes(each)
+
+
+def test_sums_over_copies_are_reduced_in_their_accumulators() -> None:
+    last, after = (
+        plan_of(MODELS["bert"], _told("data parallel 4", when), MICRO_BATCHES)
+        for when in ("last", "after")
+    )
+    assert last.step.buffers == after.step.buffers
+
+
+BACKWARD = """
+backward(%sum: tensor<4xbf16>, %gradient: tensor<4xbf16>) {
+  %total = add %sum, %gradient : tensor<4xbf16>
+  return %total
+}
+"""
+UPDATE = """
+update(%sum: tensor<4xbf16>) {
+  %wide = convert %sum {dtype=f32} : tensor<4xf32>
+  %all = all_reduce %wide {axes=[dp_replicate], reduction=add, group_size=2} : tensor<4xf32>
+  %new = negate %all : tensor<4xf32>
+  %zeros = constant 0.0 : tensor<4xbf16>
+  return %new, %zeros
+}
+"""
+
+
+def test_a_short_accumulator_does_not_take_what_is_reduced_in_fp32() -> None:
+    """That waits in a buffer of its own type: the accumulator's would round it."""
+    backward, update = parse(BACKWARD), parse(UPDATE)
+    roles = {"gradient/w": "gradient", "g": "batch", "w": "parameter"}
+    kinds = {"gradient/w": "bf16", "g": "bf16", "w": "f32"}
+    buffers = {
+        name: BufferInfo(name=name, role=role, local_type=kind, global_type=kind, axes=((),))
+        for name, role in roles.items()
+        for kind in [tensor_type((4,), DType(kinds[name]))]
+    }
+    programs = (
+        StepProgram(
+            name="backward",
+            graph=backward,
+            inputs=("gradient/w", "g"),
+            outputs=("gradient/w",),
+        ),
+        StepProgram(
+            name="update", graph=update, inputs=("gradient/w",), outputs=("w", "gradient/w")
+        ),
+    )
+    step = StepPlan(
+        mesh={"dp_replicate": 2},
+        buffers=buffers,
+        programs=programs,
+        schedules=(((("backward",), 2), (("update",), 1)),),
+        num_microbatches=2,
+    )
+    found = {p.name: p for p in reduced_in_last(step).programs}
+    assert found["backward.last"].outputs == found["update"].inputs == ("reduced/w",)
+    assert found["update"].graph.inputs[0].type == tensor_type((4,), DType.F32)
+
+
+KNOBS: list[dict[str, int | bool]] = [
+    {},
+    {"late_reduce_scatter_shift": 1},
+    {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1, "bucket_mb": 1},
+    {"layers_per_group": 2},
+    {"gradient_accumulation_fusion": False},
+]
+
+
+@pytest.mark.usefixtures("small_too")
+@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+@pytest.mark.parametrize("name", ["fsdp 4", "hsdp 8"])
+def test_the_last_backward_pass_reduces_layer_by_layer_and_changes_no_bit(
+    name: str, knobs: dict[str, int | bool]
+) -> None:
+    """Sums are made in the order in which the update makes them where it reduces."""
+    after, last = _told(name, "after"), _told(name, "last", **knobs)
+    data = after.mesh.size(DATA_AXES)
+    found = [
+        state_after(plan_of(MODELS["gqa"], how, 2).step, captured(MODELS["gqa"], 2 * data))
+        for how in (after, last)
+    ]
+    assert found[0] == found[1]
+    plan = plan_of(MODELS["gqa"], last, 2)
+    assert any(map(_reducing, _loops(plan, "backward.last")))
+    assert not any(map(_reducing, _loops(plan, "backward")))
+
+
+@pytest.mark.usefixtures("small_too")
+@pytest.mark.parametrize("name", ["fsdp 4", "hsdp 8", "data parallel 4"])
+def test_overlap_treats_them_as_those_of_every_backward_pass(name: str) -> None:
+    """A layer late: the first of two layers reduces nothing, beside the second what the first
+    made is reduced; so it is with accumulators that are reduced in place.
+    """
+    each, last = (
+        plan_of(MODELS["gqa"], _told(name, when, late_reduce_scatter_shift=1), 2)
+        for when in ("each", "last")
+    )
+    found = [(loop.attrs.trip, bool(_reducing(loop))) for loop in _loops(last, "backward.last")]
+    assert found == [(1, False), (1, True)]
+    assert found == [(loop.attrs.trip, bool(_reducing(loop))) for loop in _loops(each, "backward")]
+
+
+def test_the_last_run_of_backward_is_a_program_of_its_own() -> None:
+    plan = plan_of(MODELS["gqa"], _told("fsdp 4", "last"), MICRO_BATCHES)
+    (schedule,) = plan.step.schedules
+    assert list(flat(schedule)) == [
+        *("forward", "backward") * (MICRO_BATCHES - 1),
+        *("forward", "backward.last", "update"),
+    ]
+
+
+def _staged(model: str, schedule: str, when: str) -> StepPlan:
+    settings = StrategySettings(name="fsdp", schedule=schedule, reduce_gradients=when)
+    how = Distribution(settings, (("pp", 2), ("dp_shard", 2)))
+    return plan_of(PIPELINE_MODELS[model], how, 4).step
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.matrix), "interleaved"]
+)
+def test_what_no_stage_waits_for_is_reduced_in_the_last_backward_pass(schedule: str) -> None:
+    """Of the first part of a pipeline; the others send what they make to the part before them.
+    The bits are those of a step that reduces behind all of them.
+    """
+    own = captured(PIPELINE_MODELS["gqa"], 4)
+    after, last = (_staged("gqa", schedule, when) for when in ("after", "last"))
+    assert state_after(after, own) == state_after(last, own)
+    runs = [list(flat(each)) for each in last.schedules]
+    assert runs[0].count("backward.0") == 3
+    assert runs[0][-2:] == ["backward.0.last", "update.0"]
+    assert not any(name.endswith(".last") for name in (*runs[0][:-2], *runs[1]))
+    assert last.transfers == after.transfers
+
+
+def test_a_tied_embedding_is_sent_before_it_is_reduced() -> None:
+    """The other end of the pipeline adds its own term, and reduces the sum as before."""
+    after, last = (_staged("bert", "gpipe", when) for when in ("after", "last"))
+    assert any(transfer.writer == "backward.0" for transfer in last.transfers)
+    assert last.schedules == after.schedules
+    assert last.buffers == after.buffers
 
 
 def _stacks_added(step: StepPlan) -> list[Op]:
@@ -85,7 +263,7 @@ def test_no_stack_of_gradients_is_added_to_an_accumulator(when: str) -> None:
     """They are added up layer by layer, in the loop: what follows a loop adds no stack."""
     plan = plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
     assert _stacks_added(plan.step)
-    assert not _stacks_added(summed_in_loops(plan.step, 0))
+    assert not _stacks_added(summed_in_loops(plan.step, least_bytes=0))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -115,8 +293,9 @@ def test_zero_1_reduces_once_and_zero_2_after_every_micro_batch() -> None:
         for stage in (1, 2)
     )
     assert not _reductions(one, "backward")
+    assert _reductions(one, "backward.last")
     assert _reductions(two, "backward")
-    assert _gradient_bytes(one) == 8 * _gradient_bytes(two)
+    assert _gradient_bytes(one) == 9 * _gradient_bytes(two)  # shards of what is reduced
 
 
 def test_stacks_of_any_size_wait() -> None:
@@ -128,7 +307,7 @@ def test_stacks_of_any_size_wait() -> None:
     plan = plan_of(lambda: gpt.train_task(sizes, TaskOptions(seq_len=16)), how, MICRO_BATCHES)
     found = _reductions(plan, "backward")
     assert not found, found
-    assert _reductions(plan, "update")
+    assert _reductions(plan, "backward.last")
 
 
 def test_accumulators_may_have_the_type_of_the_gradients() -> None:

@@ -84,7 +84,7 @@ def test_accumulators_in_the_loop_move_with_what_is_added(
     mesh: str, shifts: tuple[int, int]
 ) -> None:
     """They change no bit, and no reduction stays where it was because of them."""
-    within = summed_in_loops(_step(mesh), 0)
+    within = summed_in_loops(_step(mesh), least_bytes=0)
     assert [len(_loops(s, "backward")) for s in (within, _step(mesh))] == [1, 1]
     moved = [overlap(step, Shifts(*shifts)) for step in (within, _step(mesh))]
     trips = [[loop.attrs.trip for loop in _loops(step, "backward")] for step in moved]

@@ -54,6 +54,16 @@ def test_a_stage_runs_its_schedule() -> None:
     assert ordered((both,)) == ["0 f0", "0 b0", "0 f1", "0 b1", "0 u0"]
 
 
+def test_the_last_run_may_be_another_program() -> None:
+    """It works on the next micro-batch, and sends and receives what the one before would."""
+    stages = ((("f",), 1), (("f.last",), 1))
+    assert ordered((stages, stages), transfer("x", 0, 1), transfer("y", 0, 1, True)) == [
+        *("0 f0", "0 f.last1"),
+        *("1 gets x0 as x'0", "1 gets y1 as y'0", "1 f0"),
+        *("1 gets x1 as x'1", "1 f.last1"),
+    ]
+
+
 def test_every_run_sends_to_the_next_stage() -> None:
     assert ordered((TWICE, TWICE), transfer("x", 0, 1)) == [
         "0 f0",

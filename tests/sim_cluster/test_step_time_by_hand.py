@@ -295,6 +295,31 @@ def test_programs_receive_before_and_send_after_they_run() -> None:
     ]
 
 
+def test_the_last_run_of_another_program_goes_on_with_the_messages_of_the_one_before() -> None:
+    def sent(name: str, source: int, target: int, once: bool = False) -> Transfer:
+        return Transfer(
+            sent=name,
+            received=name,
+            source=source,
+            target=target,
+            writer="f",
+            reader="f",
+            num_bytes=8,
+            once=once,
+        )
+
+    transfers = [sent("in", 0, 1), sent("first", 0, 1, True), sent("out", 1, 2)]
+    transfers += [sent("last", 1, 2, True)]
+    schedule = ((("f",), 1), (("f.last",), 1))
+    macros = schedule_macros({"f": [], "f.last": []}, schedule, transfers, 1)
+    names = [
+        op.name if isinstance(op, Mark) else op.call.name
+        for op in macros
+        if isinstance(op, Mark | Receive | Send)
+    ]
+    assert names == [*("in", "first", "f", "", "out"), *("in", "f.last", "", "out", "last")]
+
+
 def test_code_outside_of_programs_is_nowhere() -> None:
     """Of no program, and number -1, as a launch has it."""
     (stretch,) = function_macros(program([addition()]).functions[0], TRN1N)
