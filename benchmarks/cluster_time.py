@@ -17,12 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardwright.orchestrator.build import build
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import step_of, unit_service
-from shardwright.orchestrator.stages import Stages
-from shardwright.sim_cluster.faults import Faults
-from shardwright.sim_cluster.step_time import Step, time_step
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.job import step_of, unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.step_time import Step, time_step
 
 FAULTS = {
     "uniform": Faults(),

@@ -26,22 +26,22 @@ from shardwright.compiler.frontend.capture import capture
 from shardwright.compiler.frontend.models.presets import preset_task
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.build import Layout, build_task
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import collect_rarely
+from shardwright.orchestrator.road.build import Layout, build_task
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import slots
-from shardwright.sharding.partitioner import ask
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import slots
+from shardwright.sharding.partition.partitioner import ask
+from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.plan import complete, partitioned, prepare
-from shardwright.sharding.reroll import reroll
-from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.prepare.reroll import reroll
 from tests.models import flax_decoder
 
 CORES = 32

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import Row

@@ -23,7 +23,6 @@ import optax
 
 from shardwright.compiler.driver import compile_unit
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
@@ -31,10 +30,11 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import PS_PER_S, Target, load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.target import PS_PER_S, Target, load_target
+from shardwright.compiler.timing.evaluate import function_segments
 
 HEADER = (
     f"{'kernel':36}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"

@@ -22,16 +22,16 @@ from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
 from shardwright.collectives.recipe import Choice
 from shardwright.collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
 from shardwright.collectives.topology import torus
-from shardwright.compiler.target import Target, load_target, logical, target_names
+from shardwright.compiler.machine.target import Target, load_target, logical, target_names
 from shardwright.orchestrator.validation.published_collectives import (
     CollectivePrediction,
     predict_file,
 )
 from shardwright.sim_cluster.calibration import constants
-from shardwright.sim_cluster.collective_costs import collective_costs
-from shardwright.sim_cluster.network import cluster_topology
+from shardwright.sim_cluster.network.collective_costs import collective_costs
+from shardwright.sim_cluster.network.network import cluster_topology
+from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
-from shardwright.sim_cluster.what_if import WhatIf
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
 MARK = "<!-- below: benchmarks/network.py -->"

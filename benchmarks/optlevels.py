@@ -20,18 +20,18 @@ from shardwright.compiler.driver import compile_function
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.fusion.trial import forget
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.link import link
+from shardwright.compiler.linking.link import link
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline import outline
-from shardwright.compiler.trial import forget
-from shardwright.orchestrator.build import Built, build_task, layout_of
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.job import unit_service
-from shardwright.orchestrator.model import resolve_task
-from shardwright.orchestrator.stages import Stages
-from shardwright.sim_cluster.step_time import Step, time_step
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.road.build import Built, build_task, layout_of
+from shardwright.orchestrator.road.job import unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.sim_cluster.timing.step_time import Step, time_step
 
 LEVELS = (1, 2, 3)
 HEADER = (

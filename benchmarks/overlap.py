@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.plan_cache import plan
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.plan_cache import plan
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "overlap.md"
 MARK = "<!-- below: benchmarks/overlap.py -->"

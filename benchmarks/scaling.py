@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.report.tried import candidate
 from shardwright.orchestrator.whatif.change import compared
 from shardwright.orchestrator.whatif.journal import Journal

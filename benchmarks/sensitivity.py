@@ -18,17 +18,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardwright.compiler.isa.costs import RULES
-from shardwright.compiler.target import Fact, load_target
+from shardwright.compiler.machine.target import Fact, load_target
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report.explain_sensitivity import LEAST, moved_by
 from shardwright.orchestrator.report.limits import STATEMENTS
+from shardwright.orchestrator.road.job import step_of
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.validation.predict import build_workload
 from shardwright.orchestrator.validation.published import Storage, Workload
-from shardwright.sim_cluster.sensitivity import SHARE, Moved, assumptions, sensitivity
+from shardwright.sim_cluster.timing.sensitivity import SHARE, Moved, assumptions, sensitivity
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"

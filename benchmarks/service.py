@@ -24,13 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardwright.orchestrator.build import build
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import executor_of
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.job import executor_of
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages
 
 STRATEGIES = ("fsdp", "llm-training")
 BARS = {"two workers": 1.7, "overhead_ms": 20.0, "warm": 20.0}

@@ -1,0 +1,1 @@
+"""What is communicated between cores, over what, in which steps, and how long it takes."""

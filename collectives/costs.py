@@ -2,8 +2,8 @@
 choice of an algorithm.
 
 Values for a machine and a profile come from its data files and the calibration
-(`sim_cluster/collective_costs.py`); rates of links and EFA devices and the time of a wire belong to
-the `Topology`.
+(`sim_cluster/network/collective_costs.py`); rates of links and EFA devices and the time of a wire
+belong to the `Topology`.
 """
 
 from __future__ import annotations

@@ -10,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardwright.compiler import hbm
-from shardwright.compiler.budget import check_activations
 from shardwright.compiler.codegen.generate import Recipe
-from shardwright.compiler.core_order import order_cores
 from shardwright.compiler.diagnostics import DiagnosticError, Loc
-from shardwright.compiler.evaluate import JUDGED_RECOVERY, Shares, segments_at
+from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Program, Region
-from shardwright.compiler.link import Location, link_program, placed_function
-from shardwright.compiler.logical_core import LogicalCore
+from shardwright.compiler.linking.budget import check_activations
+from shardwright.compiler.linking.link import Location, link_program, placed_function
 from shardwright.compiler.lower.function import Signature, settle
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.machine.target import Target, load_target
 from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.outline import Outlined, outline_programs
 from shardwright.compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from shardwright.compiler.passes.pipeline import run, unit_passes
 from shardwright.compiler.program import StepProgram
-from shardwright.compiler.region_order import order_regions
-from shardwright.compiler.schema import MOST
+from shardwright.compiler.schedule import hbm
+from shardwright.compiler.schedule.core_order import order_cores
+from shardwright.compiler.schedule.region_order import order_regions
 from shardwright.compiler.shown.engines import overlap_text
 from shardwright.compiler.shown.memory import function_memory
 from shardwright.compiler.shown.regions import fusion_text, regions_text
 from shardwright.compiler.shown.tiling import tiling_text
 from shardwright.compiler.steps import note, step, within
-from shardwright.compiler.target import Target, load_target
+from shardwright.compiler.support.schema import MOST
+from shardwright.compiler.timing.evaluate import JUDGED_RECOVERY, Shares, segments_at
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:

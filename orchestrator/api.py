@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator import config
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.config import JobConfig
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.hook import Hooked
@@ -102,7 +102,7 @@ def run(asked: Job, **settings: object) -> Report:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator import job as road
+    from shardwright.orchestrator.road import job as road
 
     resolved = _job(asked, settings)
     with _progress(resolved) as progress:
@@ -117,7 +117,7 @@ def plan(asked: Job | TrainTask, **settings: object) -> Report:
     The step is traced to know which question it is, because what this process has imported need not
     be what its files say: a stored answer spares the rest.
     """
-    from shardwright.orchestrator import plan_cache
+    from shardwright.orchestrator.road import plan_cache
 
     task: TrainTask | None = None
     if isinstance(asked, TrainTask):

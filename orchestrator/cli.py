@@ -20,20 +20,21 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.user_code import told
-from shardwright.compiler.target import FIRST_TARGET
-from shardwright.orchestrator import doctor, outputs
-from shardwright.orchestrator.age import FLAG, again
-from shardwright.orchestrator.arguments import Parser
+from shardwright.compiler.machine.target import FIRST_TARGET
 from shardwright.orchestrator.cache import commands as cache
+from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
-from shardwright.orchestrator.config import output_folder, words_of
+from shardwright.orchestrator.config.arguments import Parser
+from shardwright.orchestrator.config.config import output_folder, words_of
+from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
 from shardwright.orchestrator.host import collect_rarely
-from shardwright.orchestrator.job_flags import add_job_flags, job_config
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.submission import commands as submission
-from shardwright.orchestrator.terminal import adapt, say
+from shardwright.orchestrator.terminal import outputs
+from shardwright.orchestrator.terminal.age import FLAG, again
+from shardwright.orchestrator.terminal.terminal import adapt, say
 from shardwright.orchestrator.values import commands as values
 from shardwright.orchestrator.whatif import commands as whatif
 
@@ -328,8 +329,8 @@ def _run(args: argparse.Namespace) -> int:
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
         progress.say("loads the compiler")  # a second, and several on a busy host
-        from shardwright.orchestrator import job
         from shardwright.orchestrator.report import screen
+        from shardwright.orchestrator.road import job
 
         report = job.run_job(asked, progress, args.dump_dir)
     report["provenance"]["again"] = args.again
@@ -339,8 +340,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator import plan_cache
     from shardwright.orchestrator.report import plan_screen
+    from shardwright.orchestrator.road import plan_cache
     from shardwright.orchestrator.service.progress import Progress
 
     explanations.check(args.explain)
@@ -387,13 +388,13 @@ def _list_operators(args: argparse.Namespace) -> int:
 
 
 def _errors(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator import errors_command
+    from shardwright.orchestrator.commands import errors as errors_command
 
     return errors_command.run(args.code, args.json)
 
 
 def _nccom(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator import nccom
+    from shardwright.orchestrator.commands import nccom
 
     request = nccom.Request(
         op=args.op,

@@ -1,0 +1,1 @@
+"""From one training step to what every core computes and sends."""

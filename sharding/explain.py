@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.findings import TRAFFIC, surprises
-from shardwright.sharding.inner import contracted
+from shardwright.sharding.cut.ring import with_context
+from shardwright.sharding.indices.inner import contracted
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.one_sample import without_twin
-from shardwright.sharding.partitioned import PartitionedGraph
-from shardwright.sharding.partitioner import PartitionUnit
+from shardwright.sharding.partition.findings import TRAFFIC, surprises
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph
+from shardwright.sharding.partition.partitioner import PartitionUnit
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import partition
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.plan import Prepared
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.ring import with_context
-from shardwright.sharding.shardy import partition
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.prepare.one_sample import without_twin
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
 Dims = tuple[tuple[str, ...], ...]

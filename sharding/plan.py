@@ -19,29 +19,29 @@ from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_as, counted_r
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.steps import note, step
 from shardwright.sharding import shown
-from shardwright.sharding.findings import TRAFFIC, with_findings
-from shardwright.sharding.fold import Folded, fold
-from shardwright.sharding.footprint import Footprint, footprint
-from shardwright.sharding.host import on_host
+from shardwright.sharding.cut.host import on_host
+from shardwright.sharding.cut.overlap import Shifts, hoisted, overlap, reduced_in_last
+from shardwright.sharding.cut.pipeline.balance import PartShare
+from shardwright.sharding.cut.pipeline.divide import divide
+from shardwright.sharding.cut.pipeline.unstack import Staged, stage_layers
+from shardwright.sharding.cut.ring import with_context
+from shardwright.sharding.cut.stages import split_step
+from shardwright.sharding.cut.summed import summed_in_loops
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import SHARD_AXIS, Mesh
-from shardwright.sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
-from shardwright.sharding.overlap import Shifts, hoisted, overlap, reduced_in_last
-from shardwright.sharding.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.partitioner import PartitionUnit, ask
-from shardwright.sharding.pipeline.balance import PartShare
-from shardwright.sharding.pipeline.divide import divide
-from shardwright.sharding.pipeline.unstack import Staged, stage_layers
-from shardwright.sharding.precision import rounded_graph, with_reduce_dtype
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.ring import with_context
+from shardwright.sharding.memory.footprint import Footprint, footprint
+from shardwright.sharding.partition.findings import TRAFFIC, with_findings
+from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partition.partitioner import PartitionUnit, ask
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import annotated_text, partition
+from shardwright.sharding.prepare.fold import Folded, fold
+from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
+from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
+from shardwright.sharding.prepare.unfold import UnfoldError, unfold
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
-from shardwright.sharding.shardy import annotated_text, partition
-from shardwright.sharding.stages import split_step
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import MANUAL, padded_step, recipe_of
-from shardwright.sharding.summed import summed_in_loops
-from shardwright.sharding.unfold import UnfoldError, unfold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

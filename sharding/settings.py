@@ -1,7 +1,7 @@
 """What a user may choose about distribution: the `[strategy]` table.
 
 One frozen object goes from the job to the recipe and to the cut. Values are checked where text is
-read (`orchestrator/config.py`); what a strategy cannot do with them is refused by the recipe.
+read (`orchestrator/config/`); what a strategy cannot do with them is refused by the recipe.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.options import choice
-from shardwright.compiler.quantities import TOKENS, amount
+from shardwright.compiler.support.quantities import TOKENS, amount
 
 AUTO = -1
 OFFLOAD = "offload"

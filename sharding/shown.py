@@ -10,8 +10,8 @@ from shardwright.compiler.ir.ops.host import DEVICE
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.steps import note, step, within
-from shardwright.sharding.partitioned import PartitionedGraph, SlotLike
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.partition.partitioned import PartitionedGraph, SlotLike
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import OUTPUT, Recipe, ValueId, value_ids
 
 

@@ -1,0 +1,1 @@
+"""The simulated cluster: runs NEFF files in values and in time."""

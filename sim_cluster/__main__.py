@@ -16,13 +16,13 @@ import numpy as np
 
 from shardwright.collectives.ops import TORUS
 from shardwright.compiler.diagnostics import DiagnosticError, UsageError
+from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
 from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import Bundle, load_bundle
-from shardwright.compiler.target import PS_PER_S, load_target, logical
-from shardwright.sim_cluster.contention import Packets
-from shardwright.sim_cluster.layout import num_ranks
-from shardwright.sim_cluster.run_values import ValueRun
-from shardwright.sim_cluster.step_time import Step, band
+from shardwright.sim_cluster.timing.contention import Packets
+from shardwright.sim_cluster.timing.step_time import Step, band
+from shardwright.sim_cluster.values.layout import num_ranks
+from shardwright.sim_cluster.values.run_values import ValueRun
 
 Arrays = Mapping[str, np.ndarray]
 

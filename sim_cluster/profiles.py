@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.target import Target
+from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.calibration import constants
 
 STREAMING = "streaming"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiler.error_catalogue import WHO, catalogue
+from shardwright.compiler.diagnostics.catalogue import WHO, catalogue
 from shardwright.orchestrator.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ def raised_codes() -> dict[str, str]:
 
 def test_every_code_of_the_source_is_in_the_catalogue() -> None:
     missing = {c: path for c, path in raised_codes().items() if c not in catalogue()}
-    assert not missing, f"add a row to compiler/error_catalogue.toml for {missing}"
+    assert not missing, f"add a row to compiler/diagnostics/catalogue.toml for {missing}"
 
 
 def test_the_catalogue_has_no_code_of_ours_that_nothing_raises() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.error_catalogue import RAISED, catalogue
+from shardwright.compiler.diagnostics.catalogue import RAISED, catalogue
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.ir.types import Graph

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.error_catalogue import catalogue
+from shardwright.compiler.diagnostics.catalogue import catalogue
 from shardwright.compiler.surface.flags import Effect, find
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.compile import compile_flags
-from shardwright.orchestrator.config import TABLES
+from shardwright.orchestrator.config.config import TABLES
 from shardwright.sim_cluster import __main__ as bundles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,7 @@ def told() -> Mapping[str, list[str]]:
     files = [p for package in PACKAGES for p in sorted((ROOT / package).rglob("*.py"))]
     found = {str(p.relative_to(ROOT)): list(texts(p)) for p in files}
     rows = [f"{entry}" for entry in catalogue().values()]
-    return found | {"compiler/error_catalogue.toml": rows}
+    return found | {"compiler/diagnostics/catalogue.toml": rows}
 
 
 def places(pattern: re.Pattern[str]) -> Iterator[tuple[str, str, re.Match[str]]]:

@@ -19,16 +19,16 @@ ALLOWED = {
     "compiler": {"collectives"},
     "collectives": set(),
 }
-SIM_COMPILER = {"dtypes", "diagnostics", "isa", "evaluate", "neff", "rounding", "target"}
+SIM_COMPILER = {"dtypes", "diagnostics", "isa", "machine", "neff", "support", "timing"}
 HEAVY = {
-    "jax": ("compiler/frontend/", "sharding/shardy.py"),
-    "jaxlib": ("compiler/frontend/", "sharding/shardy.py"),
+    "jax": ("compiler/frontend/", "sharding/partition/shardy.py"),
+    "jaxlib": ("compiler/frontend/", "sharding/partition/shardy.py"),
     "torch": ("compiler/frontend/",),
     "onnx": ("compiler/frontend/",),
     "tensorflow": ("compiler/frontend/",),
     "optax": ("compiler/frontend/",),
     "ray": ("orchestrator/service/ray_", "orchestrator/submission/ray_jobs.py"),
-    "matplotlib": ("orchestrator/plots.py",),
+    "matplotlib": ("orchestrator/terminal/plots.py",),
     "boto3": ("orchestrator/cache/bucket.py",),
     "botocore": ("orchestrator/cache/bucket.py",),
 }
@@ -81,10 +81,10 @@ def test_layer_rules_hold() -> None:
     ("path", "module"),
     [
         ("collectives/x.py", "shardwright.compiler.dtypes"),
-        ("sharding/x.py", "shardwright.sim_cluster.l0"),
+        ("sharding/x.py", "shardwright.sim_cluster.instructions.l0"),
         ("sim_cluster/x.py", "shardwright.compiler.ir.types"),
         ("compiler/lower/x.py", "jax.numpy"),
-        ("orchestrator/job.py", "ray"),
+        ("orchestrator/road/job.py", "ray"),
     ],
 )
 def test_layer_rules_find_a_violation(path: str, module: str) -> None:
@@ -112,7 +112,7 @@ def test_light_imports_load_no_heavy_library() -> None:
     code = (
         "import sys; from shardwright.orchestrator import cli;"
         "from shardwright.compiler import driver; from shardwright.sharding import plan;"
-        "from shardwright.sim_cluster import run_values;"
+        "from shardwright.sim_cluster.values import run_values;"
         "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax', 'boto3')"
         " if m in sys.modules])"
     )

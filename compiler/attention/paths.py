@@ -13,7 +13,7 @@ from collections.abc import Callable
 from shardwright.compiler.attention.labelling import Labelling, Space
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 _VIEWS = frozenset(
     (

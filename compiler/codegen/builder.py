@@ -19,7 +19,7 @@ from shardwright.compiler.codegen.space import Split, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor
-from shardwright.compiler.target import Limits
+from shardwright.compiler.machine.target import Limits
 
 Dims = tuple[tuple[int, int], ...]
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)

@@ -3,7 +3,7 @@
 A region is cut along one atom before it is tiled: each half is a region of its own, with its own
 tiling, on-chip memory and queues, so the outermost parallel tile loop of the whole runs on both
 cores at once. An atom qualifies when nothing is summed along it and neither half touches what the
-other one stores. Which cut is taken is `compiler/logical_core.py`'s choice.
+other one stores. Which cut is taken is `compiler/fusion/logical_core.py`'s choice.
 """
 
 from __future__ import annotations

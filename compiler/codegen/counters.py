@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.space import Space, Value

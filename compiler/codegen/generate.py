@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shardwright.compiler.allocate import allocate
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
 from shardwright.compiler.codegen.copies import copy_candidates, is_copy
@@ -34,13 +33,14 @@ from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.turns import is_turn, turn_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
-from shardwright.compiler.engine_order import order_engines
-from shardwright.compiler.evaluate import instr_cost, judged_ps
 from shardwright.compiler.isa.limits import check_region, limits_for
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.machine.target import FIRST_TARGET, Limits, load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.target import FIRST_TARGET, Limits, load_target
+from shardwright.compiler.schedule.allocate import allocate
+from shardwright.compiler.schedule.engine_order import order_engines
+from shardwright.compiler.timing.evaluate import instr_cost, judged_ps
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import Interval, corners, within
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.intervals import Interval, corners, within
+from shardwright.compiler.support.walks import answered
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.space import Space, Value, Walk

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.engine_order import Memory, touched
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.schedule.engine_order import Memory, touched
 
 # (initiation interval, latency after it) of an instruction in ps.
 Costs = tuple[int, int]

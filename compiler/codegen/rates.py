@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.target import CoreModel
+from shardwright.compiler.machine.target import CoreModel
 
 # documented: instruction costs of nki/api/nki/isa/__init__.py, shortest interval of an instruction
 MIN_CYCLES = 64

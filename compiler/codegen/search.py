@@ -15,9 +15,9 @@ from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import Limits
 
 Made = TypeVar("Made")
 

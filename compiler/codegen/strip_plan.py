@@ -33,7 +33,7 @@ from shardwright.compiler.codegen.space import (
 from shardwright.compiler.codegen.strips import StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.target import Limits
+from shardwright.compiler.machine.target import Limits
 
 # A row of 4096 bytes reaches the plateau of the DMA curve (hardware.json
 # efficiency_by_bytes_per_partition: 0.97) and leaves room for many tiles in flight; longer rows

@@ -18,7 +18,6 @@ from typing import Any
 import msgpack
 
 from shardwright.compiler import diagnostics
-from shardwright.compiler.child import Child, serve
 from shardwright.compiler.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -33,6 +32,7 @@ from shardwright.compiler.frontend.stablehlo import Facts
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.support.child import Child, serve
 from shardwright.compiler.surface.releases import Profile
 
 TIMEOUT_S = 1800.0

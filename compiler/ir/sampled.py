@@ -1,5 +1,5 @@
 """A graph run with its roundings drawn: `reference.py` with every float result moved at random, by
-as much as rounding may move it (`compiler/rounding.py`).
+as much as rounding may move it (`compiler/support/rounding.py`).
 
 What amplifies rounding in the user's step (a gradient that cancels to nothing, an optimizer that
 divides by its size) amplifies it here.
@@ -16,7 +16,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.reference import Arrays, evaluate
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.rounding import EXACT, Draws
+from shardwright.compiler.support.rounding import EXACT, Draws
 
 _SUMS = frozenset(("convolution", "dot_general", "select_and_scatter"))
 _MAY_SUM = frozenset(("reduce", "reduce_window", "scatter"))

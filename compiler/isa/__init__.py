@@ -1,0 +1,1 @@
+"""The instruction set: programs, regions, limits, costs, and what makes code legal."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shardwright.compiler.isa.instructions import INSTRUCTIONS
 from shardwright.compiler.isa.schema import AFFINE, BOUND, VIEW
-from shardwright.compiler.schema import (
+from shardwright.compiler.support.schema import (
     COUNT,
     COUNTS,
     FLAG,

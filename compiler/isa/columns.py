@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwright.compiler.schema import MOST
+from shardwright.compiler.support.schema import MOST
 
 INSTRUCTION, LOOP, END = 0, 1, 2
 """The first number of a row of code."""

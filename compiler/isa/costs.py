@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
 from shardwright.compiler.isa.region import Tensor
-from shardwright.compiler.target import PS_PER_S, CoreModel
+from shardwright.compiler.machine.target import PS_PER_S, CoreModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from shardwright.compiler.isa.program_soundness import LOCATIONS, check_program,
 from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
 from shardwright.compiler.isa.schema import AFFINE, BOUND, VIEW
 from shardwright.compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
-from shardwright.compiler.schema import MOST_DEPTH, TEXT, Rule, several
+from shardwright.compiler.support.schema import MOST_DEPTH, TEXT, Rule, several
 
 _STRINGS = several(TEXT)
 _ATTRIBUTE_SETS = several(Rule("attributes", lambda v: isinstance(v, bytes)))

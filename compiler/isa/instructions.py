@@ -1,8 +1,8 @@
 """The instruction set: name, engines that may issue it, operands and meaning, as data.
 
 Legality limits and cost formulas per NeuronCore generation live beside it (`limits.py`,
-`costs.py`); what an instruction does to values is in `sim_cluster/engines`. Names follow the public
-NKI instruction set where it has the instruction.
+`costs.py`); what an instruction does to values is in `sim_cluster/instructions/engines`. Names
+follow the public NKI instruction set where it has the instruction.
 """
 
 from __future__ import annotations

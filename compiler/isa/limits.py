@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import INSTRUCTIONS
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.target import Limits, load_target
+from shardwright.compiler.machine.target import Limits, load_target
 
 # An access of up to this many partitions may start at a multiple of itself (source: documented,
 # nki/guides/architecture/trainium_inferentia2_arch.rst, start partitions).

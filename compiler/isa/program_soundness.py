@@ -17,7 +17,7 @@ from shardwright.compiler.isa.program import (
 )
 from shardwright.compiler.isa.schema import AFFINE, DTYPE
 from shardwright.compiler.isa.soundness import check_indices, size_bytes
-from shardwright.compiler.schema import (
+from shardwright.compiler.support.schema import (
     COUNT,
     COUNTS,
     MOST_DEPTH,

@@ -4,8 +4,9 @@ A region has a list of atoms (independent indices with a size) and a list of nod
 order. Every value of the region spans a subset of the atoms. A view places a tensor in that space:
 an element offset, affine in registers, and one element stride per atom (0 where the atom does not
 move the address). Code generation turns a region into tiles (`compiler/codegen`); L1 execution runs
-it as whole arrays with one NumPy axis per atom (`sim_cluster/regions.py`): absent atoms have size
-1, so broadcasting needs no rule. Both start from this one description, and tests hold them equal.
+it as whole arrays with one NumPy axis per atom (`sim_cluster/values/regions.py`): absent atoms have
+size 1, so broadcasting needs no rule. Both start from this one description, and tests hold them
+equal.
 """
 
 from __future__ import annotations

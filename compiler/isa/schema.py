@@ -6,7 +6,16 @@ from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine, Bound, View
-from shardwright.compiler.schema import COUNT, WHOLE, WHOLES, Rule, is_count, is_whole, row, several
+from shardwright.compiler.support.schema import (
+    COUNT,
+    WHOLE,
+    WHOLES,
+    Rule,
+    is_count,
+    is_whole,
+    row,
+    several,
+)
 
 
 def _is_affine(value: Any) -> bool:

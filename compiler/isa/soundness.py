@@ -33,7 +33,17 @@ from shardwright.compiler.isa.program import (
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.isa.schema import DTYPE
 from shardwright.compiler.isa.tokens import check_tokens
-from shardwright.compiler.schema import COUNT, COUNTS, MOST, TEXT, Rule, Table, one_of, row, several
+from shardwright.compiler.support.schema import (
+    COUNT,
+    COUNTS,
+    MOST,
+    TEXT,
+    Rule,
+    Table,
+    one_of,
+    row,
+    several,
+)
 
 MOST_DIMS = 64
 """Of an array of NumPy, which has an axis per atom."""

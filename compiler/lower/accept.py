@@ -1,9 +1,9 @@
 """Which merges stand: a region that is slower than its parts, or has no code, is taken apart again.
 
-The judge (`compiler/trial.py`) generates code and tells its simulated time. A region is compared
-with the parts it would have without the phase that made it; if it loses, its last merge is undone
-and the halves are asked the same question. So no refusal of the code generator for a merged region
-ever reaches the user.
+The judge (`compiler/fusion/trial.py`) generates code and tells its simulated time. A region is
+compared with the parts it would have without the phase that made it; if it loses, its last merge is
+undone and the halves are asked the same question. So no refusal of the code generator for a merged
+region ever reaches the user.
 """
 
 from __future__ import annotations

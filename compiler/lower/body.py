@@ -13,12 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.intervals import Interval
+from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.joins import joins_stages
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.lower.task import (
@@ -34,6 +33,7 @@ from shardwright.compiler.lower.task import (
     WriteAttrs,
     unsupported,
 )
+from shardwright.compiler.support.intervals import Interval
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.positions import Positions

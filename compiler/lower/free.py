@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import within
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
 from shardwright.compiler.lower.task import NeedsCopyError
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.intervals import within
+from shardwright.compiler.support.walks import answered
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.emit import Emitter

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 
+from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.joins import joins_stages
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.task import Task
 

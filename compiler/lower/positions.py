@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import Interval, limits
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.row_rule import PARTITIONS
 from shardwright.compiler.passes.remat.recipes import operands_of
+from shardwright.compiler.support.intervals import Interval, limits
 
 HEAVY = frozenset(
     (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import within
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.support.intervals import within
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler import hbm
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
@@ -18,6 +17,7 @@ from shardwright.compiler.lower.schedule import Slot, schedule
 from shardwright.compiler.lower.space import label
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
+from shardwright.compiler.schedule import hbm
 
 
 @dataclass(slots=True, kw_only=True)

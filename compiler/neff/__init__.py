@@ -1,0 +1,1 @@
+"""The files of compiled programs: written, read back and checked, alone and as a bundle."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.manifest import MAX_CORE_FILES
-from shardwright.compiler.schema import FLAG, TEXT, Rule, Table, one_of, row, several
+from shardwright.compiler.support.schema import FLAG, TEXT, Rule, Table, one_of, row, several
 
 _SIZE = Rule("a number of cores", lambda v: type(v) is int and 0 < v <= MAX_CORE_FILES)
 _MAP = Rule("a map", lambda v: isinstance(v, dict))

@@ -33,7 +33,7 @@ from shardwright.compiler.neff.format import (
     Header,
     Section,
 )
-from shardwright.compiler.schema import PLAIN, Rule
+from shardwright.compiler.support.schema import PLAIN, Rule
 
 _META = Rule(f"a map with {PLAIN.what}", lambda v: isinstance(v, dict) and PLAIN.holds(v))
 _REBUILD = "the file is damaged; compile again or copy the bundle again"

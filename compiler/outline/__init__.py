@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.intervals import Interval
 from shardwright.compiler.outline.buffers import OutlinedProgram, outline_program
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.compiler.support.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

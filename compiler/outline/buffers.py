@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.compiler import hbm
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.intervals import Interval
 from shardwright.compiler.ir.analysis import structure
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.ops.host import HOST, STORE
@@ -24,7 +22,9 @@ from shardwright.compiler.outline.cut import Level, LoopStep, Piece, Step, cut_p
 from shardwright.compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.schedule import hbm
 from shardwright.compiler.steps import within
+from shardwright.compiler.support.intervals import Interval
 
 
 @dataclass(slots=True, kw_only=True)

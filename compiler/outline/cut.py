@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.compiler.intervals import Interval
 from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.joins import joins_stages
 from shardwright.compiler.lower.body import IDENTITY, VIEWS
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
@@ -29,7 +28,8 @@ from shardwright.compiler.outline.overwritten import is_overwritten
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.compiler.steps import step
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.intervals import Interval
+from shardwright.compiler.support.walks import answered
 
 BITCASTS = IDENTITY | {"reshape"}
 

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.joins import consecutive
 from shardwright.compiler.ir.ops.host import TRANSFERS
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.joins import consecutive
 from shardwright.compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)

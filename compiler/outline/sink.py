@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shardwright.compiler.intervals import Interval
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.positions import HEAVY, Positions
 from shardwright.compiler.passes.remat.recipes import operands_of
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.intervals import Interval
+from shardwright.compiler.support.walks import answered
 
 Ranges = Mapping[Value, Interval]
 

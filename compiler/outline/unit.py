@@ -24,7 +24,7 @@ from shardwright.compiler.isa.encode import encode_function
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.neff.format import DTYPES
-from shardwright.compiler.schema import COUNTS, TEXT, Rule, one_of, row, several
+from shardwright.compiler.support.schema import COUNTS, TEXT, Rule, one_of, row, several
 
 FORMAT = 1
 _ROWS = several(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.joins import joins_stages
 from shardwright.compiler.passes.rewrite import with_ops, with_results
 
 

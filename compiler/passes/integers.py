@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from shardwright.compiler.diagnostics import CompileError, Diagnostic
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import Interval, limits
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.compiler.support.intervals import Interval, limits
 
 KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 _CODES = {

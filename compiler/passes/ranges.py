@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.intervals import Interval as Range
-from shardwright.compiler.intervals import corners, limits, within
 from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.support.intervals import Interval as Range
+from shardwright.compiler.support.intervals import corners, limits, within
 
 Operands = list[Range]
 Rule = Callable[[Op, Operands], Range]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler.target import PS_PER_US
+from shardwright.compiler.machine.target import PS_PER_US
 
 WIDTH = 64
 """Columns of a chart (our choice): a line with it fits a wide terminal."""

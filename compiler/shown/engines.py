@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler.evaluate import EngineSpan, engine_spans
 from shardwright.compiler.isa.program import CollectiveCall, Function, Instr, Loop, Region
+from shardwright.compiler.machine.target import Target
 from shardwright.compiler.shown.charts import table, time_chart, us_text
-from shardwright.compiler.target import Target
+from shardwright.compiler.timing.evaluate import EngineSpan, engine_spans
 
 _SPARSE = 0.5
 

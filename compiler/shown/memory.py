@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler import hbm
 from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.linking.residency import Residency, tensor_bytes
 from shardwright.compiler.lower.write_out import tensor_spans
-from shardwright.compiler.residency import Residency, tensor_bytes
+from shardwright.compiler.schedule import hbm
 from shardwright.compiler.shown.charts import bytes_text, share_bar, span_chart, table
 
 _ROW = 24  # columns of the bars of bytes in use

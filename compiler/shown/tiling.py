@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from shardwright.compiler.allocate import Life, end_address, lifetimes
 from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.codegen.space import SINKS, Split
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import RegionTime, function_segments
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
 from shardwright.compiler.isa.region_text import head_text
+from shardwright.compiler.machine.target import Limits, Target
 from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.schedule.allocate import Life, end_address, lifetimes
 from shardwright.compiler.shown.charts import bytes_text, span_chart, table, us_text
-from shardwright.compiler.target import Limits, Target
+from shardwright.compiler.timing.evaluate import RegionTime, function_segments
 
 Recipes = Sequence[Sequence[Recipe | None]]
 _CHART = 32

@@ -14,9 +14,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.compiler.machine.target import families
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.surface.releases import Profile
-from shardwright.compiler.target import families
 
 
 class Kind(enum.Enum):

@@ -12,6 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
+from shardwright.compiler.machine.target import (
+    Target,
+    hypothetical_text,
+    load_target,
+    logical,
+    target_names,
+)
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import (
@@ -25,13 +32,6 @@ from shardwright.compiler.surface.flags import (
     find,
 )
 from shardwright.compiler.surface.releases import Profile
-from shardwright.compiler.target import (
-    Target,
-    hypothetical_text,
-    load_target,
-    logical,
-    target_names,
-)
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
 """documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""

@@ -1,0 +1,1 @@
+"""What the text forms of graphs and regions share: words, fields, values."""

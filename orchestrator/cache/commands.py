@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.job_flags import add_job_flags, job_config
-from shardwright.orchestrator.terminal import one_line, say
+from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.terminal import one_line, say
 
 _AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _KEY_CHARS = 12
@@ -67,7 +67,7 @@ def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
     """(cache, the store that is meant, where it is and why). Raises UsageError."""
     from shardwright.orchestrator.cache.cache import open_cache
     from shardwright.orchestrator.cache.location import locate
-    from shardwright.orchestrator.config import CacheConfig
+    from shardwright.orchestrator.config.config import CacheConfig
 
     settings = CacheConfig(dir=args.cache_dir)
     cache, location = open_cache(settings), locate(settings.dir)

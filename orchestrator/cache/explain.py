@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardwright.orchestrator import plan_cache
 from shardwright.orchestrator.cache.cache import Cache, open_cache
 from shardwright.orchestrator.cache.entry import About, EntryName, read_about
-from shardwright.orchestrator.config import JobConfig, from_store
+from shardwright.orchestrator.config.config import JobConfig, from_store
+from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import (
@@ -163,9 +163,9 @@ class Explanation:
 
 def explain(job: JobConfig) -> Explanation:
     """What the cache has of a job. Raises the DiagnosticError of a stage that refuses it."""
-    from shardwright.orchestrator.build import build
-    from shardwright.orchestrator.job import time_programs
-    from shardwright.orchestrator.stages import Stages
+    from shardwright.orchestrator.road.build import build
+    from shardwright.orchestrator.road.job import time_programs
+    from shardwright.orchestrator.road.stages import Stages
 
     job = from_store(job)
     cache = open_cache(job.cache)

@@ -19,13 +19,13 @@ from shardwright.compiler.diagnostics import DiagnosticError, InternalError, Usa
 from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.surface.resolve import Resolved, resolve
-from shardwright.orchestrator import outputs
-from shardwright.orchestrator.bundling import compiler_version
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.modules import finished, open_module
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.folder import FLAG
+from shardwright.orchestrator.road.bundling import compiler_version
+from shardwright.orchestrator.terminal import outputs
 
 COMPILE_FAILURE, USAGE = 70, 2
 _TEMPS = ".temps"

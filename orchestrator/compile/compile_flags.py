@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
 from shardwright.compiler.surface.resolve import Given
-from shardwright.orchestrator.arguments import Parser, with_values
+from shardwright.orchestrator.config.arguments import Parser, with_values
 
 ENVIRONMENT = "NEURON_CC_FLAGS"
 

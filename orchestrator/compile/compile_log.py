@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.orchestrator.outputs import writing
-from shardwright.orchestrator.terminal import say, written
+from shardwright.orchestrator.terminal.outputs import writing
+from shardwright.orchestrator.terminal.terminal import say, written
 
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 PASS_LINE = "Compiler status PASS"

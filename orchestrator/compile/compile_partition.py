@@ -14,9 +14,9 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.steps import step
 from shardwright.sharding import shown
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.shardy import partition
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import partition
 from shardwright.sharding.strategies.manual import manual, user_mesh
 
 

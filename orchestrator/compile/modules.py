@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler import budget
 from shardwright.compiler.driver import Observer
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.frontend.donation import Aliases
@@ -22,6 +21,7 @@ from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Function, Program
+from shardwright.compiler.linking import budget
 from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.unit import Unit
@@ -30,10 +30,14 @@ from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.steps import note, step
 from shardwright.compiler.surface.resolve import Resolved
-from shardwright.orchestrator.bundling import compiler_version
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.compile_partition import with_partitions
-from shardwright.sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
+from shardwright.orchestrator.road.bundling import compiler_version
+from shardwright.sharding.localize.coordinates import (
+    coordinate_axes,
+    coordinate_name,
+    hoist_coordinates,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

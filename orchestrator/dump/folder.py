@@ -19,8 +19,8 @@ from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.ir.text import annotated_text
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.steps import Place, Recorder, Remark, recording
-from shardwright.orchestrator import outputs
 from shardwright.orchestrator.dump.names import FILES, README, about
+from shardwright.orchestrator.terminal import outputs
 
 FLAG = "--dump-dir"
 INDEX = "README.txt"

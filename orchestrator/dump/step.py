@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.compiler.shown.charts import bytes_text, share_bar, table, time_chart, us_text
-from shardwright.orchestrator.build import Built
-from shardwright.orchestrator.bundling import compiled_footprints
-from shardwright.sharding.footprint import Footprint
+from shardwright.orchestrator.road.build import Built
+from shardwright.orchestrator.road.bundling import compiled_footprints
+from shardwright.sharding.memory.footprint import Footprint
 
 _LISTED = 40  # tensors at the peak
 _BAR = 24

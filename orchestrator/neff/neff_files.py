@@ -17,8 +17,8 @@ from shardwright.compiler.neff.bundle import core_binding, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
-from shardwright.orchestrator import outputs
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal import outputs
+from shardwright.orchestrator.terminal.terminal import say
 
 _PROGRAM = "program/"
 

@@ -15,7 +15,7 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.isa.program import Engine, Function, Program
 from shardwright.compiler.neff.listing import function_lines, program_lines
 from shardwright.orchestrator.neff.neff_files import open_program
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal.terminal import say
 
 _CONTEXT_LINES = 2
 _MAX_LINES = 40  # of one function's difference; the rest is counted

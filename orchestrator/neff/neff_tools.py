@@ -16,20 +16,26 @@ from zipfile import BadZipFile
 import numpy as np
 from rich.table import Table
 
-from shardwright.compiler.budget import count_instructions, memory_of
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
+from shardwright.compiler.linking.budget import count_instructions, memory_of
+from shardwright.compiler.machine.target import (
+    PS_PER_S,
+    Target,
+    hypothetical_text,
+    load_target,
+    logical,
+)
 from shardwright.compiler.neff.arrays import Stored, read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.surface.resolve import find_target
-from shardwright.compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
-from shardwright.orchestrator import terminal
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
-from shardwright.orchestrator.outputs import writing
-from shardwright.orchestrator.terminal import one_line, say
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.outputs import writing
+from shardwright.orchestrator.terminal.terminal import one_line, say
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
     and for a program that needs other cores, LoadError for a machine that refuses the file.
     """
-    from shardwright.sim_cluster.load_checks import check_loadable
+    from shardwright.sim_cluster.values.load_checks import check_loadable
 
     if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
         raise UsageError(
@@ -174,8 +180,8 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
 def _run_values(
     opened: ProgramFile, inputs: Sequence[Path], outputs: Path, options: RunOptions
 ) -> None:
-    from shardwright.sim_cluster.index_watch import IndexWatch
-    from shardwright.sim_cluster.run_single import Ranks, run_single
+    from shardwright.sim_cluster.instructions.index_watch import IndexWatch
+    from shardwright.sim_cluster.values.run_single import Ranks, run_single
 
     program, given = opened.program, dict[str, np.ndarray]()
     for file in inputs:
@@ -226,7 +232,7 @@ def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, 
 
 def _rounding(seed: int | None) -> AbstractContextManager[None]:
     """Stochastic rounding where asked for, by flag or by the runtime's own variables."""
-    from shardwright.sim_cluster import rounding
+    from shardwright.sim_cluster.values import rounding
 
     if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
         seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
@@ -250,7 +256,7 @@ def _print_time(opened: ProgramFile, target: Target) -> None:
 
 def _program_ps(program: Program, target: Target) -> int:
     """What one core computes."""
-    from shardwright.sim_cluster.macro import Stretch, program_macros
+    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
 
     return sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
 
@@ -260,7 +266,7 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
 
     Raises UsageError for more ranks than an instance without EFA has cores.
     """
-    from shardwright.sim_cluster.step_time import Step, time_step
+    from shardwright.sim_cluster.timing.step_time import Step, time_step
 
     program, ranks = opened.program, math.prod(mesh.values())
     machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))

@@ -16,9 +16,9 @@ from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.files import read_regular
-from shardwright.orchestrator import outputs
 from shardwright.orchestrator.opt.registry import Run, applied, listed, passes_of
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal import outputs
+from shardwright.orchestrator.terminal.terminal import say
 
 STDIN = "-"
 _MOST_BYTES = 2**28  # of a text (our choice): a file that is larger was not written by a person

@@ -94,7 +94,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "own_counts": Rewrite(
-            "shardwright.sharding.counts:own_counts",
+            "shardwright.sharding.strategies.counts:own_counts",
             "every reader of a count gets a count of its own",
         ),
         "ring": Rewrite(
@@ -110,7 +110,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             f"{_WITH}:coordinates", "what depends on the rank is read from inputs of its own"
         ),
         "grouped": Rewrite(
-            "shardwright.sharding.overlap.groups:grouped",
+            "shardwright.sharding.cut.overlap.groups:grouped",
             "one turn of a layer loop does several layers, collectives together",
             (
                 ("layers", 2),
@@ -118,7 +118,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "bucketed": Rewrite(
-            "shardwright.sharding.overlap.buckets:bucketed",
+            "shardwright.sharding.cut.overlap.buckets:bucketed",
             "collectives that are ready together become one",
             (("most_bytes", 2**30),),
         ),
@@ -131,11 +131,11 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             ),
         ),
         "threaded": Rewrite(
-            "shardwright.sharding.overlap.threads:threaded",
+            "shardwright.sharding.cut.overlap.threads:threaded",
             "gathers of weights and reductions give way to what a layer itself waits for",
         ),
         "summed": Rewrite(
-            "shardwright.sharding.summed:summed",
+            "shardwright.sharding.cut.summed:summed",
             "gradients of several micro-batches are added up in the loop that makes them",
             (("least_bytes", 2**16),),
         ),

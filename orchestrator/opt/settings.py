@@ -11,12 +11,12 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes import auto_cast as casting
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
-from shardwright.sharding.coordinates import hoist_coordinates
-from shardwright.sharding.dims import reached
-from shardwright.sharding.overlap import shifted as pipelined
-from shardwright.sharding.overlap.assign import Shifts
-from shardwright.sharding.ring import Rings
-from shardwright.sharding.sorted_rows import sorted_per_sample
+from shardwright.sharding.cut.overlap import shifted as pipelined
+from shardwright.sharding.cut.overlap.assign import Shifts
+from shardwright.sharding.cut.ring import Rings
+from shardwright.sharding.indices.dims import reached
+from shardwright.sharding.localize.coordinates import hoist_coordinates
+from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
 
 
 def auto_cast(graph: Graph, cast: str, type: str) -> Graph:

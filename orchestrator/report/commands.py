@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from shardwright.orchestrator.age import FLAG
-from shardwright.orchestrator.strict_json import dumps
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal.age import FLAG
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import say
 
 
 def add_verbs(verbs: Any) -> None:

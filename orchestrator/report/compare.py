@@ -15,15 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.documents import parse_json, read_text
-from shardwright.orchestrator import config, terminal
-from shardwright.orchestrator.age import counted_text, oldest
+from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.report.text import counted, share_text, size_text
 from shardwright.orchestrator.report.tried import chosen_of
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.age import counted_text, oldest
 from shardwright.orchestrator.whatif.change import compared
 
 Report = Mapping[str, Any]
@@ -64,7 +65,7 @@ def side(path: Path, fresh: bool = False) -> dict[str, Any]:
     what fits it best where the file does not say. Raises what reading and planning raise."""
     if path.suffix != ".toml":
         return read_report(path)
-    from shardwright.orchestrator import plan_cache
+    from shardwright.orchestrator.road import plan_cache
 
     anew = ["cache.fresh=true"] if fresh else ()
     return plan_cache.plan(compared(config.load(path, anew)))

@@ -1,7 +1,7 @@
 """What an instance costs, and a step on all of them: the price that was asked for, and no other.
 
-Prices are facts of the machine (`compiler/targets`), or the user's own; they change dollars and no
-plan, so they are put on a report when it is shown, also on a stored one.
+Prices are facts of the machine (`compiler/machine/targets`), or the user's own; they change dollars
+and no plan, so they are put on a report when it is shown, also on a stored one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.target import PRICE_KINDS, Fact, Target
-from shardwright.orchestrator.purchase import PriceConfig
+from shardwright.compiler.machine.target import PRICE_KINDS, Fact, Target
+from shardwright.orchestrator.config.purchase import PriceConfig
 
 ON_DEMAND, CAPACITY_BLOCK = PRICE_KINDS
 OWN = "own"

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from shardwright.compiler.target import PS_PER_S
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import JobConfig
+from shardwright.compiler.machine.target import PS_PER_S
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report, plain
 from shardwright.orchestrator.report.text import seconds_text, size_text
+from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
 
@@ -26,11 +26,11 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.build import build
-    from shardwright.orchestrator.job import step_of, time_programs, unit_service
     from shardwright.orchestrator.report.report import collective_rows
-    from shardwright.orchestrator.stages import Stages
-    from shardwright.sim_cluster.network import Network
+    from shardwright.orchestrator.road.build import build
+    from shardwright.orchestrator.road.job import step_of, time_programs, unit_service
+    from shardwright.orchestrator.road.stages import Stages
+    from shardwright.sim_cluster.network.network import Network
 
     with unit_service(job, None) as service:
         built = build(job, service, Stages())

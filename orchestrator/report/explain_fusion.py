@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardwright.compiler.fusion.logical_core import LogicalCore
     from shardwright.compiler.isa.region import RegionProgram, Tensor
-    from shardwright.compiler.logical_core import LogicalCore
     from shardwright.compiler.lower.explain import Describe
 
 _SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
@@ -34,13 +34,13 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.compiler.logical_core import LogicalCore
+    from shardwright.compiler.fusion.logical_core import LogicalCore
     from shardwright.compiler.lower.explain import explain_fusion
     from shardwright.compiler.outline import outline
     from shardwright.compiler.passes.pipeline import run, unit_passes
-    from shardwright.orchestrator.build import build
-    from shardwright.orchestrator.job import unit_service
-    from shardwright.orchestrator.stages import Stages
+    from shardwright.orchestrator.road.build import build
+    from shardwright.orchestrator.road.job import unit_service
+    from shardwright.orchestrator.road.stages import Stages
 
     with unit_service(job, None) as service:
         built = build(job, service, Stages())

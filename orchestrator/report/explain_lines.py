@@ -12,9 +12,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.compiler.target import PS_PER_S
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import JobConfig
+from shardwright.compiler.machine.target import PS_PER_S
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text
@@ -36,6 +35,7 @@ from shardwright.orchestrator.report.tried import (
     is_good,
 )
 from shardwright.orchestrator.report.verdict import verdicts
+from shardwright.orchestrator.terminal import terminal
 
 Row = tuple[str, str, str]
 """A figure: its name, its value as the screen shows it, how it arises."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.build import build
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.job import step_of, unit_service
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.stages import Stages
-from shardwright.sim_cluster.sensitivity import SHARE, Moved, sensitivity
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.job import step_of, unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.terminal import terminal
+from shardwright.sim_cluster.timing.sensitivity import SHARE, Moved, sensitivity
 
 LEAST = 1e-3  # of the step; figures that move it less are only counted
 

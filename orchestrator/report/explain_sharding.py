@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.build import Decided
+    from shardwright.orchestrator.road.build import Decided
     from shardwright.sharding.explain import Explanation
     from shardwright.sharding.plan import Prepared
 
@@ -30,11 +30,11 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
 
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.build import decide, partition_unit, placed_task
-    from shardwright.orchestrator.job import unit_service
-    from shardwright.orchestrator.stages import Stages
+    from shardwright.orchestrator.road.build import decide, partition_unit, placed_task
+    from shardwright.orchestrator.road.job import unit_service
+    from shardwright.orchestrator.road.stages import Stages
+    from shardwright.sharding.cut.pipeline.balance import by_stage
     from shardwright.sharding.explain import explain_sharding
-    from shardwright.sharding.pipeline.balance import by_stage
 
     stages = Stages()
     layout, task = placed_task(job, stages)

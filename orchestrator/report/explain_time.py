@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from shardwright.compiler.target import PS_PER_S
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import JobConfig
+from shardwright.compiler.machine.target import PS_PER_S
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.report.text import count_text, seconds_text, size_text
+from shardwright.orchestrator.terminal import terminal
 
 CODE = ("compute", "memory")
 NO_LINE = "(no line)"

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.strict_json import dumps
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.change import as_chosen
 
 

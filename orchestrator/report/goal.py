@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.target import Target
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.purchase import GoalConfig
+from shardwright.compiler.machine.target import Target
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.purchase import GoalConfig
 from shardwright.orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
 from shardwright.orchestrator.report.text import (
     count_text,

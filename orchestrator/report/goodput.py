@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.target import PS_PER_S
-from shardwright.orchestrator.build import Built
-from shardwright.sim_cluster.step_time import StepTiming
+from shardwright.compiler.machine.target import PS_PER_S
+from shardwright.orchestrator.road.build import Built
+from shardwright.sim_cluster.timing.step_time import StepTiming
 
 SAVED_ROLES = ("parameter", "optimizer", "rng")
 GB = 1e9

@@ -17,7 +17,7 @@ from shardwright.compiler.attention import Instance, find_attention
 from shardwright.compiler.ir.analysis import CONTRACTIONS, invariant_carries
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 FAR_BELOW = -1e4  # our choice: of no score; its exponential is 0 in every type
 _SPREADING = ("broadcast_in_dim", "convert", "optimization_barrier", "reshape")

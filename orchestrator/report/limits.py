@@ -1,7 +1,7 @@
 """What an answer cannot tell, and how far it can be trusted: one rule for every command.
 
 The report, the screen, `validate` and docs/model.md all take it from here. Which figures an answer
-rests on, and how far each moves it, is `sim_cluster/sensitivity.py`'s to say.
+rests on, and how far each moves it, is `sim_cluster/timing/sensitivity.py`'s to say.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.target import Target
-from shardwright.orchestrator.config import JobConfig, recipe_job
+from shardwright.compiler.machine.target import Target
+from shardwright.orchestrator.config.config import JobConfig, recipe_job
 from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
 from shardwright.sharding.strategies.registry import MANUAL
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING
-from shardwright.sim_cluster.sensitivity import TOUCH, assumptions
+from shardwright.sim_cluster.timing.sensitivity import TOUCH, assumptions
 
 MEASURED_MACHINES = ("trn1.32xlarge",)
 """Machines of published training runs. Those of 2023 on say "trn1.32xlarge/trn1n.32xlarge", so that

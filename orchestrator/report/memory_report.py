@@ -14,20 +14,20 @@ from typing import Any
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.build import Built, planned
-from shardwright.orchestrator.bundling import compiled_footprints
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.offload import host_section
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.report.text import size_text
+from shardwright.orchestrator.road.build import Built, planned
+from shardwright.orchestrator.road.bundling import compiled_footprints
+from shardwright.orchestrator.road.offload import host_section
+from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import saving
 from shardwright.orchestrator.whatif.situation import Situation, given_sizes
-from shardwright.sharding.arena import Moment
-from shardwright.sharding.footprint import worst_stage
+from shardwright.sharding.memory.arena import Moment
+from shardwright.sharding.memory.footprint import worst_stage
 
 LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
@@ -121,7 +121,7 @@ def suggestions(
 
 def explain(job: JobConfig, report: Report) -> dict[str, Any]:
     """The section of the report, with `suggestions`."""
-    from shardwright.orchestrator.job import unit_service
+    from shardwright.orchestrator.road.job import unit_service
 
     memory: dict[str, Any] = report["memory"]
     with unit_service(job, None) as service:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.config import TRIES
+from shardwright.orchestrator.config.config import TRIES
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.sections import Report, Section, plain
 from shardwright.orchestrator.report.text import counted
 from shardwright.orchestrator.report.tried import effect_text, short_change
+from shardwright.orchestrator.terminal import terminal
 
 LINES = 24
 WIDTH = 80  # of what is not a terminal

@@ -18,8 +18,8 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce
-from shardwright.orchestrator.build import Built
 from shardwright.orchestrator.report.hidden import attention_flops, levels
+from shardwright.orchestrator.road.build import Built
 
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"

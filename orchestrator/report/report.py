@@ -13,15 +13,12 @@ from itertools import chain
 from typing import Any
 
 from shardwright.collectives.placement import place_mesh, where
-from shardwright.compiler.budget import count_instructions
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.isa.program import Call, Function, Program, Repeat
+from shardwright.compiler.linking.budget import count_instructions
+from shardwright.compiler.machine.target import PS_PER_S, Target, hypothetical_text
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.target import PS_PER_S, Target, hypothetical_text
-from shardwright.orchestrator.budgets import budget_findings
-from shardwright.orchestrator.build import Built
-from shardwright.orchestrator.bundling import compiler_version
 from shardwright.orchestrator.report.bottleneck import bottleneck
 from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.goodput import goodput_section
@@ -38,14 +35,17 @@ from shardwright.orchestrator.report.memory_report import memory_section
 from shardwright.orchestrator.report.rates import product_types, step_flops
 from shardwright.orchestrator.report.resolved import resolved_keys
 from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
+from shardwright.orchestrator.road.budgets import budget_findings
+from shardwright.orchestrator.road.build import Built
+from shardwright.orchestrator.road.bundling import compiler_version
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import Timings
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages
-from shardwright.orchestrator.timing import Timings
 from shardwright.orchestrator.validation.published_mfu import best_run
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.pipeline.balance import by_stage
-from shardwright.sharding.pipeline.schedules import bubble
-from shardwright.sim_cluster.step_time import StepTiming
+from shardwright.sharding.cut.pipeline.balance import by_stage
+from shardwright.sharding.cut.pipeline.schedules import bubble
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sim_cluster.timing.step_time import StepTiming
 
 SCHEMA = 1
 FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do

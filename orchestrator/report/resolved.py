@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.model import compute_type
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import seconds_text
 from shardwright.orchestrator.whatif.situation import given_sizes
 from shardwright.sharding.settings import AUTO
@@ -18,7 +18,7 @@ from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.build import Built
+    from shardwright.orchestrator.road.build import Built
 
 _OPEN = (0, AUTO, "auto")
 """Values that leave the choice to us, of the keys that `resolved_keys` knows."""

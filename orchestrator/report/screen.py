@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.orchestrator import terminal
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
 from shardwright.orchestrator.report.sections import plain
-from shardwright.orchestrator.terminal import printable
-from shardwright.orchestrator.text_plots import lines
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.terminal import printable
+from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
 _SECTIONS = (

@@ -12,9 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shardwright.compiler.target import PS_PER_S
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.age import AGAIN, FLAG, age_text, counted_text, oldest
+from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend, percents
 from shardwright.orchestrator.report.cost import basis_text, missing_text
 from shardwright.orchestrator.report.goal import goal_texts
@@ -29,7 +27,9 @@ from shardwright.orchestrator.report.text import (
 )
 from shardwright.orchestrator.report.tried import auto_text, decided
 from shardwright.orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
-from shardwright.sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.age import AGAIN, FLAG, age_text, counted_text, oldest
+from shardwright.sim_cluster.timing.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
 Report = Mapping[str, Any]
 Section = Callable[[Report, int], list[Text]]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.compiler.schema import (
+from shardwright.compiler.support.schema import (
     FLAG,
     TEXT,
     Entries,

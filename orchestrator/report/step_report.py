@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.evaluate import RegionTime
 from shardwright.compiler.isa.program import Function, Program
 from shardwright.compiler.isa.region import RegionProgram
-from shardwright.sim_cluster.step_parts import FunctionTime, StepParts
+from shardwright.compiler.timing.evaluate import RegionTime
+from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts
 
 FUNCTIONS = 100
 REGIONS = 40

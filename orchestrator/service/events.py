@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.orchestrator.service.logs import tell
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal.strict_json import dumps
 
 
 class EventLog:

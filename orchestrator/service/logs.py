@@ -11,7 +11,7 @@ import logging
 import os
 from typing import Any
 
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal.strict_json import dumps
 
 VARIABLE = "SHARDWRIGHT_LOG"
 LOG = logging.getLogger("shardwright")

@@ -14,11 +14,11 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from shardwright.orchestrator import terminal
 from shardwright.orchestrator.service.batch import Counts, UnitRow
 from shardwright.orchestrator.service.executor import WorkUnit
-from shardwright.orchestrator.strict_json import dumps
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import say
 
 _STAGES = {
     "capture": "captures the step from the model's source",

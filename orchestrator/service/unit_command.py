@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.orchestrator.service.executor import attempt
 from shardwright.orchestrator.service.unit_errors import UnitDefectError, read_kept
-from shardwright.orchestrator.terminal import one_line, say
+from shardwright.orchestrator.terminal.terminal import one_line, say
 
 
 def main(file: Path) -> int:

@@ -23,11 +23,11 @@ from shardwright.compiler.diagnostics import (
     SimulationError,
     UsageError,
 )
-from shardwright.orchestrator.age import FLAG, age_text
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.cache.entry import read_bounded, unpack_entry
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.units import KINDS
+from shardwright.orchestrator.terminal.age import FLAG, age_text
 
 _REFUSALS = {
     c.__name__: c

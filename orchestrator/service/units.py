@@ -14,9 +14,9 @@ from functools import cache
 
 import msgpack
 
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.steps import unrecorded
-from shardwright.compiler.target import load_target
 from shardwright.orchestrator.host import package_folder
 
 PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
@@ -35,7 +35,7 @@ def run_unit(kind: str, payload: bytes) -> bytes:
 
 
 def _partition(payload: bytes) -> bytes:
-    from shardwright.sharding.partitioner import ask
+    from shardwright.sharding.partition.partitioner import ask
 
     return ask(payload)
 
@@ -48,7 +48,7 @@ def _compile(payload: bytes) -> bytes:
 
 
 def _time(payload: bytes) -> bytes:
-    from shardwright.sim_cluster.timing_unit import answer
+    from shardwright.sim_cluster.timing.timing_unit import answer
 
     return answer(payload)
 
@@ -94,13 +94,13 @@ def _compile_parts(payload: bytes) -> dict[str, str]:
 
 
 def _partition_parts(payload: bytes) -> dict[str, str]:
-    from shardwright.sharding.partitioner import partitioner_version
+    from shardwright.sharding.partition.partitioner import partitioner_version
 
     return _whole(payload) | {"jaxlib": partitioner_version()}
 
 
 def _time_parts(payload: bytes) -> dict[str, str]:
-    from shardwright.sim_cluster.timing_unit import question_parts
+    from shardwright.sim_cluster.timing.timing_unit import question_parts
 
     return question_parts(payload)
 

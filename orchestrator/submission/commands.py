@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import config
-from shardwright.orchestrator.age import FLAG
-from shardwright.orchestrator.arguments import with_values
-from shardwright.orchestrator.config import words_of
-from shardwright.orchestrator.job_flags import add_job_flags, as_words, job_configs
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.arguments import with_values
+from shardwright.orchestrator.config.config import words_of
+from shardwright.orchestrator.config.job_flags import add_job_flags, as_words, job_configs
+from shardwright.orchestrator.terminal.age import FLAG
 
 COMMANDS = ("collect", "compile", "clean", "clear-locks")
 

@@ -17,20 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
-from shardwright.orchestrator import outputs, terminal
-from shardwright.orchestrator.budgets import check_budgets, check_state
-from shardwright.orchestrator.build import Planned, compile_parts, planned, with_programs
-from shardwright.orchestrator.config import JobConfig, output_folder
+from shardwright.orchestrator.config.config import JobConfig, output_folder
 from shardwright.orchestrator.dump import Dump
-from shardwright.orchestrator.job import program_sizes, unit_service, write_and_load
-from shardwright.orchestrator.parts import Parts
-from shardwright.orchestrator.plan_cache import settled
+from shardwright.orchestrator.road.budgets import check_budgets, check_state
+from shardwright.orchestrator.road.build import Planned, compile_parts, planned, with_programs
+from shardwright.orchestrator.road.job import program_sizes, unit_service, write_and_load
+from shardwright.orchestrator.road.parts import Parts
+from shardwright.orchestrator.road.plan_cache import settled
+from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled, UnitService
-from shardwright.orchestrator.stages import Stages, Traces
-from shardwright.orchestrator.strict_json import dumps
 from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal import outputs, terminal
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import say
 
 SUMMARY = "compile.json"
 NAMELESS = Path("job")

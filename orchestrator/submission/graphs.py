@@ -27,13 +27,13 @@ from shardwright.orchestrator.cache.location import locate, named_by
 from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment
 from shardwright.orchestrator.compile.compile_log import FileLog
 from shardwright.orchestrator.compile.modules import OpenModule, finished, open_module
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.job import unit_service
-from shardwright.orchestrator.outputs import write, writing
-from shardwright.orchestrator.parts import Parts, parts_of
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.job import unit_service
+from shardwright.orchestrator.road.parts import Parts, parts_of
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled
 from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from shardwright.orchestrator.terminal.outputs import write, writing
 
 CC_FLAGS = "--cc-flags"
 _MAX_GRAPH_BYTES, _MAX_ABOUT_BYTES = 2**32, 2**20

@@ -19,14 +19,11 @@ from rich.table import Table
 
 from shardwright.compiler.diagnostics import ExecutionError, UsageError
 from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
-from shardwright.orchestrator import outputs, terminal
-from shardwright.orchestrator.age import AGAIN
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.compile.compile_flags import flags_alone
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import PACKAGES_ROOT
 from shardwright.orchestrator.service.progress import Progress
-from shardwright.orchestrator.strict_json import dumps
 from shardwright.orchestrator.submission.graphs import (
     CC_FLAGS,
     SUMMARY,
@@ -36,7 +33,10 @@ from shardwright.orchestrator.submission.graphs import (
     compile_graphs,
     graph_folders,
 )
-from shardwright.orchestrator.terminal import one_line, say
+from shardwright.orchestrator.terminal import outputs, terminal
+from shardwright.orchestrator.terminal.age import AGAIN
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import one_line, say
 
 IGNORE_ERRORS = "NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import terminal
 from shardwright.orchestrator.cache.location import locate
-from shardwright.orchestrator.config import JobConfig, check_lasting
+from shardwright.orchestrator.config.config import JobConfig, check_lasting
+from shardwright.orchestrator.config.model import model_path
 from shardwright.orchestrator.host import DOOR
-from shardwright.orchestrator.model import model_path
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from shardwright.orchestrator.submission.secrets import check_environment
-from shardwright.orchestrator.terminal import one_line, say
-from shardwright.orchestrator.usage import check_usage
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import one_line, say
 
 _COMMAND = ("python", "-m", "shardwright")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}

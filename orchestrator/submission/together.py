@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.orchestrator.age import counted_text, oldest
-from shardwright.orchestrator.parts import Parts
+from shardwright.orchestrator.road.parts import Parts
 from shardwright.orchestrator.service.batch import UnitRow
 from shardwright.orchestrator.service.service import Settled, UnitService
+from shardwright.orchestrator.terminal.age import counted_text, oldest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Function
+from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import PS_PER_S, Target
+from shardwright.compiler.timing.evaluate import function_segments
 
 DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
 FILE = Path(__file__).with_name("kernel_settings.toml")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.validation.kernel_times import kernel_of, kernel_seconds
 from shardwright.orchestrator.validation.published_collectives import predict_row
 from shardwright.orchestrator.validation.published_columns import (

@@ -13,23 +13,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.documents import parse_json
 from shardwright.compiler.isa.fields import check_fields
-from shardwright.compiler.target import PS_PER_S, load_target
-from shardwright.orchestrator.build import Built, build_task, layout_of
+from shardwright.compiler.machine.target import PS_PER_S, load_target
+from shardwright.compiler.support.documents import parse_json
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.config import TABLES, JobConfig
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.config.config import TABLES, JobConfig
+from shardwright.orchestrator.road.build import Built, build_task, layout_of
+from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import Question, answers, with_host
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
-from shardwright.orchestrator.stages import Stages
-from shardwright.orchestrator.timing import Question, answers, with_host
 from shardwright.orchestrator.validation.published import Workload
 from shardwright.orchestrator.validation.recipes import tables_of
 from shardwright.orchestrator.validation.tasks import task_of
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
-from shardwright.sim_cluster.step_time import StepTiming
+from shardwright.sim_cluster.timing.step_time import StepTiming
 
 KIND = "prediction"
 IN_PROFILE = (STREAMING, STALL_RECOVERY)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.collectives.runtimes import CURRENT, runtime_of_date
-from shardwright.compiler.target import load_target, target_names
+from shardwright.compiler.machine.target import load_target, target_names
 from shardwright.orchestrator.validation.published_columns import (
     finite,
     machines_named,

@@ -16,13 +16,13 @@ from shardwright.collectives.cost import CollectiveTime
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.runtimes import Runtime, runtime_of_date
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.validation.published_columns import (
     machines_named,
     positive,
     positive_whole,
 )
-from shardwright.sim_cluster.what_if import WhatIf
+from shardwright.sim_cluster.network.what_if import WhatIf
 
 # nccom-test's names beside those of StableHLO; a send and receive is a permute of pairs.
 KINDS = {

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.machine.target import target_names
 from shardwright.compiler.surface.flags import TARGETS
-from shardwright.compiler.target import target_names
 
 _EXACT = 2**53  # above, a float no longer holds every whole number
 

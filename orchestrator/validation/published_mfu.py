@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from shardwright.compiler.target import Target
+from shardwright.compiler.machine.target import Target
 
 FILE = Path(__file__).with_name("published_mfu.toml")
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, UsageError
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.age import AGAIN, age_text, oldest
-from shardwright.orchestrator.build import layout_of
+from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config import CacheConfig, JobConfig, asked_now
+from shardwright.orchestrator.config.config import CacheConfig, JobConfig, asked_now
 from shardwright.orchestrator.report.limits import Confidence, asked, confidence
+from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation import calibrate
 from shardwright.orchestrator.validation.calibrate import Surface, grid_profiles
 from shardwright.orchestrator.validation.predict import Predictor, Timed, job_of
@@ -128,7 +128,7 @@ def training(question: Asked) -> dict[str, Any]:
     `calibration.toml` and used. Raises UsageError as `run`.
     """
     assert question.training is not None
-    from shardwright.orchestrator.job import unit_service
+    from shardwright.orchestrator.road.job import unit_service
 
     asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.age import counted_text
 from shardwright.orchestrator.report.text import seconds_text
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.age import counted_text
 
 _WORST_SHOWN = 10
 

@@ -30,9 +30,9 @@ from shardwright.compiler.neff.files import write_atomic
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
-from shardwright.orchestrator.outputs import writing
-from shardwright.sim_cluster import layout
-from shardwright.sim_cluster.result import L0Check
+from shardwright.orchestrator.terminal.outputs import writing
+from shardwright.sim_cluster.values import layout
+from shardwright.sim_cluster.values.result import L0Check
 
 KEPT = 2  # besides that of the first step, which is compared with the unsharded run
 _STEP = re.compile(r"step-(\d{8,12})")

@@ -11,8 +11,8 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.neff.arrays import write_arrays
-from shardwright.orchestrator.outputs import writing
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal.outputs import writing
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
 
 _MAX_NAME = 2**12

@@ -19,8 +19,8 @@ from typing import Any
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.process_backend import Worker, start_worker
 from shardwright.orchestrator.values.serving import Answered, late, serve
-from shardwright.sim_cluster.rank_host import RankHost
-from shardwright.sim_cluster.run_values import Handle, HostLostError
+from shardwright.sim_cluster.values.rank_host import RankHost
+from shardwright.sim_cluster.values.run_values import Handle, HostLostError
 
 _MODULE = "shardwright.orchestrator.values.process_hosts"
 PROTOCOL = 5  # of pickle: arrays as they lie in memory

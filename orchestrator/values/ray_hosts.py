@@ -17,8 +17,8 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.ray_session import RaySession, lost_errors
 from shardwright.orchestrator.values.serving import Answered, late, serve
-from shardwright.sim_cluster.rank_host import SENDING, RankHost
-from shardwright.sim_cluster.run_values import Handle, HostLostError
+from shardwright.sim_cluster.values.rank_host import SENDING, RankHost
+from shardwright.sim_cluster.values.run_values import Handle, HostLostError
 
 PATIENCE_S = 2.0
 """How long actors have to say that they are there, after one was lost; who does not is busy. Our

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.sim_cluster.exchange import Payload
-from shardwright.sim_cluster.rank_host import RankHost, invoke
+from shardwright.sim_cluster.values.exchange import Payload
+from shardwright.sim_cluster.values.rank_host import RankHost, invoke
 
 
 def late(limit_s: float) -> str:

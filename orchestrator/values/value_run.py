@@ -22,15 +22,15 @@ from threadpoolctl import threadpool_limits
 from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.compiler.neff.manifest import Manifest
-from shardwright.orchestrator.build import Built
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.host import executor_kind
-from shardwright.orchestrator.model import resolve_task
-from shardwright.orchestrator.numerics import level_bound
+from shardwright.orchestrator.road.build import Built
+from shardwright.orchestrator.road.numerics import level_bound
+from shardwright.orchestrator.road.usage import check_hosts, check_steps
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.executor import Emit
 from shardwright.orchestrator.service.progress import Progress
-from shardwright.orchestrator.usage import check_hosts, check_steps
 from shardwright.orchestrator.values.checkpoint import (
     Checkpoint,
     Writer,
@@ -41,10 +41,10 @@ from shardwright.orchestrator.values.checkpoint import (
     step_folder,
     steps_in,
 )
-from shardwright.sharding.partitioned import all_values
-from shardwright.sim_cluster.rank_host import RankHost, packed_host, spans_of
-from shardwright.sim_cluster.result import L0Check
-from shardwright.sim_cluster.run_values import HostLostError, Hosts, LocalHosts, ValueRun
+from shardwright.sharding.partition.partitioned import all_values
+from shardwright.sim_cluster.values.rank_host import RankHost, packed_host, spans_of
+from shardwright.sim_cluster.values.result import L0Check
+from shardwright.sim_cluster.values.run_values import HostLostError, Hosts, LocalHosts, ValueRun
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask

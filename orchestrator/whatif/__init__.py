@@ -1,2 +1,2 @@
 """What-ifs: changes of a job, and what becomes of it with them. Every answer is one of the whole
-road (`orchestrator/plan_cache.py`)."""
+road (`orchestrator/road/plan_cache.py`)."""

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.config import JobConfig
+from shardwright.compiler.machine.target import load_target
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.cost import (
     Price,
     basis_text,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.orchestrator.config import JobConfig, MeshConfig
+from shardwright.orchestrator.config.config import JobConfig, MeshConfig
 from shardwright.sharding.settings import AUTO
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import terminal
-from shardwright.orchestrator.job_flags import add_job_flags, job_config
-from shardwright.orchestrator.outputs import prepare, writing
-from shardwright.orchestrator.strict_json import dumps
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.terminal import terminal
+from shardwright.orchestrator.terminal.outputs import prepare, writing
+from shardwright.orchestrator.terminal.strict_json import dumps
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.change import compared
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.config import JobConfig
+    from shardwright.orchestrator.config.config import JobConfig
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.points import Point
     from shardwright.orchestrator.whatif.rows import Row
@@ -147,7 +147,7 @@ def _words(text: str) -> list[str]:
 
 def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
     """The folder of a sweep, and its rows."""
-    from shardwright.orchestrator.config import output_folder
+    from shardwright.orchestrator.config.config import output_folder
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.journal import Journal
     from shardwright.orchestrator.whatif.sweep import sweep

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.documents import parse_json
-from shardwright.orchestrator.outputs import writing
+from shardwright.compiler.support.documents import parse_json
 from shardwright.orchestrator.service.units import digest
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal.outputs import writing
+from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.whatif.rows import Row
 
 

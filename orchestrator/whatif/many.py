@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import num_cpus
-from shardwright.orchestrator.job import executor_of
-from shardwright.orchestrator.plan_cache import NOT_IN_KEY, Shared, plan
+from shardwright.orchestrator.road.job import executor_of
+from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, Shared, plan
+from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.shared import SharedExecutor
-from shardwright.orchestrator.stages import Traces
 
 Report = Mapping[str, Any]
 TURN_S = 0.05

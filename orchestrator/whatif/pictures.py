@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from rich.console import Console
 
-from shardwright.orchestrator import plots, text_plots
+from shardwright.orchestrator.terminal import plots, text_plots
 from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row, ordered, pareto
 from shardwright.orchestrator.whatif.table import short_names
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.documents import parse_json, read_text
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.job_flags import changed_keys
-from shardwright.orchestrator.plan_cache import NOT_IN_KEY
+from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.job_flags import changed_keys
+from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY
 
 Values = Mapping[str, str]
 """What a point sets, by the names the user gave."""

@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import (
     ExecutionError,
     InternalError,
 )
-from shardwright.compiler.target import PS_PER_S
+from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.service.unit_errors import stored_at
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.report.bottleneck import (
     CAPACITY,
     COLLECTIVE,

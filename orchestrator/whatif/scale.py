@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import load_target, logical
-from shardwright.orchestrator.build import asked_batch
-from shardwright.orchestrator.config import JobConfig
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.build import asked_batch
 from shardwright.orchestrator.whatif.change import frugal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row
-from shardwright.sharding.mesh import DATA_AXES, SHARD_AXIS
+from shardwright.sharding.partition.mesh import DATA_AXES, SHARD_AXIS
 from shardwright.sharding.settings import AUTO
 from shardwright.sharding.strategies.registry import default_axes
 
@@ -85,7 +85,7 @@ def _strong_batch(study: Study, base: JobConfig) -> int:
     are no whole number of micro-batches."""
     if STRONG not in study.modes or not base.strategy.global_batch_tokens:
         return base.strategy.global_batch
-    from shardwright.orchestrator.model import resolve_task
+    from shardwright.orchestrator.config.model import resolve_task
 
     return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
 

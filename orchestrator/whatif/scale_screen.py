@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.orchestrator import plots, text_plots
 from shardwright.orchestrator.report.text import count_text, large_usd_text
 from shardwright.orchestrator.report.tried import candidate
+from shardwright.orchestrator.terminal import plots, text_plots
 from shardwright.orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
 from shardwright.orchestrator.whatif.scale import QUESTIONS, Curve, orders, span_text, verdicts
 from shardwright.orchestrator.whatif.sweep import Swept

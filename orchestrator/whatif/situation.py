@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.model import compute_type
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.whatif.change import as_chosen
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of

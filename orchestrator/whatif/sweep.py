@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
-from shardwright.orchestrator.age import counted_text, oldest
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.plan_cache import plan_key
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.plan_cache import plan_key
+from shardwright.orchestrator.terminal.age import counted_text, oldest
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point

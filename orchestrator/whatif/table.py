@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.neff.files import write_atomic
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.whatif.buyer import prices_text
 from shardwright.orchestrator.whatif.rows import (
     FITS,

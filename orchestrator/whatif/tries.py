@@ -15,14 +15,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
-from shardwright.orchestrator.build import planned
-from shardwright.orchestrator.config import TRIES, JobConfig
-from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.tried import auto_values
 from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.road.build import planned
+from shardwright.orchestrator.road.job import unit_service
+from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages, Traces
-from shardwright.orchestrator.terminal import say
+from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.change import Change, changed, frugal
 from shardwright.orchestrator.whatif.many import plans
 from shardwright.orchestrator.whatif.rows import may_pass

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.tables import entering
+from shardwright.compiler.support.tables import entering
 from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
 
 Labels = dict[Value, Label]

@@ -25,7 +25,7 @@ from shardwright.sharding.localize.rules import (
     sort,
     window,
 )
-from shardwright.sharding.partitioned import PartitionedGraph
+from shardwright.sharding.partition.partitioned import PartitionedGraph
 
 __all__ = [
     "Localized",

@@ -24,9 +24,9 @@ from shardwright.compiler.ir.ops import (
     DynamicSliceAttrs,
 )
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from shardwright.compiler.tables import entering
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.compiler.support.tables import entering
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.spec import ShardingSpec
 
 Dims = tuple[tuple[str, ...], ...]
 Rule = Callable[["Localizer", Op], Sequence[Value]]

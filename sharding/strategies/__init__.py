@@ -1,8 +1,8 @@
 """Strategies: recipes that say where every argument, result, activation and gradient lives.
 
 A recipe reads a graph, the roles of its slots and a mesh, and returns the graph with constraints
-plus specs by value id. It knows no partitioner: `sharding/shardy.py` carries the specs out and
-`sharding/findings.py` compares what came out with what the recipe predicted.
+plus specs by value id. It knows no partitioner: `sharding/partition/shardy.py` carries the specs
+out, and `sharding/partition/findings.py` compares what came out with what the recipe predicted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Graph, TensorType, Value
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.spec import ShardingSpec
 
 ValueId = tuple[int, int]
 INPUT = -1

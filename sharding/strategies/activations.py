@@ -7,9 +7,8 @@ left to choose; what an op reads otherwise is gathered or sent right before it.
 from __future__ import annotations
 
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.sharding.dims import reached
-from shardwright.sharding.pins import CARRYING, gather_uses
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.indices.dims import reached
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
 from shardwright.sharding.strategies.expected import (
     expert_uses,
@@ -18,6 +17,7 @@ from shardwright.sharding.strategies.expected import (
     sends_rows,
     sequence_uses,
 )
+from shardwright.sharding.strategies.pins import CARRYING, gather_uses
 
 
 def gather_weights(step: Decisions) -> None:

@@ -3,7 +3,7 @@
 A strategy (`fsdp.py`, `generic.py`, `llm_training.py`) is a list of steps over this object; they
 live in `splits.py`, `state.py`, `activations.py` and `gradients.py`, and read roles and index
 classes, never names or ops of a model. Every value has a `used` layout, the one code computes with
-(`sharding/layout.py`); state may be `stored` more finely and is then gathered where it is used.
+(`layout.py`); state may be `stored` more finely and is then gathered where it is used.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
-from shardwright.sharding.dim_sets import DimTable, ShardClasses
-from shardwright.sharding.dims import BatchLabels, Dim, batch_labels, reached
-from shardwright.sharding.indices import IndexClasses
-from shardwright.sharding.layers import (
+from shardwright.sharding.indices.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.indices.dims import BatchLabels, Dim, batch_labels, reached
+from shardwright.sharding.indices.indices import IndexClasses
+from shardwright.sharding.indices.layers import (
     ScannedLayers,
     UnrolledLayers,
     scanned_layers,
     unrolled_layers,
 )
-from shardwright.sharding.layout import UsedLayout
-from shardwright.sharding.mesh import DATA_AXES, Mesh
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.pins import Annotator, GatherUse
+from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
-from shardwright.sharding.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
 from shardwright.sharding.strategies.kept import keep_gathered
+from shardwright.sharding.strategies.layout import UsedLayout
+from shardwright.sharding.strategies.pins import Annotator, GatherUse
 
 WEIGHTS = 3
 """The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.sharding.dims import Dim, Factor, factors
-from shardwright.sharding.inner import contracted, cut
-from shardwright.sharding.layout import UsedLayout
-from shardwright.sharding.pins import GatherUse
+from shardwright.sharding.indices.dims import Dim, Factor, factors
+from shardwright.sharding.indices.inner import contracted, cut
 from shardwright.sharding.strategies import Predicted
+from shardwright.sharding.strategies.layout import UsedLayout
+from shardwright.sharding.strategies.pins import GatherUse
 
 
 def reductions(graph: Graph, layout: UsedLayout) -> Counter[Predicted]:

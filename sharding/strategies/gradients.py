@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.sharding.pins import REDUCING, Users, layout_borders, reduction_ops
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.expected import ended_axes
+from shardwright.sharding.strategies.pins import REDUCING, Users, layout_borders, reduction_ops
 
 
 def reduce_gradients(step: Decisions) -> None:

@@ -19,9 +19,9 @@ from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, Reshap
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
-from shardwright.sharding.layers import visited_layers
-from shardwright.sharding.pins import NARROWING
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.indices.layers import visited_layers
+from shardwright.sharding.partition.spec import ShardingSpec
+from shardwright.sharding.strategies.pins import NARROWING
 
 Key = tuple[Value, int, tuple[object, ...], tuple[object, ...]]
 """A stacked weight, the dim of its layers, what is done to a layer, and how the result lies."""

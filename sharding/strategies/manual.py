@@ -18,9 +18,9 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.rewrite import Level
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe, ValueId
 
 STATE = ("parameter", "optimizer", "rng")

@@ -12,8 +12,8 @@ from math import prod
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.passes.barriers import without_constraints
-from shardwright.sharding.mesh import SHARD_AXIS, Mesh, make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import Decisions, zero_of
 from shardwright.sharding.strategies.splits import split_layers

@@ -10,12 +10,11 @@ from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.passes.barriers import without_constraints
 from shardwright.compiler.steps import step
-from shardwright.sharding.counts import own_counts
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.padding import pad_indices
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.prepare.padding import pad_indices
+from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.sorted_rows import sorted_per_sample
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.activations import (
     gather_sequences,
@@ -23,6 +22,7 @@ from shardwright.sharding.strategies.activations import (
     pin_activations,
     return_rows,
 )
+from shardwright.sharding.strategies.counts import own_counts
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic

@@ -13,14 +13,14 @@ from fractions import Fraction
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.ir.types import Value
-from shardwright.sharding.borders import borders
-from shardwright.sharding.dims import reached
-from shardwright.sharding.indices import Class, IndexClasses
-from shardwright.sharding.inner import broken, cover, expert_families, prices
-from shardwright.sharding.layout import along_residual, expert_rows, query_dims
+from shardwright.sharding.indices.dims import reached
+from shardwright.sharding.indices.indices import Class, IndexClasses
+from shardwright.sharding.indices.inner import broken, cover, expert_families, prices
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.split import Split, rooms, spread
+from shardwright.sharding.strategies.borders import borders
 from shardwright.sharding.strategies.decisions import Decisions
+from shardwright.sharding.strategies.layout import along_residual, expert_rows, query_dims
+from shardwright.sharding.strategies.split import Split, rooms, spread
 
 
 def split_layers(step: Decisions, settings: StrategySettings) -> None:

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Value
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
 
 LARGE_REPLICATED_BYTES = 1 << 20

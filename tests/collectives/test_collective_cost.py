@@ -19,9 +19,9 @@ from shardwright.collectives.ops import CollectiveError, CollectiveKind, Replica
 from shardwright.collectives.recipe import Choice
 from shardwright.collectives.select import choose
 from shardwright.collectives.topology import line, ring, switched, torus, unlinked
-from shardwright.compiler.target import load_target, logical
-from shardwright.sim_cluster.collective_costs import collective_costs
-from shardwright.sim_cluster.network import cluster_topology
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.sim_cluster.network.collective_costs import collective_costs
+from shardwright.sim_cluster.network.network import cluster_topology
 from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (

@@ -6,8 +6,8 @@ from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.network import Network
+from shardwright.compiler.machine.target import load_target
+from shardwright.sim_cluster.network.network import Network
 
 REDUCE, GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
 US = 10**6

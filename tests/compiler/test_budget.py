@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.compiler import budget
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.driver import generate_function
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.logical_core import LogicalCore
+from shardwright.compiler.linking import budget
 from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
 from tests.support.model_files import compile_line, meta_of, write_model
 
 
@@ -158,11 +158,11 @@ def test_the_sum_of_all_categories_is_eoom001(
     assert (memory["constants"], memory["io"]) == (64 * 64 * 4, 2 * 8 * 64 * 4 + 4)
     need = sum(memory.values())
     capsys.readouterr()
-    monkeypatch.setattr("shardwright.compiler.target.Target.limit_bytes", need - 1)
+    monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", need - 1)
     assert compile_line("shardwright compile m.hlo.pb --target trn1") == 70
     err = capsys.readouterr().err
     assert "[NCC_EOOM001] program m:" in err and "model constants 16384 bytes" in err
-    monkeypatch.setattr("shardwright.compiler.target.Target.limit_bytes", need)
+    monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", need)
     assert compile_line("shardwright compile m.hlo.pb --target trn1") == 0
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.custom_target import RULES
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.machine.custom_target import RULES
+from shardwright.compiler.machine.target import load_target, target_names
 from shardwright.compiler.surface.resolve import find_target
-from shardwright.compiler.target import load_target, target_names
-from shardwright.orchestrator.build import build, layout_of
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import time_programs, unit_service
-from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.build import build, layout_of
+from shardwright.orchestrator.road.job import time_programs, unit_service
+from shardwright.orchestrator.road.stages import Stages
 from tests.support.small_job import write_job
 
 HALF = {"chips_per_instance": 8, "shape": [2, 4], "efa_gbps": 800, "efa_devices": 8}
@@ -43,7 +43,7 @@ def test_facts_that_differ_and_those_of_the_base(tmp_path: Path) -> None:
 
 def test_every_fact_of_the_data_files_is_known_or_fixed() -> None:
     """What may not be given is what the instruction set fixes."""
-    files = Path(__file__).resolve().parents[2] / "compiler" / "targets"
+    files = Path(__file__).resolve().parents[2] / "compiler" / "machine" / "targets"
     facts = {key for f in files.glob("*.json") for key in json.loads(f.read_text())["facts"]}
     fixed = {key for key in facts - set(RULES)}
     assert set(RULES) <= facts

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.custom_target import RATE, RULES, check_together, read_custom
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import load_target
+from shardwright.compiler.machine.custom_target import RATE, RULES, check_together, read_custom
+from shardwright.compiler.machine.target import load_target
 
 MOST = 2**40
 COUNTS = {  # fact -> its least and largest whole number

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.engine_order import Edge, Memory, _collect, _reduce, _Waits, touched
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.schedule.engine_order import (
+    Edge,
+    Memory,
+    _collect,
+    _reduce,
+    _Waits,
+    touched,
+)
 
 QUEUES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_IN)
 RUNS = 6  # of a loop's body, more than any chain of the few edges drawn here goes back

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.chain import DMA, Chain
 from shardwright.compiler.isa.program import Border, Engine, Region
 from shardwright.compiler.isa.region import RegionProgram
-from shardwright.compiler.max_plus import ENGINES as QUEUES
-from shardwright.compiler.max_plus import (
+from shardwright.compiler.timing.chain import DMA, Chain
+from shardwright.compiler.timing.max_plus import ENGINES as QUEUES
+from shardwright.compiler.timing.max_plus import (
     QUEUE,
     Body,
     Timed,

@@ -13,19 +13,6 @@ from dataclasses import replace
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import (
-    EngineSpan,
-    RegionTime,
-    Segment,
-    Shares,
-    engine_spans,
-    function_segments,
-    instr_cost,
-    judged_ps,
-    region_time,
-    region_times,
-    segments_at,
-)
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
@@ -39,8 +26,21 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
-from shardwright.compiler.max_plus import merged
-from shardwright.compiler.target import Target, load_target, logical
+from shardwright.compiler.machine.target import Target, load_target, logical
+from shardwright.compiler.timing.evaluate import (
+    EngineSpan,
+    RegionTime,
+    Segment,
+    Shares,
+    engine_spans,
+    function_segments,
+    instr_cost,
+    judged_ps,
+    region_time,
+    region_times,
+    segments_at,
+)
+from shardwright.compiler.timing.max_plus import merged
 
 TRN1N = load_target("trn1n.32xlarge")
 TRN2 = logical(load_target("trn2.48xlarge"), 2)

@@ -21,7 +21,7 @@ from shardwright.compiler.isa.program import Program
 from shardwright.compiler.lower import accept
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.corpus.all_spellings import ALL
 from tests.corpus.case import CORPUS, Function, Spelling, is_score
 from tests.support.cells import diagonals, long_in_matrix

@@ -7,7 +7,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.hbm import ALIGNMENT_BYTES, Lifetime, aligned, check, liveness_bound, plan
+from shardwright.compiler.schedule.hbm import (
+    ALIGNMENT_BYTES,
+    Lifetime,
+    aligned,
+    check,
+    liveness_bound,
+    plan,
+)
 
 LIFETIMES = st.lists(
     st.builds(

@@ -13,7 +13,7 @@ from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.region_reference import run_lowered
 
 

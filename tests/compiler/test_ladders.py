@@ -13,10 +13,10 @@ from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.pipeline import run
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import link
 from tests.support.ladders import BATCH, COUNTED, LOSS, PARAMETER, RUNGS, check_grows, ladder

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.isa.program import Program
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
+from shardwright.compiler.timing.evaluate import function_segments
 from tests.support.compiled import TARGET, graph_of, link
 from tests.support.model_run import compile_function, worst_distance
 

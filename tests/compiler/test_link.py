@@ -12,7 +12,7 @@ from shardwright.compiler.driver import compile_function, compile_graph
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.encode import encode_program
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.link import link
+from shardwright.compiler.linking.link import link
 from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.unit import pack_function, read_payload, unpack_function
 from shardwright.compiler.program import StepPlan, StepProgram

@@ -12,15 +12,15 @@ import pytest
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.generate import Codes, Generated
-from shardwright.compiler.core_order import order_cores
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Shares, function_segments, segments_at
+from shardwright.compiler.fusion.logical_core import LogicalCore, Way
+from shardwright.compiler.fusion.trial import Trial, _lately
 from shardwright.compiler.isa.program import Function, Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from shardwright.compiler.logical_core import LogicalCore, Way
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
-from shardwright.compiler.trial import Trial, _lately
+from shardwright.compiler.schedule.core_order import order_cores
+from shardwright.compiler.timing.evaluate import Shares, function_segments, segments_at
 from tests.compiler.codegen.region_harness import Maker
 from tests.support.model_run import CompiledFunction, compile_function, figures
 

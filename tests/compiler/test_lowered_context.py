@@ -10,10 +10,10 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
 from tests.compiler.test_lowered_step import run_lowered_step
 from tests.support.road import captured_graph, worst
 

@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from shardwright.compiler import hbm
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
@@ -21,7 +20,8 @@ from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.mesh import make_mesh
+from shardwright.compiler.schedule import hbm
+from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.road import fsdp_plan, leaf_error, split_batch, worst

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.compiler.driver import compile_unit
-from shardwright.compiler.evaluate import Segment, function_segments
 from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import load_target
+from shardwright.compiler.timing.evaluate import Segment, function_segments
 from tests.support.compiled import TARGET
 
 GROUPS = 32

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.narrow import narrow
-from shardwright.sharding.dims import reached
+from shardwright.sharding.indices.dims import reached
 
 BF16, F32 = DType.BF16, DType.F32
 SHAPE = (3, 4)

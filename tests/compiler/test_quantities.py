@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.quantities import DURATION, MONEY, TOKENS, Quantity
+from shardwright.compiler.support.quantities import DURATION, MONEY, TOKENS, Quantity
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.isa.decode import decode_function
 from shardwright.compiler.isa.encode import encode_function
 from shardwright.compiler.isa.limits import limits_for, walk
@@ -27,9 +26,10 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
-from shardwright.compiler.region_order import order_regions
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.functions import L0, FunctionCode
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.schedule.region_order import order_regions
+from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.sim_cluster.values.functions import L0, FunctionCode
 from tests.support.compiled import graph_of, link
 from tests.support.instruction_cluster import with_barriers
 

@@ -13,9 +13,7 @@ from functools import cache
 
 import pytest
 
-from shardwright.compiler import hbm
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.hbm import Lifetime
 from shardwright.compiler.isa.program import (
     Call,
     Function,
@@ -27,9 +25,11 @@ from shardwright.compiler.isa.program import (
     Repeat,
     Space,
 )
+from shardwright.compiler.linking.residency import Residency, scratch_peak
 from shardwright.compiler.outline import outline
-from shardwright.compiler.residency import Residency, scratch_peak
-from shardwright.orchestrator.build import Built
+from shardwright.compiler.schedule import hbm
+from shardwright.compiler.schedule.hbm import Lifetime
+from shardwright.orchestrator.road.build import Built
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, small_llama

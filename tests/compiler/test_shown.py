@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import pytest
 
 from shardwright.compiler.driver import compile_unit
-from shardwright.compiler.evaluate import engine_spans, function_segments
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.program import Function
+from shardwright.compiler.linking.residency import scratch_peak
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.write_out import tensor_spans
+from shardwright.compiler.machine.target import Target, load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.residency import scratch_peak
 from shardwright.compiler.shown.charts import bytes_text, share_bar, span_chart, table, time_chart
 from shardwright.compiler.steps import Place, Recorder, Remark, recording
-from shardwright.compiler.target import Target, load_target
+from shardwright.compiler.timing.evaluate import engine_spans, function_segments
 
 TARGET = "trn1n.32xlarge"
 

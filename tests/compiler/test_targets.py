@@ -13,14 +13,14 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.machine.target import load_target, target_names
 from shardwright.compiler.surface.flags import TARGETS
 from shardwright.compiler.surface.resolve import find_target
-from shardwright.compiler.target import load_target, target_names
-from shardwright.orchestrator.build import build, layout_of
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import time_programs, unit_service
-from shardwright.orchestrator.stages import Stages
-from shardwright.sim_cluster.network import Network
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.build import build, layout_of
+from shardwright.orchestrator.road.job import time_programs, unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.sim_cluster.network.network import Network
 from tests.support.compiled import graph_of, run_levels
 from tests.support.small_job import write_job
 

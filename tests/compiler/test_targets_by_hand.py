@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import altered, load_target, logical, target_names
+from shardwright.compiler.machine.target import altered, load_target, logical, target_names
 
 # One physical core. Everything a core of another generation has alike stands here: 1300 ns per
 # transfer (DB), 64 KiB per descriptor (udma.h), one DMA engine per 8 partitions (DO), 60 cycles to

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.passes.remat import rematerialise
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 from tests.compiler.codegen.region_harness import I32, PRED, U32, Maker
 from tests.support.ladders import check_grows, unary
 

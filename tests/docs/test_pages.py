@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiler.target import facts_of, load_target, target_names
+from shardwright.compiler.machine.target import facts_of, load_target, target_names
 from tests.support.console import PAGES, ROOT, masked, replayed
 
 CONSOLE = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ def test_the_page_about_machines_has_every_fact_of_one() -> None:
     page = (ROOT / "docs/extending.md").read_text()
     machines = (load_target(name) for name in target_names())
     facts = {fact for machine in machines for fact in facts_of(machine)}
-    cores = (ROOT / "compiler/targets").glob("neuroncore-*.json")
+    cores = (ROOT / "compiler/machine/targets").glob("neuroncore-*.json")
     facts -= {fact for core in cores for fact in json.loads(core.read_text())["facts"]}
     assert sorted(fact for fact in facts if f"`{fact}`" not in page) == []
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.orchestrator import config
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.config import JobConfig
 
 FOLDER = Path(__file__).parent
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Shares, instr_cost, region_times
 from shardwright.compiler.isa.costs import instr_interval_ps
 from shardwright.compiler.isa.program import (
     AccessPattern,
@@ -27,10 +26,11 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
-from shardwright.compiler.target import Target
-from shardwright.sim_cluster.network import Network
+from shardwright.compiler.machine.target import Target
+from shardwright.compiler.timing.evaluate import Shares, instr_cost, region_times
+from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import NAMES
-from shardwright.sim_cluster.step_time import Step, time_step
+from shardwright.sim_cluster.timing.step_time import Step, time_step
 from tests.golden.record import Rows
 
 F32 = DType.F32

@@ -19,14 +19,14 @@ from shardwright.compiler.isa.program import Function, Program, Region
 from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.neff.manifest import Manifest
 from shardwright.compiler.neff.writer import pack
-from shardwright.orchestrator.build import Built, build
-from shardwright.orchestrator.bundling import manifest_of
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.job import time_programs
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.road.build import Built, build
+from shardwright.orchestrator.road.bundling import manifest_of
+from shardwright.orchestrator.road.job import time_programs
+from shardwright.orchestrator.road.stages import Stages, Traces
+from shardwright.orchestrator.road.timing import Timings
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages, Traces
-from shardwright.orchestrator.timing import Timings
 
 Rows = dict[str, Any]
 Record = dict[str, Rows]

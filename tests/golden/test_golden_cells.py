@@ -11,10 +11,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Traces
 from tests.golden.cells import CELLS, GoldenCell
 from tests.golden.files import FOLDER, golden
 from tests.golden.record import record, run_cell

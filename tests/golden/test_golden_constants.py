@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.target import (
+from shardwright.compiler.machine.target import (
     Target,
     altered,
     facts_of,

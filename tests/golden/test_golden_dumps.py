@@ -13,11 +13,11 @@ from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.isa import region_text
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.dump import dumping
+from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Traces
 from tests.golden.cells import CELLS, GoldenCell
 from tests.golden.record import run_cell
 from tests.support.cells import long_in_matrix

@@ -14,11 +14,11 @@ import pytest
 from shardwright.compiler.isa import costs
 from shardwright.compiler.isa.program import Program
 from shardwright.orchestrator.cache.cache import Cache
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Traces
-from shardwright.sim_cluster.step_time import time_step
+from shardwright.sim_cluster.timing.step_time import time_step
 from tests.golden import files
 from tests.golden.cells import CELLS
 from tests.golden.files import FOLDER, differences, golden, read, report_of, text_of

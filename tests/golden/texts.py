@@ -11,7 +11,7 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa import region_text
 from shardwright.compiler.isa.encode import pack_region
 from shardwright.compiler.isa.program import Program
-from shardwright.orchestrator.build import Built
+from shardwright.orchestrator.road.build import Built
 
 
 def check_texts(built: Built) -> tuple[int, int]:

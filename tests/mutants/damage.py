@@ -1,4 +1,4 @@
-"""Damages of a file, found and addressed: `compiler.evaluate:dma_time#term#0`.
+"""Damages of a file, found and addressed: `compiler.timing.evaluate:dma_time#term#0`.
 
 An address is the module, the qualified symbol (function, method, or the name a constant is bound
 to), the operator, and the number of the damage among those of that operator in that symbol. It says

@@ -28,7 +28,7 @@ SOURCE = "WIDTH = 3\n\n\ndef time(a):\n    b = a + 1\n    return b * WIDTH\n"
 
 
 def damage_at(line: int) -> Damage:
-    return next(d for d in damages_of("compiler/evaluate.py", SOURCE) if d.line == line)
+    return next(d for d in damages_of("compiler/timing/evaluate.py", SOURCE) if d.line == line)
 
 
 def test_every_area_has_its_part_and_a_longer_draw_begins_like_a_shorter_one() -> None:
@@ -79,7 +79,7 @@ def test_by_hand_first_golden_last_and_no_more_than_the_limit() -> None:
     }
     known = Map(seconds)
     masks = {test: 1 << 5 for test in seconds if not test.endswith("::other")}
-    known.sources["compiler/evaluate.py"].append(Covered(SOURCE, masks))
+    known.sources["compiler/timing/evaluate.py"].append(Covered(SOURCE, masks))
     (batch,) = batches(damage_at(5), SOURCE, known)
     assert batch.tests == (
         "tests/compiler/test_evaluate_by_hand.py::a",
@@ -101,9 +101,9 @@ def test_the_map_outlives_edits_elsewhere_in_a_file() -> None:
 
 
 def test_a_journal_goes_on_where_it_ended(tmp_path: Path) -> None:
-    (tmp_path / "compiler").mkdir()
-    (tmp_path / "compiler" / "evaluate.py").write_text(SOURCE)
-    noticed, survived, changed, new = damages_of("compiler/evaluate.py", SOURCE)[:4]
+    (tmp_path / "compiler" / "timing").mkdir(parents=True)
+    (tmp_path / "compiler" / "timing" / "evaluate.py").write_text(SOURCE)
+    noticed, survived, changed, new = damages_of("compiler/timing/evaluate.py", SOURCE)[:4]
     journal = tmp_path / "journal.jsonl"
     write_journal(journal, Verdict(noticed.address, noticed.diff(SOURCE), "noticed", "t"))
     write_journal(journal, Verdict(survived.address, survived.diff(SOURCE), "survived"))
@@ -117,7 +117,7 @@ def test_a_journal_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_the_summary_names_survivors() -> None:
-    first, second, third = damages_of("compiler/evaluate.py", SOURCE)[:3]
+    first, second, third = damages_of("compiler/timing/evaluate.py", SOURCE)[:3]
     verdicts = [
         Verdict(first.address, "", "noticed", "t"),
         Verdict(second.address, "-a\n+b", "survived"),

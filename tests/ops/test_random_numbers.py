@@ -11,15 +11,15 @@ import pytest
 
 from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.driver import compile_unit
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.timing.evaluate import function_segments
 from tests.support import xla
 from tests.support.compiled import graph_of, run_levels
 

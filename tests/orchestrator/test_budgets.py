@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler import budget
+from shardwright.compiler.linking import budget
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.plan_cache import exit_code
+from shardwright.orchestrator.road.plan_cache import exit_code
 from tests.support.machines import machine_file
 from tests.support.small_job import write_job
 
@@ -80,7 +80,7 @@ def test_an_operator_over_the_documented_limit_is_a_warning_at_the_users_line(
 def test_tensors_over_the_memory_of_a_core_are_named(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwright.compiler.target.Target.limit_bytes", 4000)
+    monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", 4000)
     code, report = answer(capsys, "plan", job)
     assert code == 71
     assert {"SW_CAPACITY", "NCC_EVRF009"} <= codes(report, "error")

@@ -13,10 +13,10 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import tensor_type
 from shardwright.compiler.program import BufferInfo
-from shardwright.orchestrator import bundling, plan_cache
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road import bundling, plan_cache
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.units import source_digest
-from shardwright.orchestrator.stages import Stages
 
 
 def info(name: str, elements: int, *stages: int, slots: tuple[int, ...] = ()) -> BufferInfo:
@@ -97,9 +97,9 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
         asked.append(given)
         return SimpleNamespace(trace=b"trace")
 
-    monkeypatch.setattr("shardwright.orchestrator.build.build", lambda *given: built)
-    monkeypatch.setattr("shardwright.orchestrator.job.unit_service", service)
-    monkeypatch.setattr("shardwright.orchestrator.job.time_programs", timed)
+    monkeypatch.setattr("shardwright.orchestrator.road.build.build", lambda *given: built)
+    monkeypatch.setattr("shardwright.orchestrator.road.job.unit_service", service)
+    monkeypatch.setattr("shardwright.orchestrator.road.job.time_programs", timed)
     monkeypatch.setattr(
         "shardwright.orchestrator.report.report.base_report", lambda *given: {"given": given[3:]}
     )

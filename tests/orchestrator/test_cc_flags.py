@@ -13,7 +13,7 @@ from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.compile.cc_flags import job_tables
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from tests.support.model_files import compile_line, meta_of, write_model
 
 VARIABLE = "NEURON_CC_FLAGS"

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import hypothetical_text, load_target, logical
+from shardwright.compiler.machine.target import hypothetical_text, load_target, logical
 from shardwright.orchestrator.report import compare as module
 from shardwright.orchestrator.report.compare import (
     compare,

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.model_files import compile_line, run_neff, write_model
 
 LEVELS = ("L0", "L1")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.orchestrator import doctor
 from shardwright.orchestrator.cli import main
-from shardwright.sharding.partitioner import PYTHON_VARIABLE
+from shardwright.orchestrator.commands import doctor
+from shardwright.sharding.partition.partitioner import PYTHON_VARIABLE
 
 Run = Callable[[], tuple[int, dict[str, str], str]]
 

@@ -21,10 +21,10 @@ from shardwright.compiler.ir.text import annotated_text, to_text
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa import region_text
 from shardwright.compiler.steps import is_recorded, note, step, within
-from shardwright.orchestrator import outputs
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.dump import dumping, folder
 from shardwright.orchestrator.dump.names import README
+from shardwright.orchestrator.terminal import outputs
 from tests.support.model_files import compile_line, write_model
 from tests.support.small_job import bundle_bytes, write_job
 

@@ -31,7 +31,7 @@ from shardwright.orchestrator.cache.entry import (
 )
 from shardwright.orchestrator.cache.local import LocalStore, is_leftover
 from shardwright.orchestrator.cache.store import StoreError
-from shardwright.sim_cluster.timing_unit import _trace
+from shardwright.sim_cluster.timing.timing_unit import _trace
 
 NAME = EntryName("compile", "0123456789abcdef" * 4)
 OTHER = EntryName("compile", "f" * 64)

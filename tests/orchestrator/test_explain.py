@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.logical_core import LogicalCore
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.report import explain_time
 from shardwright.orchestrator.report.explain_fusion import notes_of

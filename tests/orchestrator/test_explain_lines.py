@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_lines import _LINES, explain
 from shardwright.orchestrator.report.explanations import EXPLANATIONS, help_text

@@ -25,8 +25,8 @@ from benchmarks.flag_orders import (
     page,
     planned,
 )
-from shardwright.orchestrator.build import layout_of
-from shardwright.orchestrator.config import load, words_of
+from shardwright.orchestrator.config.config import load, words_of
+from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.whatif.rows import FITS, REFUSED, Row
 from tests.support.small_job import SIZES
 

@@ -14,18 +14,20 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator import age, api, cli, plan_cache
+from shardwright.orchestrator import api, cli
 from shardwright.orchestrator.cache import About, Cache, open_cache
 from shardwright.orchestrator.cache.entry import EntryName, pack_entry
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import JobConfig, asked_now, from_store, load
+from shardwright.orchestrator.config.config import JobConfig, asked_now, from_store, load
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
 from shardwright.orchestrator.submission.together import counts_of
+from shardwright.orchestrator.terminal import age
 from shardwright.orchestrator.validation import predict, validate, validate_screen
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.rows import FITS, Row

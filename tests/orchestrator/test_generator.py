@@ -8,8 +8,8 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.generator import drawn_by
 from shardwright.compiler.frontend.state import state_tree
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.config.model import resolve_task
 from tests.models import dropout_decoder
 from tests.support.road import captured_graph
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.target import Fact, load_target
-from shardwright.orchestrator import config, plan_cache
-from shardwright.orchestrator.build import asked_batch, layout_of
+from shardwright.compiler.machine.target import Fact, load_target
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.purchase import GoalConfig, PriceConfig
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.purchase import GoalConfig, PriceConfig
 from shardwright.orchestrator.report import compare, sections
 from shardwright.orchestrator.report.cost import (
     basis_text,
@@ -39,6 +38,8 @@ from shardwright.orchestrator.report.goal import (
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.report.text import large_usd_text, long_text
+from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.road.build import asked_batch, layout_of
 from shardwright.orchestrator.service import executor
 from shardwright.orchestrator.whatif import buyer, scale
 from shardwright.orchestrator.whatif.change import changed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.orchestrator.config import load
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report.goodput import Failures
 
 CASES = [(36000.0, 60.0, 600.0), (3600.0, 300.0, 900.0), (900.0, 20.0, 60.0)]

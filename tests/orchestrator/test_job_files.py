@@ -15,12 +15,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import ImportRuleError, ShardingError, UsageError
 from shardwright.compiler.frontend.reference import task_batches
-from shardwright.orchestrator import config
-from shardwright.orchestrator.build import layout_of
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import TABLES
-from shardwright.orchestrator.job import executor_of
-from shardwright.orchestrator.model import resolve_task
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.config import TABLES
+from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.road.build import layout_of
+from shardwright.orchestrator.road.job import executor_of
 from shardwright.orchestrator.submission import submit
 from tests.support.small_job import JOB, SIZES
 

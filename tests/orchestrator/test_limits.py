@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.config import load
+from shardwright.compiler.machine.target import load_target
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report import limits
 from shardwright.orchestrator.report.limits import (
     STATEMENTS,
@@ -19,7 +19,7 @@ from shardwright.orchestrator.report.limits import (
     limits_section,
 )
 from shardwright.sim_cluster.calibration import Fitted, constants
-from shardwright.sim_cluster.sensitivity import assumptions
+from shardwright.sim_cluster.timing.sensitivity import assumptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "model.md"
 

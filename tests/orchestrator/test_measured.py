@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.evaluate import function_segments
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.compiler.timing.evaluate import function_segments
 from shardwright.orchestrator.validation import kernel_times
 from shardwright.orchestrator.validation.kernel_times import (
     MeasuredKernel,

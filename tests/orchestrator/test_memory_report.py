@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator import config
-from shardwright.orchestrator.build import planned
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.job import unit_service
+from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report.memory_report import MOMENTS, _highest, _timeline
-from shardwright.orchestrator.stages import Stages
-from shardwright.sharding.arena import Moment
+from shardwright.orchestrator.road.build import planned
+from shardwright.orchestrator.road.job import unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.sharding.memory.arena import Moment
 from tests.support.small_job import SIZES
 
 
@@ -147,8 +147,8 @@ def test_state_that_cannot_fit_is_refused_before_compiling(
         raise AssertionError("compiled")
 
     named = sum(memory["argument_bytes"].values())
-    monkeypatch.setattr("shardwright.compiler.target.Target.limit_bytes", named - 1)
-    monkeypatch.setattr("shardwright.orchestrator.job.compile_planned", never)
+    monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", named - 1)
+    monkeypatch.setattr("shardwright.orchestrator.road.job.compile_planned", never)
     job = tmp_path / "job.toml"
     job.write_text("")
     assert main(["run", str(job), *words, "--out", str(tmp_path / "out"), "--json"]) == 71

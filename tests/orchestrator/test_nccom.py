@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.nccom import COLUMNS, parse_bytes
+from shardwright.orchestrator.commands.nccom import COLUMNS, parse_bytes
 
 
 def nccom(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:

@@ -11,11 +11,11 @@ import pytest
 from shardwright.compiler.diagnostics import CapacityError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import tensor_type
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.program import BufferInfo, StepPlan
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.offload import check_offload, host_section, instance_bytes
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.shape import check_report
+from shardwright.orchestrator.road.offload import check_offload, host_section, instance_bytes
 from shardwright.sharding.settings import REMATS, StrategySettings
 from tests.support.plans import report_of
 

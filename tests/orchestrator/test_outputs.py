@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import outputs
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.rows import Row
 from tests.support.small_job import JOB, SIZES, write_job
@@ -118,7 +118,7 @@ def test_a_place_that_is_no_folder_is_refused_before_the_work(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "shardwright.orchestrator.job.planned", lambda *_: pytest.fail("has worked")
+        "shardwright.orchestrator.road.job.planned", lambda *_: pytest.fail("has worked")
     )
     (job.parent / "out").write_text("a file")
     for verb in (["run", str(job)], ["run", str(job), "--compile-only"]):
@@ -131,7 +131,7 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "shardwright.orchestrator.job.planned", lambda *_: pytest.fail("has worked")
+        "shardwright.orchestrator.road.job.planned", lambda *_: pytest.fail("has worked")
     )
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     assert main(["run", str(job), *MACHINE, *QUIET]) == 2

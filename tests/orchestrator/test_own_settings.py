@@ -14,11 +14,11 @@ import pytest
 from shardwright.compiler.diagnostics import ShardingError, UsageError
 from shardwright.compiler.frontend.capture import capture
 from shardwright.compiler.frontend.models.presets import preset_task
-from shardwright.orchestrator import config
-from shardwright.orchestrator.job_flags import changed_keys
-from shardwright.orchestrator.model import model_key, resolve_task, source_files
-from shardwright.orchestrator.plan_cache import plan_key
-from shardwright.sharding.precision import rounded_graph
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.job_flags import changed_keys
+from shardwright.orchestrator.config.model import model_key, resolve_task, source_files
+from shardwright.orchestrator.road.plan_cache import plan_key
+from shardwright.sharding.prepare.precision import rounded_graph
 from shardwright.sharding.settings import StrategySettings
 from tests.models import prime_model
 from tests.support.road import captured_graph

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator.packets import packets_of
+from shardwright.orchestrator.config.packets import packets_of
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Packets
+from shardwright.sim_cluster.timing.contention import DEFAULT_PACKETS, Packets
 
 
 def test_packets_by_stream() -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator import environment, plan_cache
+from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config import (
+from shardwright.orchestrator.config.config import (
     TABLES,
     CacheConfig,
     GoalConfig,
@@ -21,8 +20,10 @@ from shardwright.orchestrator.config import (
     PriceConfig,
     RunConfig,
 )
-from shardwright.orchestrator.plan_cache import NOT_IN_KEY, plan_key
-from shardwright.orchestrator.reads import observed
+from shardwright.orchestrator.keys import environment
+from shardwright.orchestrator.keys.reads import observed
+from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, plan_key
 from shardwright.orchestrator.service.units import PACKAGES, parts_digest, source_digest
 from shardwright.orchestrator.validation import predict
 from shardwright.orchestrator.validation.published import Storage, Workload

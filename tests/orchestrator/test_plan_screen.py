@@ -167,7 +167,7 @@ def test_a_terminal_shows_what_it_has_lines_for(
     report["findings"] = [finding] * 9
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=height, color_system=None)
-    monkeypatch.setattr("shardwright.orchestrator.terminal.console", lambda **_: console)
+    monkeypatch.setattr("shardwright.orchestrator.terminal.terminal.console", lambda **_: console)
     plan_screen(report)
     shown = len(out.getvalue().splitlines())
     assert len(texts(report)) > 50 and shown <= max(LINES, height - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.report import report
 from shardwright.orchestrator.report.limits import EXTRAPOLATED, Confidence
 from shardwright.orchestrator.validation.published_mfu import best_run, measured_runs

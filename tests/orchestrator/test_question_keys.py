@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import pytest
 
-from shardwright.orchestrator import api, config
+from shardwright.orchestrator import api
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.plan_cache import KIND, plan, plan_key
-from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.plan_cache import KIND, plan, plan_key
+from shardwright.orchestrator.road.stages import Stages, Traces
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = """

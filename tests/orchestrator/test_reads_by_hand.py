@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from shardwright import compiler
-from shardwright.orchestrator import reads
-from shardwright.orchestrator.reads import file_digests, observed, recorded
+from shardwright.orchestrator.keys import reads
+from shardwright.orchestrator.keys.reads import file_digests, observed, recorded
 
 
 def sha(data: bytes) -> str:

@@ -13,18 +13,18 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.config import GoodputConfig, JobConfig
+from shardwright.compiler.machine.target import load_target
+from shardwright.orchestrator.config.config import GoodputConfig, JobConfig
 from shardwright.orchestrator.report import report
 from shardwright.orchestrator.report.goodput import Failures, goodput_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
 from shardwright.orchestrator.report.rates import product_types, step_flops
-from shardwright.orchestrator.timing import Timings
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.pipeline.schedules import bubble
-from shardwright.sim_cluster.actors import CollectiveDuration, CollectiveUse
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.step_parts import StepParts
+from shardwright.orchestrator.road.timing import Timings
+from shardwright.sharding.cut.pipeline.schedules import bubble
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sim_cluster.timing.actors import CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.step_parts import StepParts
 from tests.support.invented_job import buffer, invented, machine, product, programs, timing
 
 EXACT = 1e-12

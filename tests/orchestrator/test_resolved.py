@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config import TABLES, JobConfig, MeshConfig, ModelConfig
-from shardwright.orchestrator.plan_cache import NOT_IN_KEY
+from shardwright.orchestrator.config.config import TABLES, JobConfig, MeshConfig, ModelConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.compare import _jobs, _settings
 from shardwright.orchestrator.report.page.page import _settings as page_settings
 from shardwright.orchestrator.report.resolved import resolved_job, resolved_keys
-from shardwright.sharding.mesh import make_mesh
+from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY
+from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.settings import AUTO, StrategySettings
 from tests.orchestrator.test_screen_lines_by_hand import report as screen_report
 from tests.support.invented_job import invented

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config import load
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import ideas
 from shardwright.orchestrator.whatif.situation import situation_of

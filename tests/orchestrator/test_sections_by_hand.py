@@ -12,7 +12,6 @@ from shardwright.collectives.cost import CollectiveTime
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.diagnostics import CapacityError, UsageError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import RegionTime
 from shardwright.compiler.isa.program import (
     Call,
     Engine,
@@ -25,14 +24,21 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.region import Node, RegionProgram, Tensor
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator import nccom
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import RegionTime
+from shardwright.orchestrator.commands import nccom
 from shardwright.orchestrator.neff import neff_tools
 from shardwright.orchestrator.neff.neff_files import ProgramFile
 from shardwright.orchestrator.report import memory_report, report, step_report
-from shardwright.sharding.arena import Holding, Moment
-from shardwright.sharding.footprint import Footprint, category_of, check_limit, worst_stage
-from shardwright.sim_cluster.step_parts import FunctionTime, ProgramRun, StepParts, Timeline, Track
+from shardwright.sharding.memory.arena import Holding, Moment
+from shardwright.sharding.memory.footprint import Footprint, category_of, check_limit, worst_stage
+from shardwright.sim_cluster.timing.step_parts import (
+    FunctionTime,
+    ProgramRun,
+    StepParts,
+    Timeline,
+    Track,
+)
 from tests.support.invented_job import buffer, invented, machine
 
 F32 = DType.F32
@@ -275,7 +281,7 @@ def test_ranks_are_on_as_few_instances_as_have_the_cores(
         asked.append(step)
         return type("Timed", (), {"step_time_ps": 5})
 
-    monkeypatch.setattr("shardwright.sim_cluster.step_time.time_step", time_step)
+    monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", time_step)
     opened = ProgramFile(PROGRAM, {})
     assert neff_tools._step_ps(opened, load_target(TRN1N), {"dp": ranks}) == 5
     assert (asked[0].instances, asked[0].mesh) == (instances, {"dp": ranks})
@@ -283,7 +289,7 @@ def test_ranks_are_on_as_few_instances_as_have_the_cores(
 
 def test_more_than_an_instance_needs_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = type("Timed", (), {"step_time_ps": 5})
-    monkeypatch.setattr("shardwright.sim_cluster.step_time.time_step", lambda _: timed)
+    monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", lambda _: timed)
     assert neff_tools._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 24})
     with pytest.raises(UsageError, match="of 25 ranks requires at most 24 cores"):
         neff_tools._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 25})

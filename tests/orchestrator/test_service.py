@@ -20,9 +20,10 @@ from shardwright.compiler.diagnostics import ShardingError
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.cache.entry import EntryName, pack_entry
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import executor_of
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.road.job import executor_of
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service import progress as progress_module
 from shardwright.orchestrator.service.batch import Batch, Counts, UnitRow
 from shardwright.orchestrator.service.events import EventLog
@@ -39,7 +40,6 @@ from shardwright.orchestrator.service.unit_errors import (
     stored_at,
 )
 from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
-from shardwright.orchestrator.stages import Stages
 from tests.support.scripted_units import answer, killing, leaving_a_file, refusal, scripted, unit
 
 

@@ -17,7 +17,7 @@ import requests
 
 from shardwright.compiler.diagnostics import ExecutionError, UsageError
 from shardwright.orchestrator import cli, host
-from shardwright.orchestrator.config import load
+from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.submission import ray_jobs, submit
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from tests.support.small_job import SIZES
@@ -349,7 +349,7 @@ def test_jobs_that_only_compile_are_asked_less_and_must_agree(
 def test_a_run_refuses_before_it_compiles(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwright.orchestrator.job.planned", pytest.fail)
+    monkeypatch.setattr("shardwright.orchestrator.road.job.planned", pytest.fail)
     assert cli.main(["run", "a job.toml", "--out", "out", "--steps", "0"]) == 2
     assert "SW_STEPS" in capsys.readouterr().err and not (folder / "out").exists()
 

@@ -18,9 +18,9 @@ import pandas
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import plan_cache
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import JobConfig, load
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.units import digest
 from shardwright.orchestrator.whatif import commands, pictures, table

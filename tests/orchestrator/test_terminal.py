@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.neff.writer import pack
-from shardwright.orchestrator import cli, terminal
+from shardwright.orchestrator import cli
 from shardwright.orchestrator.cache import About, Cache
 from shardwright.orchestrator.report import screen
 from shardwright.orchestrator.submission import compile_only, parallel_compile
@@ -24,6 +24,7 @@ from shardwright.orchestrator.submission.compile_only import CompiledJob, Compil
 from shardwright.orchestrator.submission.graphs import CompiledGraph, GraphSummary
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs
 from shardwright.orchestrator.submission.together import UnitCounts
+from shardwright.orchestrator.terminal import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "x[bold]\x1b[2J\x1b]0;owned\x07\x9b31m\u202eeman:smile:\r\b"

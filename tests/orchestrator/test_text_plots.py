@@ -11,7 +11,7 @@ import re
 import pytest
 
 from shardwright.orchestrator.report.screen import loss_plot
-from shardwright.orchestrator.text_plots import (
+from shardwright.orchestrator.terminal.text_plots import (
     Axis,
     decade_axis,
     dots,

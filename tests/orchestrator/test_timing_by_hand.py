@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator import timing
+from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.road import timing
+from shardwright.orchestrator.road.timing import Question, answers, timed
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
-from shardwright.orchestrator.timing import Question, answers, timed
 from shardwright.orchestrator.validation import predict
 from shardwright.orchestrator.validation.predict import Predictor, Timed
 from shardwright.orchestrator.validation.published import Workload
 from shardwright.sim_cluster.calibration import constants
-from shardwright.sim_cluster.faults import NO_FAULTS, Faults
 from shardwright.sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING, Profile
-from shardwright.sim_cluster.step_parts import StepParts
-from shardwright.sim_cluster.step_time import Step
-from shardwright.sim_cluster.timing_unit import Answer
+from shardwright.sim_cluster.timing.faults import NO_FAULTS, Faults
+from shardwright.sim_cluster.timing.step_parts import StepParts
+from shardwright.sim_cluster.timing.step_time import Step
+from shardwright.sim_cluster.timing.timing_unit import Answer
 from tests.support import invented_job
 from tests.support.published_rows import BERT, GPT, parsed
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.frontend import capture as captures
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.stages import Stages, Traces
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.road.stages import Stages, Traces
 from tests.support.small_job import SIZES, write_job
 
 

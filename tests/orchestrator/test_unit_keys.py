@@ -21,10 +21,10 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.program import Program, ProgramBuffer
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.schedule import Transfer
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import load_target
 from shardwright.orchestrator.service import units
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.units import (
@@ -35,12 +35,12 @@ from shardwright.orchestrator.service.units import (
     parts_digest,
     source_digest,
 )
-from shardwright.sharding import partitioner
-from shardwright.sim_cluster.contention import Packets
-from shardwright.sim_cluster.faults import Faults
+from shardwright.sharding.partition import partitioner
 from shardwright.sim_cluster.profiles import Profile
-from shardwright.sim_cluster.step_time import Step
-from shardwright.sim_cluster.timing_unit import encode_question, question_parts
+from shardwright.sim_cluster.timing.contention import Packets
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.step_time import Step
+from shardwright.sim_cluster.timing.timing_unit import encode_question, question_parts
 from tests.support.changed import changes, other
 
 TRN1N = "trn1n.32xlarge"

@@ -21,10 +21,10 @@ from shardwright.compiler.diagnostics import (
     SimulationError,
     UsageError,
 )
-from shardwright.orchestrator import unsharded as module
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.numerics import Reference, Rounding
-from shardwright.orchestrator.unsharded import unsharded
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road import unsharded as module
+from shardwright.orchestrator.road.numerics import Reference, Rounding
+from shardwright.orchestrator.road.unsharded import unsharded
 
 REFERENCE = Reference(losses=(2.0,), after_one={}, bound=1e-5)
 ROUNDING = Rounding({"w": 1e-7}, (2e-7,))
@@ -90,7 +90,7 @@ def test_the_job_goes_there_and_its_reference_comes_back(monkeypatch: pytest.Mon
             assert result is not None and result.first_state() == FIRST
             assert result.first_state() is None  # it is kept nowhere
             assert result.reference() == REFERENCE and not worker.ended
-        assert worker.ended == [True] and started == ["shardwright.orchestrator.unsharded"]
+        assert worker.ended == [True] and started == ["shardwright.orchestrator.road.unsharded"]
     assert asked == [(sys.path, JobConfig(), 12)]
 
 
@@ -237,7 +237,12 @@ def test_the_process_answers_with_what_the_run_gave(
 
 def test_the_module_is_a_program_that_ends_when_nobody_asks() -> None:
     ours, theirs = Pipe()
-    command = [sys.executable, "-m", "shardwright.orchestrator.unsharded", str(theirs.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "shardwright.orchestrator.road.unsharded",
+        str(theirs.fileno()),
+    ]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
     ours.send((sys.path, None, 0))  # no job: whatever it raises, it has read the socket

@@ -12,8 +12,8 @@ import pytest
 
 from shardwright.compiler.diagnostics import InternalError, UsageError
 from shardwright.compiler.frontend.user_code import EXTRAS, told
-from shardwright.orchestrator import plan_cache
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.road import plan_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 RAISING = {

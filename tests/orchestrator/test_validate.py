@@ -16,8 +16,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import families
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.orchestrator import cli
-from shardwright.orchestrator.build import layout_of
-from shardwright.orchestrator.timing import with_host
+from shardwright.orchestrator.road.build import layout_of
+from shardwright.orchestrator.road.timing import with_host
 from shardwright.orchestrator.validation import calibrate, validate
 from shardwright.orchestrator.validation.predict import Timed, job_of, shares_of
 from shardwright.orchestrator.validation.published import (
@@ -31,7 +31,7 @@ from shardwright.orchestrator.validation.run_settings import profiles, release
 from shardwright.orchestrator.validation.tasks import task_of
 from shardwright.orchestrator.validation.validate_screen import show
 from shardwright.sim_cluster import calibration
-from shardwright.sim_cluster.step_time import StepTiming
+from shardwright.sim_cluster.timing.step_time import StepTiming
 from tests.support.published_rows import BERT, GPT, LLAMA, parsed, write_csv
 from tests.support.road import captured_graph
 

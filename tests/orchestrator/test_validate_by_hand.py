@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.timing import with_host
+from shardwright.orchestrator.road.timing import with_host
 from shardwright.orchestrator.validation import calibrate, measured, validate
 from shardwright.orchestrator.validation.calibrate import DOCUMENTED, Fit, Surface
 from shardwright.orchestrator.validation.predict import Timed, shares_of

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.orchestrator import numerics
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.job import Values, exit_code
-from shardwright.orchestrator.numerics import (
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.road import numerics
+from shardwright.orchestrator.road.job import Values, exit_code
+from shardwright.orchestrator.road.numerics import (
     Parts,
     Reference,
     Rounding,
@@ -26,7 +26,7 @@ from shardwright.orchestrator.numerics import (
     numerics_section,
     run_unsharded,
 )
-from shardwright.sim_cluster.result import L0Check, distance
+from shardwright.sim_cluster.values.result import L0Check, distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
 REFERENCE = Reference(losses=(2.0, 1.5), after_one=LEAF, bound=1e-5)
@@ -258,7 +258,7 @@ def unsharded(
 
     monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
     )
     job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
     return run_unsharded(job, 16), runs
@@ -293,7 +293,7 @@ def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str
     monkeypatch.setattr("shardwright.compiler.frontend.reference.initial_state", initial_state)
     monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
     )
     run_unsharded(load(None, ["run.seed=3"]), 16, lambda _state: None)
     return drawn, told

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import ExecutionError
-from shardwright.orchestrator import plan_cache
-from shardwright.orchestrator.config import TRIES, JobConfig
-from shardwright.orchestrator.plan_cache import advised, plan, plan_parts
+from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, bottleneck
 from shardwright.orchestrator.report.tried import effect_text
+from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.road.plan_cache import advised, plan, plan_parts
 from shardwright.orchestrator.whatif import tries
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import WORTH, ideas
@@ -199,7 +199,7 @@ def test_a_job_that_does_not_fit_is_made_to_fit(
         run={"tries": 2},
     )
     peak = plan(asked)["memory"]["peak_bytes"]
-    monkeypatch.setattr("shardwright.compiler.target.Target.limit_bytes", int(peak * 0.975))
+    monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", int(peak * 0.975))
     monkeypatch.setattr(plan_cache, "plan_parts", lambda job: plan_parts(job) | {"limit": ""})
     found = advised(asked)
     assert not found["memory"]["fits"] and plan_cache.exit_code(found) == 71

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError, ExecutionError
-from shardwright.orchestrator.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import compare
 from shardwright.orchestrator.whatif import tries
 from shardwright.orchestrator.whatif.rows import (

@@ -23,10 +23,10 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.overlap import Shifts, overlap
-from shardwright.sharding.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap import Shifts, overlap
+from shardwright.sharding.cut.overlap.buckets import bucketed
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
-from shardwright.sharding.shardy import answer_request
 from tests.support.cells import long_in_matrix
 from tests.support.staged_runs import state_after
 from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph

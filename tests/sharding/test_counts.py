@@ -7,8 +7,8 @@ import numpy as np
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.sharding.counts import own_counts
-from shardwright.sharding.indices import IndexClasses
+from shardwright.sharding.indices.indices import IndexClasses
+from shardwright.sharding.strategies.counts import own_counts
 
 
 def shared() -> Graph:

@@ -13,13 +13,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import StepPlan, StepProgram
-from shardwright.sharding.gradients import StepView, depends_on
-from shardwright.sharding.linearity import Kind, Label
-from shardwright.sharding.linearity.labels import SUM
-from shardwright.sharding.localize import Localized, localize
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.stages import (
+from shardwright.sharding.cut.gradients import StepView, depends_on
+from shardwright.sharding.cut.stages import (
     _accumulate,
     _ancestors,
     _elementwise_sources,
@@ -29,6 +24,11 @@ from shardwright.sharding.stages import (
     _wide,
     split_step,
 )
+from shardwright.sharding.linearity import Kind, Label
+from shardwright.sharding.linearity.labels import SUM
+from shardwright.sharding.localize import Localized, localize
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
 from tests.support.partitioned import partitioned
 
 F32, BF16, F64 = DType.F32, DType.BF16, DType.F64

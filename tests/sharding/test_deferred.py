@@ -17,11 +17,11 @@ from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.types import Op, tensor_type
 from shardwright.compiler.neff.schedule import flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.mesh import DATA_AXES
-from shardwright.sharding.overlap import reduced_in_last
+from shardwright.sharding.cut.overlap import reduced_in_last
+from shardwright.sharding.cut.summed import summed_in_loops
+from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.summed import summed_in_loops
 from tests.support.cells import long_in_matrix
 from tests.support.road import worst
 from tests.support.staged_runs import captured, plan_of, state_after, step_errors

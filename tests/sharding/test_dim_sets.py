@@ -10,8 +10,8 @@ import pytest
 from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.dim_sets import DimTable
-from shardwright.sharding.dims import WRITING, Dim, factors, propagate, repeated_dims
+from shardwright.sharding.indices.dim_sets import DimTable
+from shardwright.sharding.indices.dims import WRITING, Dim, factors, propagate, repeated_dims
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

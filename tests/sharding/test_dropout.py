@@ -14,11 +14,11 @@ from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.findings import collectives
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.shardy import partition_here
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.partition.findings import collectives
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import partition_here
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT
 from tests.sharding.test_strategy_matrix import captured, check
 from tests.support.strategy_cells import random_inputs

@@ -7,13 +7,13 @@ import functools
 from collections import Counter
 
 from shardwright.sharding.explain import Explanation, explain_sharding
-from shardwright.sharding.findings import TRAFFIC
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import Mesh
+from shardwright.sharding.partition.findings import TRAFFIC
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import answer_request, partition_here
 from shardwright.sharding.plan import Prepared, prepare
-from shardwright.sharding.rewrite import rewrite
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request, partition_here
 from tests.sharding.test_manual import MESH, step
 from tests.sharding.test_strategy_matrix import captured
 from tests.support.strategy_cells import Distribution, distribution

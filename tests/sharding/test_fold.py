@@ -20,14 +20,14 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.fold import ORIGIN, Folded, fold
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.partition.shardy import answer_request, partition
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
+from shardwright.sharding.prepare.fold import ORIGIN, Folded, fold
+from shardwright.sharding.prepare.unfold import UnfoldError, unfold
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request, partition
-from shardwright.sharding.spec import ShardingSpec
-from shardwright.sharding.unfold import UnfoldError, unfold
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

@@ -14,10 +14,10 @@ from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.spec import ShardingSpec, replicated
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import prime_model

@@ -10,8 +10,8 @@ import pytest
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.min_cut import UNCUTTABLE
-from shardwright.sharding.gradients import (
+from shardwright.compiler.support.min_cut import UNCUTTABLE
+from shardwright.sharding.cut.gradients import (
     CutRefusedError,
     StepView,
     _weights,

@@ -19,10 +19,10 @@ from shardwright.compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.footprint import footprint, host_bytes
-from shardwright.sharding.host import on_host
-from shardwright.sharding.overlap import Shifts, shifted
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sharding.cut.host import on_host
+from shardwright.sharding.cut.overlap import Shifts, shifted
+from shardwright.sharding.memory.footprint import footprint, host_bytes
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors

@@ -24,14 +24,14 @@ from shardwright.compiler.lower.scalars import known_scalars, parameter
 from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.overwritten import is_overwritten
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.footprint import footprint
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.overlap import Shifts, overlap
-from shardwright.sharding.overlap.buckets import UNLIMITED
-from shardwright.sharding.overlap.groups import grouped
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.cut.overlap import Shifts, overlap
+from shardwright.sharding.cut.overlap.buckets import UNLIMITED
+from shardwright.sharding.cut.overlap.groups import grouped
+from shardwright.sharding.memory.footprint import footprint
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
-from shardwright.sharding.shardy import answer_request
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors

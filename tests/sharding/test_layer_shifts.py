@@ -14,13 +14,13 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.footprint import footprint
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.overlap import Shifts, overlap
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.cut.overlap import Shifts, overlap
+from shardwright.sharding.cut.summed import summed_in_loops
+from shardwright.sharding.memory.footprint import footprint
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
-from shardwright.sharding.shardy import answer_request
-from shardwright.sharding.summed import summed_in_loops
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import cut_step, plan_of, state_after, step_errors

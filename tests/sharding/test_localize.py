@@ -21,8 +21,8 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.context import localizes
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

@@ -11,8 +11,8 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sim_cluster.result import distance
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sim_cluster.values.result import distance
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

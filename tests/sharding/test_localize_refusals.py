@@ -26,7 +26,7 @@ from shardwright.compiler.ir.ops import (
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.context import _show
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.partitioned import partitioned
 
 MESH = make_mesh({"dp_replicate": 2, "dp_shard": 2})

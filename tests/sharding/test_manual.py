@@ -19,12 +19,12 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.findings import collectives
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import Slot, slots
+from shardwright.sharding.partition.findings import collectives
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import Slot, slots
+from shardwright.sharding.partition.shardy import answer_request, partition_here
 from shardwright.sharding.plan import Plan, build_plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request, partition_here
 from shardwright.sharding.strategies import INPUT, OUTPUT
 from shardwright.sharding.strategies.manual import data_ways, manual, user_mesh
 from shardwright.sharding.strategies.registry import recipe_of

@@ -17,11 +17,11 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan, build_plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import mixed_adam
 from tests.support import xla_spmd

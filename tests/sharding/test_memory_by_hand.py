@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler import budget
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.hbm import Lifetime, aligned, check, liveness_bound, placed_from, plan
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import TensorType, tensor_type
 from shardwright.compiler.isa.program import (
@@ -26,15 +24,24 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.compiler.residency import (
+from shardwright.compiler.linking import budget
+from shardwright.compiler.linking.residency import (
     CallMoment,
     Residency,
     constant_bytes,
     gathered_tensors,
     scratch_peak,
 )
-from shardwright.sharding.footprint import (
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.compiler.schedule.hbm import (
+    Lifetime,
+    aligned,
+    check,
+    liveness_bound,
+    placed_from,
+    plan,
+)
+from shardwright.sharding.memory.footprint import (
     CATEGORIES,
     Footprint,
     check_limit,

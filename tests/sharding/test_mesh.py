@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.sharding.mesh import AXES, DATA_AXES, make_mesh, parse_mesh
-from shardwright.sharding.spec import ShardingSpec, replicated, sharded
+from shardwright.sharding.partition.mesh import AXES, DATA_AXES, make_mesh, parse_mesh
+from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
 
 
 def test_axes_are_ordered_major_to_minor_whatever_the_user_wrote() -> None:

@@ -9,10 +9,10 @@ from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.dim_sets import DimTable, ShardClasses
-from shardwright.sharding.dims import batch_labels, reached
-from shardwright.sharding.layers import scanned_layers, unrolled_layers
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.indices.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.indices.dims import batch_labels, reached
+from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
+from shardwright.sharding.partition.partitioned import Slot
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 

@@ -13,10 +13,10 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import CollectivePermuteAttrs
 from shardwright.compiler.ir.types import tensor_type
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.permutes import permute_pairs, ring_pairs
-from shardwright.sharding.spec import ShardingSpec
-from shardwright.sim_cluster.exchange import ring_schedules
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.permutes import permute_pairs, ring_pairs
+from shardwright.sharding.partition.spec import ShardingSpec
+from shardwright.sim_cluster.values.exchange import ring_schedules
 from tests.support.partitioned import partitioned, run_sharded
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 3)))

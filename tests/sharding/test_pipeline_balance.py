@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.sharding.pipeline.assignment import assign
-from shardwright.sharding.pipeline.balance import by_stage, shares
+from shardwright.sharding.cut.pipeline.assignment import assign
+from shardwright.sharding.cut.pipeline.balance import by_stage, shares
 from tests.support.staged_runs import captured, step_errors
 from tests.support.strategy_cells import deep_flax, deep_gqa, distribution
 

@@ -9,8 +9,8 @@ from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.sharding.layers import scanned_layers
-from shardwright.sharding.pipeline.loops import split_loop
+from shardwright.sharding.cut.pipeline.loops import split_loop
+from shardwright.sharding.indices.layers import scanned_layers
 from tests.support.road import captured_graph
 from tests.support.strategy_cells import gqa, moe, random_inputs, tied_gpt
 

@@ -15,8 +15,8 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.pipeline.unstack import Staged, stage_layers
+from shardwright.sharding.cut.pipeline.unstack import Staged, stage_layers
+from shardwright.sharding.partition.partitioned import Slot
 from tests.support.road import leaf_error
 from tests.support.strategy_cells import MODELS, model_graph, random_inputs
 

@@ -10,8 +10,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.sharding.pipeline.terms import At, Partial
-from shardwright.sharding.pipeline.update import Update
+from shardwright.sharding.cut.pipeline.terms import At, Partial
+from shardwright.sharding.cut.pipeline.update import Update
 
 LINE = Loc("train.py", 31)
 STAGES = 3

@@ -23,12 +23,17 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import Transfer
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, Twins, check_means
-from shardwright.sharding.pipeline.balance import PartShare
-from shardwright.sharding.pipeline.divide import divide
-from shardwright.sharding.pipeline.unstack import Staged
+from shardwright.sharding.cut.pipeline.balance import PartShare
+from shardwright.sharding.cut.pipeline.divide import divide
+from shardwright.sharding.cut.pipeline.unstack import Staged
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan, build_plan
-from shardwright.sharding.shardy import answer_request
+from shardwright.sharding.prepare.one_sample import (
+    PROOF_SAMPLES,
+    TRACED_SAMPLES,
+    Twins,
+    check_means,
+)
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst

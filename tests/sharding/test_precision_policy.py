@@ -23,14 +23,14 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.orchestrator.numerics import BF16_BOUND
-from shardwright.sharding import shardy
-from shardwright.sharding.findings import collectives, with_findings
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.orchestrator.road.numerics import BF16_BOUND
+from shardwright.sharding.partition import shardy
+from shardwright.sharding.partition.findings import collectives, with_findings
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.plan import build_plan
-from shardwright.sharding.precision import rounded_graph, with_reduce_dtype
-from shardwright.sharding.rewrite import rewrite
+from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import ALL, captured, unsharded

@@ -15,14 +15,14 @@ import pytest
 
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.compiler.target import load_target
-from shardwright.sharding.footprint import Footprint
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.memory.footprint import Footprint
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
 from tests.support.cells import diagonals
 from tests.support.road import captured_graph
 

@@ -18,7 +18,7 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.verify import verify
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix

@@ -12,9 +12,9 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan, build_plan
-from shardwright.sharding.shardy import answer_request
 from tests.models import flax_decoder
 from tests.support.road import captured_graph, run_and_compare
 from tests.support.small_job import SIZES

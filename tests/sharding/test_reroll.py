@@ -18,14 +18,14 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
-from shardwright.sharding.reroll import Rerolled, emit, reroll
-from shardwright.sharding.reroll.names import stack_name
-from shardwright.sharding.reroll.packs import Packer, RefusedError
-from shardwright.sharding.shardy import answer_request
-from shardwright.sim_cluster.layout import stacked
-from shardwright.sim_cluster.result import distance
+from shardwright.sharding.prepare.reroll import Rerolled, emit, reroll
+from shardwright.sharding.prepare.reroll.names import stack_name
+from shardwright.sharding.prepare.reroll.packs import Packer, RefusedError
+from shardwright.sim_cluster.values.layout import stacked
+from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, unrolled_layers
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, worst

@@ -9,7 +9,12 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.sharding.residuals import _beside_forward, _Chooser, _derivable, choose_residuals
+from shardwright.sharding.cut.residuals import (
+    _beside_forward,
+    _Chooser,
+    _derivable,
+    choose_residuals,
+)
 
 DEAR = ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")
 COLLECTIVES = ("all_reduce", "all_to_all", "collective_permute", "reduce_scatter")

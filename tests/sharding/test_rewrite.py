@@ -14,11 +14,11 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
-from shardwright.sharding.findings import collectives
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph, all_values
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.spec import ShardingSpec, replicated
+from shardwright.sharding.partition.findings import collectives
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from tests.support.whole_runs import run_whole
 
 A, B = "dp_replicate", "dp_shard"

@@ -25,12 +25,12 @@ from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.cut.ring import Rings
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
-from shardwright.sharding.ring import Rings
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.reference_ranks import run_collective
 from tests.support.road import captured_graph
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.reference import evaluate
-from shardwright.sharding.sample_means import scaled_output
+from shardwright.sharding.prepare.sample_means import scaled_output
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.staged_runs import captured, plan_of
 from tests.support.strategy_cells import distribution, random_inputs

@@ -8,13 +8,13 @@ from functools import partial
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Value
-from shardwright.sharding.layers import unrolled_layers, visited_layers
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph, all_values
-from shardwright.sharding.places import buffer_places
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.sorted_rows.level import Level
-from shardwright.sharding.spec import replicated
+from shardwright.sharding.indices.layers import unrolled_layers, visited_layers
+from shardwright.sharding.memory.places import buffer_places
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.spec import replicated
+from shardwright.sharding.prepare.sorted_rows.level import Level
 from tests.support.ladders import check_grows, unary
 from tests.support.partitioned import as_plan, partitioned
 

@@ -30,21 +30,21 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.sharding import partitioner, shardy
-from shardwright.sharding.findings import TRAFFIC, collectives, unexpected, with_findings
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import (
+from shardwright.sharding.partition import partitioner, shardy
+from shardwright.sharding.partition.findings import TRAFFIC, collectives, unexpected, with_findings
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import (
     PartitionedGraph,
     Slot,
     all_values,
     decode_partitioned,
     encode_partitioned,
 )
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.shardy_import import mesh_of_atoms
-from shardwright.sharding.spec import ShardingSpec, sharded
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy_import import mesh_of_atoms
+from shardwright.sharding.partition.spec import ShardingSpec, sharded
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph, fsdp
@@ -608,8 +608,9 @@ def test_a_process_that_holds_much_memory_does_not_wait(monkeypatch: pytest.Monk
 FORKED = """
 import os
 from shardwright.compiler.ir.build import Builder
-from shardwright.sharding import partitioner, shardy
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition import partitioner
+from shardwright.sharding.partition import shardy
+from shardwright.sharding.partition.mesh import make_mesh
 
 def asked():
     b = Builder()
@@ -642,7 +643,7 @@ def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_adapter_loads_no_jax_by_itself() -> None:
-    code = "import sys; from shardwright.sharding import shardy;"
+    code = "import sys; from shardwright.sharding.partition import shardy;"
     code += "print('jax' in sys.modules, 'jaxlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
@@ -651,9 +652,9 @@ def test_the_adapter_loads_no_jax_by_itself() -> None:
 WITHOUT_JAX = """
 import sys
 from shardwright.compiler.frontend.stablehlo import import_module
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import decode_partitioned
-from shardwright.sharding.shardy import answer_request, encode_request
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import decode_partitioned
+from shardwright.sharding.partition.shardy import answer_request, encode_request
 
 text = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
 request = encode_request(import_module(text), make_mesh({"dp_shard": 2}), {}, (), ())

@@ -20,8 +20,8 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.sharding.linearity.labels import merge_dim
-from shardwright.sharding.sorted_rows import sorted_per_sample
-from shardwright.sharding.sorted_rows.proof import is_row_sort
+from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
+from shardwright.sharding.prepare.sorted_rows.proof import is_row_sort
 from tests.support.road import worst
 from tests.support.staged_runs import step_errors
 from tests.support.strategy_cells import distribution, grouped

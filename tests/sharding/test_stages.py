@@ -20,14 +20,14 @@ from shardwright.compiler.ir.ops import ReduceWindowAttrs, ScatterAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.min_cut import UNCUTTABLE, FlowNetwork
 from shardwright.compiler.program import StepPlan
+from shardwright.compiler.support.min_cut import UNCUTTABLE, FlowNetwork
+from shardwright.sharding.cut.stages import split_step
 from shardwright.sharding.linearity import Kind, label_values
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.stages import split_step
-from shardwright.sim_cluster.result import distance
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.sim_cluster.values.result import distance
 from tests.support.partitioned import partitioned, run_global
 from tests.support.reference_ranks import ReferenceRanks
 

@@ -18,13 +18,13 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding import shardy
-from shardwright.sharding.findings import TRAFFIC, collectives, with_findings
+from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.rewrite import rewrite
-from shardwright.sharding.ring import with_context
+from shardwright.sharding.partition import shardy
+from shardwright.sharding.partition.findings import TRAFFIC, collectives, with_findings
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.support.cells import diagonals
 from tests.support.road import leaf_error

@@ -6,8 +6,8 @@ import pytest
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.build import Builder
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 

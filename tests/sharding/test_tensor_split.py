@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.sharding.dims import batch_labels
-from shardwright.sharding.indices import IndexClasses
-from shardwright.sharding.inner import broken, cover, prices
-from shardwright.sharding.split import rooms, spread
+from shardwright.sharding.indices.dims import batch_labels
+from shardwright.sharding.indices.indices import IndexClasses
+from shardwright.sharding.indices.inner import broken, cover, prices
+from shardwright.sharding.strategies.split import rooms, spread
 
 
 def feed_forward(layers: int = 1, rows: int = 8) -> tuple[Graph, Value, list[tuple[Value, Value]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.sharding.topological import topological
+from shardwright.compiler.ir.topological import topological
 
 
 def test_the_lowest_place_first_among_the_ready() -> None:

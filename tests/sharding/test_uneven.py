@@ -17,13 +17,13 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
-from shardwright.sharding.indices import IndexClasses
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.padding import pad_indices
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.indices.indices import IndexClasses
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.prepare.padding import pad_indices
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request
 from shardwright.sharding.strategies.registry import padded_step
 from tests.support.road import captured_graph, leaf_error, run_and_compare, worst
 from tests.support.strategy_cells import odd_llama, random_inputs

@@ -8,8 +8,8 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Value, tensor_type
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.strategies.state import WeightNames
 from tests.models.state_forms import FORMS
 from tests.support.road import captured_graph, fsdp

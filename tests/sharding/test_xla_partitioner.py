@@ -16,8 +16,8 @@ import pytest
 
 import tests.support.xla_spmd as xla_spmd
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.sharding.findings import TRAFFIC
 from shardwright.sharding.localize import localize
+from shardwright.sharding.partition.findings import TRAFFIC
 from shardwright.sharding.strategies import OUTPUT, Recipe
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import captured, partitioned, unsharded

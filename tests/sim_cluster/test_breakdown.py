@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Health
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from shardwright.sim_cluster.run_timing import ClusterLoop, axis_category
-from shardwright.sim_cluster.step_time import _breakdown, _of_stages, _timing
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sim_cluster.timing.actors import ClassResult, CollectiveDuration, CollectiveUse
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Health
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.run_timing import ClusterLoop, axis_category
+from shardwright.sim_cluster.timing.step_time import _breakdown, _of_stages, _timing
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("tp",), DType.F32, (1, 1, 64), "add", 1)

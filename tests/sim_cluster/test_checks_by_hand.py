@@ -13,7 +13,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
 from shardwright.compiler.isa.region import Affine
-from shardwright.sim_cluster.checks import check_bank, check_instruction, check_tiles
+from shardwright.sim_cluster.instructions.checks import check_bank, check_instruction, check_tiles
 
 LIMITS = limits_for("trn1n.32xlarge")
 F32, BF16 = DType.F32, DType.BF16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.sim_cluster.classes import refine
+from shardwright.sim_cluster.timing.classes import refine
 
 
 def test_a_slow_rank_splits_its_own_group_only() -> None:

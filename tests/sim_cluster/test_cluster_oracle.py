@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from shardwright.collectives.ops import ReplicaGroups
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.job import step_of
-from shardwright.sim_cluster.actors import CollectiveDuration
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets
-from shardwright.sim_cluster.faults import Faults, Health
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from shardwright.sim_cluster.network import Network
-from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop
-from shardwright.sim_cluster.step_time import Ranks, Step, time_step
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.orchestrator.road.job import step_of
+from shardwright.sim_cluster.network.network import Network
+from shardwright.sim_cluster.timing.actors import CollectiveDuration
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import DEFAULT_PACKETS, Demand, Packets
+from shardwright.sim_cluster.timing.faults import Faults, Health
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.run_timing import ClassResult, ClusterLoop
+from shardwright.sim_cluster.timing.step_time import Ranks, Step, time_step
 from tests.support.fluid_cluster import FluidCluster
 from tests.support.small_job import build_on, small_llama
 

@@ -12,15 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import Target, load_target, logical, target_names
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait, _Code
-from shardwright.sim_cluster.network import Network
+from shardwright.compiler.machine.target import Target, load_target, logical, target_names
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import PROFILES
-from shardwright.sim_cluster.run_timing import ClusterLoop, CollectiveDuration
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import (
+    DEFAULT_PACKETS,
+    Demand,
+    Packets,
+    core_rates,
+    shares,
+)
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait, _Code
+from shardwright.sim_cluster.timing.run_timing import ClusterLoop, CollectiveDuration
 from tests.support.cells import long_in_matrix
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))

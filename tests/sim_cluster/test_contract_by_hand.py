@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shardwright.sim_cluster.contract import plan_contract
+from shardwright.sim_cluster.values.contract import plan_contract
 
 SIZES = (2, 3, 4)
 """Atoms 0, 1 and 2; a fourth, where there is one, has 5."""

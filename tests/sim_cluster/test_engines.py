@@ -12,7 +12,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import INSTRUCTIONS
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
 from shardwright.compiler.isa.region import Affine
-from shardwright.sim_cluster.engines import DECODERS
+from shardwright.sim_cluster.instructions.engines import DECODERS
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED
 VEC, GPS, SCA, TEN = Engine.VECTOR, Engine.GPSIMD, Engine.SCALAR, Engine.TENSOR

@@ -26,9 +26,9 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
-from shardwright.sim_cluster.functions import Bound, FunctionCode
-from shardwright.sim_cluster.memory import CoreMemory
-from shardwright.sim_cluster.programs import ProgramCode
+from shardwright.sim_cluster.values.functions import Bound, FunctionCode
+from shardwright.sim_cluster.values.memory import CoreMemory
+from shardwright.sim_cluster.values.programs import ProgramCode
 
 F32, I32, BF16 = DType.F32, DType.I32, DType.BF16
 HERE = Affine()
@@ -242,7 +242,7 @@ def test_memory_is_taken_for_the_constants_of_a_function(monkeypatch: pytest.Mon
     """Two of 12 and 6 bytes; inputs and scratch are others' memory."""
     asked: list[tuple[int, str]] = []
     monkeypatch.setattr(
-        "shardwright.sim_cluster.functions.require_memory", lambda *a: asked.append(a)
+        "shardwright.sim_cluster.values.functions.require_memory", lambda *a: asked.append(a)
     )
     given = function()
     given.tensors += [

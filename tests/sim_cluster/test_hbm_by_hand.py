@@ -10,15 +10,15 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import ProgramBuffer
-from shardwright.sim_cluster.actors import Ran
-from shardwright.sim_cluster.functions import _overwritten
-from shardwright.sim_cluster.macro import Stretch
-from shardwright.sim_cluster.memory import POISON, CoreMemory
-from shardwright.sim_cluster.physical_cores import CoreWatch
-from shardwright.sim_cluster.step_parts import ProgramRun, _bounded, _last_call, _longest
-from shardwright.sim_cluster.trace import Slice
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sim_cluster.instructions.physical_cores import CoreWatch
+from shardwright.sim_cluster.timing.actors import Ran
+from shardwright.sim_cluster.timing.macro import Stretch
+from shardwright.sim_cluster.timing.step_parts import ProgramRun, _bounded, _last_call, _longest
+from shardwright.sim_cluster.timing.trace import Slice
+from shardwright.sim_cluster.values.functions import _overwritten
+from shardwright.sim_cluster.values.memory import POISON, CoreMemory
 
 F32, BF16 = DType.F32, DType.BF16
 
@@ -193,9 +193,9 @@ def test_neighbouring_runs_become_one_where_they_are_too_many(
 ) -> None:
     """9 runs where 4 are shown: groups of 3; stages are not mixed."""
     runs = [run(0, n) for n in range(5)] + [run(1, n, "fg"[n % 2]) for n in range(4)]
-    monkeypatch.setattr("shardwright.sim_cluster.step_parts.MAX_RUNS", 9)
+    monkeypatch.setattr("shardwright.sim_cluster.timing.step_parts.MAX_RUNS", 9)
     assert _bounded(runs) == runs
-    monkeypatch.setattr("shardwright.sim_cluster.step_parts.MAX_RUNS", 4)
+    monkeypatch.setattr("shardwright.sim_cluster.timing.step_parts.MAX_RUNS", 4)
     found = _bounded(runs)
     assert [(r.stage, r.program, r.number, r.runs) for r in found] == [
         (0, "f", 0, 6),
@@ -204,7 +204,7 @@ def test_neighbouring_runs_become_one_where_they_are_too_many(
         (1, "g", 3, 2),
     ]
     assert [(r.start_ps, r.end_ps) for r in found] == [(0, 27), (30, 47), (0, 27), (30, 37)]
-    monkeypatch.setattr("shardwright.sim_cluster.step_parts.MAX_RUNS", 8)
+    monkeypatch.setattr("shardwright.sim_cluster.timing.step_parts.MAX_RUNS", 8)
     assert [r.runs for r in _bounded(runs)] == [4, 4, 2, 4, 4]
 
 

@@ -12,10 +12,10 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Function, Program, ProgramBuffer
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from shardwright.sim_cluster import host_memory
-from shardwright.sim_cluster.functions import FunctionCode
-from shardwright.sim_cluster.regions import prepare
-from shardwright.sim_cluster.run_single import Ranks, run_single
+from shardwright.sim_cluster.values import host_memory
+from shardwright.sim_cluster.values.functions import FunctionCode
+from shardwright.sim_cluster.values.regions import prepare
+from shardwright.sim_cluster.values.run_single import Ranks, run_single
 
 GIB = 2**30
 LARGE = 2**34

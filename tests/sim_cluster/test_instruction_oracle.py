@@ -14,13 +14,13 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall, Function, Region
 from shardwright.compiler.isa.region import RegionProgram
-from shardwright.compiler.target import Target, load_target
-from shardwright.sim_cluster.actors import ClassResult, CollectiveDuration
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Health
-from shardwright.sim_cluster.macro import Start, Stretch, function_macros
-from shardwright.sim_cluster.run_timing import ClusterLoop
+from shardwright.compiler.machine.target import Target, load_target
+from shardwright.sim_cluster.timing.actors import ClassResult, CollectiveDuration
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Health
+from shardwright.sim_cluster.timing.macro import Start, Stretch, function_macros
+from shardwright.sim_cluster.timing.run_timing import ClusterLoop
 from tests.support.compiled import graph_of, link
 from tests.support.instruction_cluster import Collective, Core, InstructionCluster, with_barriers
 

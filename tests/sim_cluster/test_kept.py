@@ -11,11 +11,11 @@ import pytest
 
 from shardwright.compiler.isa.decode import decode_function
 from shardwright.compiler.isa.encode import encode_function
-from shardwright.compiler.target import Target, load_target
-from shardwright.sim_cluster import kept
-from shardwright.sim_cluster.kept import KeptFunctions
-from shardwright.sim_cluster.macro import evaluated
+from shardwright.compiler.machine.target import Target, load_target
 from shardwright.sim_cluster.profiles import PROFILES, under_profile
+from shardwright.sim_cluster.timing import kept
+from shardwright.sim_cluster.timing.kept import KeptFunctions
+from shardwright.sim_cluster.timing.macro import evaluated
 from tests.support.compiled import TARGET, graph_of, link
 
 MACHINE = load_target(TARGET)

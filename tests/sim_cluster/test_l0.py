@@ -9,8 +9,9 @@ import pytest
 from l0_cases import matmul_region, norm_region
 
 from shardwright.compiler.dtypes import DType
-from shardwright.sim_cluster import l0, regions
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
+from shardwright.sim_cluster.values.result import distance
 
 
 def rand(*shape: int, seed: int = 0) -> np.ndarray:

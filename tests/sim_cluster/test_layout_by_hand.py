@@ -14,7 +14,7 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.neff.manifest import NamedBuffer
 from shardwright.compiler.neff.schedule import LeafPart
-from shardwright.sim_cluster import layout
+from shardwright.sim_cluster.values import layout
 
 MESH = {"dp": 2, "tp": 3}
 

@@ -11,8 +11,8 @@ import pytest
 from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Function, Program, ProgramBuffer
-from shardwright.compiler.target import Target, load_target, logical
-from shardwright.sim_cluster.load_checks import check_loadable
+from shardwright.compiler.machine.target import Target, load_target, logical
+from shardwright.sim_cluster.values.load_checks import check_loadable
 
 TRN1N = load_target("trn1n.32xlarge")
 TRN2 = load_target("trn2.48xlarge")

@@ -12,15 +12,15 @@ from dataclasses import replace
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import RegionTime, Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.sim_cluster.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Health
-from shardwright.sim_cluster.loop_state import loop_state
-from shardwright.sim_cluster.macro import MacroOp, Mark, Start, Stretch, Wait
-from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.compiler.timing.evaluate import RegionTime, Segment
+from shardwright.sim_cluster.timing.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Health
+from shardwright.sim_cluster.timing.loop_state import loop_state
+from shardwright.sim_cluster.timing.macro import MacroOp, Mark, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
 

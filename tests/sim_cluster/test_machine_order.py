@@ -8,20 +8,20 @@ from itertools import product
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.build import build
-from shardwright.orchestrator.config import load
-from shardwright.orchestrator.job import step_of, unit_service
-from shardwright.orchestrator.stages import Stages
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from shardwright.sim_cluster.network import Network
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.job import step_of, unit_service
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import PROFILES
-from shardwright.sim_cluster.run_timing import ClusterLoop
-from shardwright.sim_cluster.step_time import time_step
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.run_timing import ClusterLoop
+from shardwright.sim_cluster.timing.step_time import time_step
 from tests.support.cells import long_in_matrix
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

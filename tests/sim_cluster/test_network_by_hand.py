@@ -20,9 +20,9 @@ from shardwright.collectives.select import Choice, alternatives
 from shardwright.collectives.topology import Tier, Topology, ring, torus
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.target import load_target, logical
-from shardwright.sim_cluster.degraded import degraded, pattern_of
-from shardwright.sim_cluster.network import Network, cluster_topology, larger_side_bytes
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.sim_cluster.network.network import Network, cluster_topology, larger_side_bytes
+from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 
 TRN1N = load_target("trn1n.32xlarge")
 GB = 1_000_000_000
@@ -155,7 +155,7 @@ def test_instances_that_would_choose_differently_take_what_is_faster_for_both(
             own = alternatives(kind, topology, groups, 2**21, network.costs)
             return own[names[topologies.index(topology)]]
 
-        monkeypatch.setattr("shardwright.sim_cluster.network.choose", chosen)
+        monkeypatch.setattr("shardwright.sim_cluster.network.network.choose", chosen)
         return network.duration(asked, [slow, slower]).duration_ps
 
     kinds = list(

@@ -17,8 +17,8 @@ from shardwright.compiler.isa.program import Function, Region
 from shardwright.compiler.isa.region import RegionProgram
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import pack_function, unpack_function
-from shardwright.sim_cluster.physical_cores import CoreWatch, interleaved
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.instructions.physical_cores import CoreWatch, interleaved
+from shardwright.sim_cluster.values.result import distance
 from tests.support.model_run import CompiledFunction, compile_function, worst_distance
 
 TRN2 = "trn2.48xlarge"

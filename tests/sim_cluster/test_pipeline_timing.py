@@ -10,16 +10,23 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.neff.schedule import Schedule, Transfer
-from shardwright.sharding.pipeline.schedules import stage_schedules
-from shardwright.sim_cluster.classes import refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.exchange import exchange
-from shardwright.sim_cluster.functions import CollectiveRequest
-from shardwright.sim_cluster.macro import Receive, Send, Start, Stretch, Wait, schedule_macros
-from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sharding.cut.pipeline.schedules import stage_schedules
+from shardwright.sim_cluster.timing.classes import refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.macro import (
+    Receive,
+    Send,
+    Start,
+    Stretch,
+    Wait,
+    schedule_macros,
+)
+from shardwright.sim_cluster.timing.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.sim_cluster.values.exchange import exchange
+from shardwright.sim_cluster.values.functions import CollectiveRequest
 
 FORWARD_PS, BACKWARD_PS = 100, 200
 

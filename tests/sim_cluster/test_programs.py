@@ -31,15 +31,15 @@ from shardwright.compiler.isa.program import (
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
-from shardwright.sim_cluster.exchange import exchange
-from shardwright.sim_cluster.functions import FunctionCode
-from shardwright.sim_cluster.layout import sharded_shape
-from shardwright.sim_cluster.memory import CoreMemory
-from shardwright.sim_cluster.programs import ProgramCode, run_program
-from shardwright.sim_cluster.rank_host import _Shadow
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.run_single import run_single
-from shardwright.sim_cluster.run_values import ValueRun
+from shardwright.sim_cluster.values.exchange import exchange
+from shardwright.sim_cluster.values.functions import FunctionCode
+from shardwright.sim_cluster.values.layout import sharded_shape
+from shardwright.sim_cluster.values.memory import CoreMemory
+from shardwright.sim_cluster.values.programs import ProgramCode, run_program
+from shardwright.sim_cluster.values.rank_host import _Shadow
+from shardwright.sim_cluster.values.result import distance
+from shardwright.sim_cluster.values.run_single import run_single
+from shardwright.sim_cluster.values.run_values import ValueRun
 
 F32, I32 = DType.F32, DType.I32
 TARGET = "trn1n.32xlarge"

@@ -13,10 +13,10 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Border, Space, Tile
 from shardwright.compiler.isa.region import Affine
-from shardwright.sim_cluster.operands import extent, is_dense
-from shardwright.sim_cluster.past import Access, HbmWatch, Past
-from shardwright.sim_cluster.races import ENGINES, strided_key, strides_overlap
-from shardwright.sim_cluster.tiles import Slot, merge
+from shardwright.sim_cluster.instructions.operands import extent, is_dense
+from shardwright.sim_cluster.instructions.past import Access, HbmWatch, Past
+from shardwright.sim_cluster.instructions.races import ENGINES, strided_key, strides_overlap
+from shardwright.sim_cluster.instructions.tiles import Slot, merge
 
 DIMS = st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), max_size=3)
 

@@ -14,11 +14,12 @@ from dataclasses import replace
 import pytest
 
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.compiler.evaluate import Segment
-from shardwright.compiler.target import load_target, logical
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.compiler.timing.evaluate import Segment
 from shardwright.sim_cluster.calibration import constants
-from shardwright.sim_cluster.collective_costs import collective_costs
-from shardwright.sim_cluster.contention import (
+from shardwright.sim_cluster.network.collective_costs import collective_costs
+from shardwright.sim_cluster.profiles import PROFILES, Profile, credited, under_profile
+from shardwright.sim_cluster.timing.contention import (
     DEFAULT_PACKETS,
     Bank,
     Demand,
@@ -28,8 +29,7 @@ from shardwright.sim_cluster.contention import (
     core_rates,
     shares,
 )
-from shardwright.sim_cluster.macro import Stretch
-from shardwright.sim_cluster.profiles import PROFILES, Profile, credited, under_profile
+from shardwright.sim_cluster.timing.macro import Stretch
 
 TRN1N, TRN2 = load_target("trn1n.32xlarge"), logical(load_target("trn2.48xlarge"), 2)
 

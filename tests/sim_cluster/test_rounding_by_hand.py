@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.sim_cluster.rounding import _dithered, narrow, stochastic
+from shardwright.sim_cluster.values.rounding import _dithered, narrow, stochastic
 
 STEP = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.TF32: 2.0**-10}
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.neff.schedule import Transfer
-from shardwright.sim_cluster.stage_order import StageOrder
+from shardwright.sim_cluster.timing.stage_order import StageOrder
 
 
 @dataclass

@@ -23,10 +23,10 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.schedule import Transfer
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.faults import Faults
-from shardwright.sim_cluster.step_time import Step, time_step
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.step_time import Step, time_step
 
 HELD = AccessPattern(Space.SBUF, 0, Affine(), ((1, 128), (1, 1024)))
 THERE = AccessPattern(Space.HBM, 0, Affine(), ((1, 5_000_000),))

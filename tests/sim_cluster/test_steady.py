@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import RegionTime, Segment
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.neff.schedule import Schedule
-from shardwright.sim_cluster.actors import Actor, ClassResult, CollectiveDuration, Job
-from shardwright.sim_cluster.classes import RankClasses, refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Health
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait, schedule_macros
-from shardwright.sim_cluster.run_timing import ClusterLoop
-from shardwright.sim_cluster.steady import Event, Repeats, Steady, parts
+from shardwright.compiler.timing.evaluate import RegionTime, Segment
+from shardwright.sim_cluster.timing.actors import Actor, ClassResult, CollectiveDuration, Job
+from shardwright.sim_cluster.timing.classes import RankClasses, refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Health
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait, schedule_macros
+from shardwright.sim_cluster.timing.run_timing import ClusterLoop
+from shardwright.sim_cluster.timing.steady import Event, Repeats, Steady, parts
 from tests.sim_cluster.test_timing_loop import AXES, MESH, duration, layer
 
 

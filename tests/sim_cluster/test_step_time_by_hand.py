@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
@@ -28,11 +27,12 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.schedule import Transfer
-from shardwright.compiler.target import load_target, logical
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Faults
-from shardwright.sim_cluster.macro import (
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.macro import (
     Mark,
     Receive,
     Send,
@@ -43,7 +43,7 @@ from shardwright.sim_cluster.macro import (
     program_macros,
     schedule_macros,
 )
-from shardwright.sim_cluster.step_time import Replayed, Step, band, time_step
+from shardwright.sim_cluster.timing.step_time import Replayed, Step, band, time_step
 
 TRN1N = load_target("trn1n.32xlarge")
 HELD = AccessPattern(Space.SBUF, 0, Affine(), ((1, 128), (1, 1024)))

@@ -10,13 +10,13 @@ import pytest
 from shardwright.collectives.ops import ReplicaGroups
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import Segment
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.sim_cluster.classes import RankClasses, refine
-from shardwright.sim_cluster.contention import Demand
-from shardwright.sim_cluster.faults import Health
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
-from shardwright.sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+from shardwright.compiler.timing.evaluate import Segment
+from shardwright.sim_cluster.timing.classes import RankClasses, refine
+from shardwright.sim_cluster.timing.contention import Demand
+from shardwright.sim_cluster.timing.faults import Health
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("tp",), DType.F32, (1, 1, 64), "add", 1)

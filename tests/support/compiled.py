@@ -13,7 +13,7 @@ from shardwright.compiler.isa.program import Program
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.pipeline import run
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 

@@ -176,7 +176,7 @@ CARRIED = module(
     f" : ({SMALL}, tensor<f32>) -> tensor<f32>",
 )
 """A loop whose carry is stored between its turns."""
-LIMIT = "shardwright.compiler.target.Target.limit_bytes"
+LIMIT = "shardwright.compiler.machine.target.Target.limit_bytes"
 
 
 def over_cores(kind: str) -> Callable[[], object]:
@@ -303,7 +303,9 @@ TRIGGERS: dict[str, Trigger] = {
     "NCC_ISPP027": Trigger(MIXED_REDUCTION),
     "NCC_EVRF007": Trigger(DOT, "--instruction-limit 10", line=""),
     "NCC_EBVF030": Trigger(DOT, "--instruction-limit 160", line=""),
-    "NCC_EXTP004": Trigger(DOT, patched=(("shardwright.compiler.budget.OPERATOR_LIMIT", 20),)),
+    "NCC_EXTP004": Trigger(
+        DOT, patched=(("shardwright.compiler.linking.budget.OPERATOR_LIMIT", 20),)
+    ),
     "NCC_EOOM002": Trigger(DOT, line="", patched=((LIMIT, DOT_BYTES - 1),)),
     "NCC_EVRF009": Trigger(PRODUCT, patched=((LIMIT, 3 * TILE - 1),)),
     "NCC_EXSP001": Trigger(CARRIED, line="", patched=((LIMIT, TILE // 2),)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler.max_plus import ENGINES, Body, Timed, TimedLoop
+from shardwright.compiler.timing.max_plus import ENGINES, Body, Timed, TimedLoop
 
 
 def expand(body: Body, queue: int) -> Iterator[Timed]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.sim_cluster.functions import CollectiveRequest
-from shardwright.sim_cluster.rank_host import RankHost
+from shardwright.sim_cluster.values.functions import CollectiveRequest
+from shardwright.sim_cluster.values.rank_host import RankHost
 
 Tamper = Callable[[int, np.ndarray, Mapping[int, np.ndarray]], np.ndarray]
 """(rank, what it would get, what every rank would get) -> what it gets."""

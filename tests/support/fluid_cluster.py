@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.sim_cluster.actors import CollectiveDuration
-from shardwright.sim_cluster.contention import Demand, Packets
-from shardwright.sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from shardwright.sim_cluster.timing.actors import CollectiveDuration
+from shardwright.sim_cluster.timing.contention import Demand, Packets
+from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
 
 
 def fill(

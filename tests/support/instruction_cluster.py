@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from shardwright.compiler.isa.costs import instr_interval_ps
 from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
-from shardwright.compiler.target import PS_PER_S, Target
+from shardwright.compiler.machine.target import PS_PER_S, Target
 
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 

@@ -14,7 +14,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.partitioned import Slot
 
 ROWS, WIDTH = 8, 8
 Rung = Callable[[Builder, Value], Value]

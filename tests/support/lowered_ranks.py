@@ -29,7 +29,7 @@ from shardwright.compiler.outline import Outlined, outline
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.passes.pipeline import run
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sim_cluster.regions import prepare
+from shardwright.sim_cluster.values.regions import prepare
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.region_reference import run_nodes
 

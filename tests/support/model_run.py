@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.driver import compile_graph
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Call, Program, Repeat
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.compiler.program import StepProgram
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.sim_cluster.values.result import distance
+from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 

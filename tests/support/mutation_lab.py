@@ -13,18 +13,18 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.isa.decode import decode_function
 from shardwright.compiler.isa.encode import encode_function
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Function, Instr, Loop, Program
+from shardwright.compiler.machine.target import Target
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.target import Target
-from shardwright.sim_cluster.engines import DECODERS
-from shardwright.sim_cluster.functions import L0, CollectiveRequest, FunctionCode
-from shardwright.sim_cluster.memory import CoreMemory
-from shardwright.sim_cluster.programs import ProgramCode
-from shardwright.sim_cluster.rank_host import RankHost
+from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.sim_cluster.instructions.engines import DECODERS
+from shardwright.sim_cluster.values.functions import L0, CollectiveRequest, FunctionCode
+from shardwright.sim_cluster.values.memory import CoreMemory
+from shardwright.sim_cluster.values.programs import ProgramCode
+from shardwright.sim_cluster.values.rank_host import RankHost
 
 Views = tuple[np.ndarray, ...]
 Place = tuple[int, int, int]  # function, region, instruction in program order

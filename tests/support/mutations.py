@@ -31,7 +31,7 @@ from shardwright.compiler.isa.instructions import INSTRUCTIONS
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import AccessPattern, Engine, Function, Instr, Region, Space
 from shardwright.compiler.isa.region import Affine
-from shardwright.sim_cluster.engines import DECODERS
+from shardwright.sim_cluster.instructions.engines import DECODERS
 from tests.support.mutation_lab import Lab, Mutation, Seen, Views, dtype_of, loops, operands_seen
 
 Change = tuple[str, str, Callable[[Any], None]]

@@ -18,7 +18,7 @@ from shardwright.compiler.frontend.detect import import_file
 from shardwright.compiler.frontend.importer import Check
 from shardwright.compiler.passes.pipeline import STEP_PASSES, run
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.support import xla
 
 RNG = np.random.default_rng(11)

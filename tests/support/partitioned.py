@@ -11,12 +11,12 @@ from shardwright.compiler.ir.ops import COLLECTIVES
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.coordinates import coordinate_name, hoist_coordinates
-from shardwright.sharding.findings import TRAFFIC
 from shardwright.sharding.localize import localize
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.partitioned import PartitionedGraph, Slot, all_values
-from shardwright.sharding.spec import ShardingSpec, replicated
+from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
+from shardwright.sharding.partition.findings import TRAFFIC
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
+from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from tests.support.reference_ranks import ReferenceRanks
 
 Dims = Sequence[Sequence[str]]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.orchestrator import config
-from shardwright.orchestrator.plan_cache import plan
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.road.plan_cache import plan
 from tests.support.small_job import SIZES, write_job
 
 

@@ -23,8 +23,8 @@ from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.neff.schedule import Transfer
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sim_cluster.layout import stacked
-from shardwright.sim_cluster.stage_order import StageOrder
+from shardwright.sim_cluster.timing.stage_order import StageOrder
+from shardwright.sim_cluster.values.layout import stacked
 
 Buffers = dict[str, np.ndarray]
 

@@ -19,7 +19,7 @@ from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.isa.region import Node, RegionProgram, View
 from shardwright.compiler.lower.function import Signature, lower_function
 from shardwright.compiler.lower.write_out import Lowered
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 
 Collective = Callable[..., np.ndarray]
 PLAIN = Signature()

@@ -18,15 +18,15 @@ from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.sharding.partition.rewrite import rewrite
+from shardwright.sharding.partition.shardy import answer_request, partition_here
 from shardwright.sharding.plan import Plan, build_plan
-from shardwright.sharding.rewrite import rewrite
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.shardy import answer_request, partition_here
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import recipe_of
-from shardwright.sim_cluster.result import distance as leaf_error
+from shardwright.sim_cluster.values.result import distance as leaf_error
 from tests.support.reference_ranks import ReferenceRanks
 
 

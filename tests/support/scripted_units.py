@@ -21,7 +21,7 @@ import pytest
 from shardwright.orchestrator.service.executor import Executor, Outcome, WorkUnit
 from shardwright.orchestrator.service.flight import fly
 from shardwright.orchestrator.service.units import digest
-from shardwright.sharding.partitioner import PYTHON_VARIABLE
+from shardwright.sharding.partition.partitioner import PYTHON_VARIABLE
 
 # One request after the other: a script finds where to write in $answer, whose process it may kill
 # in $worker and $partitioner. It needs no site packages, so it starts quickly.

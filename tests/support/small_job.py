@@ -18,20 +18,20 @@ import numpy as np
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.target import load_target, logical
-from shardwright.orchestrator.build import Built, Layout, build_task
 from shardwright.orchestrator.cache import Cache, open_cache
-from shardwright.orchestrator.config import JobConfig
-from shardwright.orchestrator.job import write_and_load
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.build import Built, Layout, build_task
+from shardwright.orchestrator.road.job import write_and_load
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.batch import UnitRow
 from shardwright.orchestrator.service.executor import Executor, InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.stages import Stages
-from shardwright.sharding.mesh import DATA_AXES, make_mesh
+from shardwright.sharding.partition.mesh import DATA_AXES, make_mesh
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
-from shardwright.sim_cluster.network import cluster_topology
-from shardwright.sim_cluster.run_values import ValueRun
+from shardwright.sim_cluster.network.network import cluster_topology
+from shardwright.sim_cluster.values.run_values import ValueRun
 
 TARGET = "trn1n.32xlarge"
 SIZES = {

@@ -17,8 +17,11 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.mesh import DATA_AXES, Mesh
-from shardwright.sharding.one_sample import (
+from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.shardy import answer_request
+from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.prepare.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
@@ -26,9 +29,6 @@ from shardwright.sharding.one_sample import (
     check_means,
     is_alone,
 )
-from shardwright.sharding.partitioned import Slot
-from shardwright.sharding.plan import Plan, build_plan
-from shardwright.sharding.shardy import answer_request
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import Distribution, random_inputs

@@ -22,8 +22,8 @@ from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.mesh import Mesh, make_mesh
-from shardwright.sharding.partitioned import Slot
+from shardwright.sharding.partition.mesh import Mesh, make_mesh
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import StrategySettings
 from tests.models import dropout_decoder, flax_decoder
 from tests.support import models_vision

@@ -14,8 +14,8 @@ from shardwright.compiler.neff.bundle import Bundle, load_bundle
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.values.process_hosts import ProcessHosts
 from shardwright.orchestrator.values.value_run import Checkpoints, Source, Training, Values
-from shardwright.sim_cluster.rank_host import packed_host, spans_of
-from shardwright.sim_cluster.run_values import Hosts, ValueRun
+from shardwright.sim_cluster.values.rank_host import packed_host, spans_of
+from shardwright.sim_cluster.values.run_values import Hosts, ValueRun
 from tests.support.small_job import small_llama
 
 SOURCE = Source(task=small_llama(), global_batch=8)

@@ -9,9 +9,9 @@ import numpy as np
 from shardwright.collectives.ops import ReplicaGroups, group_index
 from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Value
+from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partitioned import PartitionedGraph
-from shardwright.sharding.ring import with_context
+from shardwright.sharding.partition.partitioned import PartitionedGraph
 from tests.support.reference_ranks import run_collective
 
 

@@ -23,9 +23,9 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import _jax
 
-from shardwright.sharding.mesh import Mesh
-from shardwright.sharding.shardy import annotated_text
-from shardwright.sharding.spec import ShardingSpec
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.shardy import annotated_text
+from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, Recipe
 
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) (all-gather|all-reduce|all-to-all)\(")

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.bundle import Bundle, load_bundle
-from shardwright.compiler.target import load_target
 from shardwright.orchestrator.cli import main
-from shardwright.sim_cluster import network, profiles, step_time
-from shardwright.sim_cluster.collective_costs import collective_costs
-from shardwright.sim_cluster.step_time import Step, time_step
+from shardwright.sim_cluster import profiles
+from shardwright.sim_cluster.network import network
+from shardwright.sim_cluster.network.collective_costs import collective_costs
+from shardwright.sim_cluster.timing import step_time
+from shardwright.sim_cluster.timing.step_time import Step, time_step
 from tests.support.small_job import (
     TARGET,
     Road,

@@ -20,8 +20,8 @@ from shardwright.compiler.neff.format import HEADER_BYTES
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
 from shardwright.orchestrator.cli import main
-from shardwright.sim_cluster.functions import L0
-from shardwright.sim_cluster.programs import ProgramCode
+from shardwright.sim_cluster.values.functions import L0
+from shardwright.sim_cluster.values.programs import ProgramCode
 from tests.support.small_job import TARGET
 
 FUZZ_SEED, FUZZ_FLIPS, NONSENSE = 7, 300, 40

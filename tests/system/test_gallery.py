@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.orchestrator import config
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import config
 from tests.support.gallery import (
     EXAMPLES,
     NEEDS,

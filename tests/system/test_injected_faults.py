@@ -17,8 +17,8 @@ from shardwright.compiler.frontend.reference import batch_leaves, initial_state,
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.compiler.neff.manifest import NamedBuffer
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.numerics import (
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.road.numerics import (
     Difference,
     Reference,
     Rounding,
@@ -26,7 +26,7 @@ from shardwright.orchestrator.numerics import (
     measure_rounding,
     run_unsharded,
 )
-from shardwright.sim_cluster.run_values import LocalHosts, ValueRun
+from shardwright.sim_cluster.values.run_values import LocalHosts, ValueRun
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.faulty_host import FaultyHost, Tamper
@@ -120,7 +120,7 @@ def built(name: str, folder: Path) -> Model:
     bundle = bundle_of(road, folder / "bundle")
     job: JobConfig = load(None, [f"run.steps={STEPS}"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardwright.orchestrator.model.resolve_task", lambda _: task)
+        patch.setattr("shardwright.orchestrator.config.model.resolve_task", lambda _: task)
         reference = run_unsharded(job, BATCH)
         rounding = measure_rounding(job, BATCH, reference, 1)
     *_, host = trained((task, bundle))

@@ -10,8 +10,9 @@ import jax
 import pytest
 
 from shardwright.compiler.frontend.state import state_tree
-from shardwright.orchestrator import config, plan_cache
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.road import plan_cache
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import small_llama
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator.numerics import FP32_BOUND
-from shardwright.sim_cluster.step_time import Step, band
+from shardwright.orchestrator.road.numerics import FP32_BOUND
+from shardwright.sim_cluster.timing.step_time import Step, band
 from tests.support.small_job import TARGET, build_on, bundle_of, run_steps, small_llama
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,9 +16,9 @@ import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.reference import initial_state
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.run_values import LocalHosts, ValueRun
+from shardwright.sim_cluster.values.run_values import LocalHosts, ValueRun
 from tests.support.mutation_lab import Lab, Mutation, RecordingHost
 from tests.support.mutations import VALUE_KINDS, all_mutations
 from tests.support.small_job import SIZES, TARGET, build_on, bundle_of, small_llama

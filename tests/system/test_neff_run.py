@@ -13,8 +13,8 @@ import pytest
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.cli import main
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.run_values import ValueRun
+from shardwright.sim_cluster.values.result import distance
+from shardwright.sim_cluster.values.run_values import ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 

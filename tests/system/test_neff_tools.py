@@ -15,14 +15,14 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Program
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.bundle import Bundle, program_bytes, read_program
 from shardwright.compiler.neff.format import FEATURE_ROW_SUMS
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.program import StepProgram
-from shardwright.compiler.target import load_target
 from shardwright.orchestrator.cli import main
-from shardwright.sim_cluster.load_checks import check_loadable
+from shardwright.sim_cluster.values.load_checks import check_loadable
 from tests.support.small_job import build_on, bundle_of, small_llama
 
 TARGET = "trn1n.32xlarge"

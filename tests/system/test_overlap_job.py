@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator import config
-from shardwright.orchestrator.build import build
-from shardwright.orchestrator.job import time_programs, unit_service, write_and_load
+from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.report import base_report
-from shardwright.orchestrator.stages import Stages
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.job import time_programs, unit_service, write_and_load
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.sim_cluster.__main__ import main as simulate
-from shardwright.sim_cluster.contention import Packets
+from shardwright.sim_cluster.timing.contention import Packets
 from tests.support.small_job import write_job
 
 MESH = {"dp_shard": 8, "tp": 4}

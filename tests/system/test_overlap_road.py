@@ -12,13 +12,13 @@ import pytest
 
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.residency import Residency
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.road.job import step_of
 from shardwright.sharding.plan import Traffic
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.step_time import StepTiming, time_step
+from shardwright.sim_cluster.timing.step_time import StepTiming, time_step
+from shardwright.sim_cluster.values.result import distance
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 

@@ -19,11 +19,11 @@ from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster import rounding
-from shardwright.sim_cluster.memory import CoreMemory
-from shardwright.sim_cluster.programs import ProgramCode
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.values import rounding
+from shardwright.sim_cluster.values.memory import CoreMemory
+from shardwright.sim_cluster.values.programs import ProgramCode
+from shardwright.sim_cluster.values.result import distance
+from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 LEVELS = ("L0", "L1")

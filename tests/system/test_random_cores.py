@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from shardwright.compiler import logical_core
+from shardwright.compiler.fusion import logical_core
+from shardwright.compiler.fusion.logical_core import Way
 from shardwright.compiler.isa.region import RegionProgram, Tensor
-from shardwright.compiler.logical_core import Way
 from tests.support.cells import long_in_matrix
 from tests.system.test_random_graphs import check, module_of
 

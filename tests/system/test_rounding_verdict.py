@@ -13,9 +13,9 @@ import pytest
 
 from shardwright.compiler.frontend.reference import initial_state
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import JobConfig, load
-from shardwright.orchestrator.model import resolve_task
-from shardwright.orchestrator.numerics import (
+from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.road.numerics import (
     Reference,
     Rounding,
     differences,

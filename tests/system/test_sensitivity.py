@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.target import altered, facts_of, load_target, logical, target_names
-from shardwright.orchestrator.job import step_of
+from shardwright.compiler.machine.target import (
+    altered,
+    facts_of,
+    load_target,
+    logical,
+    target_names,
+)
+from shardwright.orchestrator.road.job import step_of
 from shardwright.sim_cluster.calibration import constants
-from shardwright.sim_cluster.sensitivity import (
+from shardwright.sim_cluster.timing.sensitivity import (
     COUNTED,
     EFA,
     SHARE,

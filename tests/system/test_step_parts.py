@@ -10,17 +10,17 @@ from itertools import pairwise
 
 import pytest
 
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.compiler.neff.schedule import flat
-from shardwright.orchestrator.job import step_of
-from shardwright.sim_cluster import step_parts as parts_module
-from shardwright.sim_cluster.faults import Faults
+from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.orchestrator.road.job import step_of
 from shardwright.sim_cluster.profiles import under_profile
-from shardwright.sim_cluster.step_parts import StepParts, step_parts
-from shardwright.sim_cluster.step_time import Replayed, Step, time_step
-from shardwright.sim_cluster.timing_unit import answer, decode_answer, encode_question
+from shardwright.sim_cluster.timing import step_parts as parts_module
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts
+from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
+from shardwright.sim_cluster.timing.timing_unit import answer, decode_answer, encode_question
 from tests.support.small_job import Road
 
 

@@ -14,21 +14,21 @@ import pytest
 from shardwright.compiler.diagnostics import LoadError, SimulationError
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import Question, Timings, answers, timed
 from shardwright.orchestrator.service.executor import Executor, InlineExecutor, WorkUnit
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.units import run_unit
-from shardwright.orchestrator.timing import Question, Timings, answers, timed
-from shardwright.sharding.partitioner import PYTHON_VARIABLE
-from shardwright.sim_cluster import timing_unit
-from shardwright.sim_cluster.contention import Packets
-from shardwright.sim_cluster.faults import Faults
+from shardwright.sharding.partition.partitioner import PYTHON_VARIABLE
 from shardwright.sim_cluster.profiles import PROFILES
-from shardwright.sim_cluster.sensitivity import with_moved
-from shardwright.sim_cluster.step_time import Step, StepTiming, time_step
-from shardwright.sim_cluster.timing_unit import decode_answer, encode_question
-from shardwright.sim_cluster.trace import trace_json
+from shardwright.sim_cluster.timing import timing_unit
+from shardwright.sim_cluster.timing.contention import Packets
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.sensitivity import with_moved
+from shardwright.sim_cluster.timing.step_time import Step, StepTiming, time_step
+from shardwright.sim_cluster.timing.timing_unit import decode_answer, encode_question
+from shardwright.sim_cluster.timing.trace import trace_json
 from tests.support import invented_job
 from tests.support.small_job import Road
 

@@ -12,9 +12,9 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.job import step_of
+from shardwright.orchestrator.road.job import step_of
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sim_cluster.step_time import StepTiming, time_step
+from shardwright.sim_cluster.timing.step_time import StepTiming, time_step
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 

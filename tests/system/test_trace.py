@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.job import step_of
-from shardwright.sharding.pipeline.schedules import stage_schedules
-from shardwright.sim_cluster.faults import Faults
-from shardwright.sim_cluster.step_time import Replayed, Step, time_step
-from shardwright.sim_cluster.trace import trace_events, trace_json
+from shardwright.orchestrator.road.job import step_of
+from shardwright.sharding.cut.pipeline.schedules import stage_schedules
+from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
+from shardwright.sim_cluster.timing.trace import trace_events, trace_json
 from tests.sim_cluster.test_pipeline_timing import neighbours, simulate
 from tests.support.small_job import Road
 

@@ -15,10 +15,10 @@ from shardwright.compiler.frontend.reference import batch_leaves, initial_state,
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sim_cluster.exchange import Exchange, exchange, ring_schedules
-from shardwright.sim_cluster.functions import CollectiveRequest
-from shardwright.sim_cluster.rank_host import RankHost, packed_host, spans_of
-from shardwright.sim_cluster.run_values import Hosts, LocalHosts, ValueRun
+from shardwright.sim_cluster.values.exchange import Exchange, exchange, ring_schedules
+from shardwright.sim_cluster.values.functions import CollectiveRequest
+from shardwright.sim_cluster.values.rank_host import RankHost, packed_host, spans_of
+from shardwright.sim_cluster.values.run_values import Hosts, LocalHosts, ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 

@@ -31,8 +31,8 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.values.checkpoint import Checkpoint, kept_buffers, steps_in
 from shardwright.orchestrator.values.process_hosts import ProcessHosts
 from shardwright.orchestrator.values.value_run import Checkpoints, Values
-from shardwright.sim_cluster.rank_host import RankHost
-from shardwright.sim_cluster.run_values import HostLostError, LocalHosts, Reply, ValueRun
+from shardwright.sim_cluster.values.rank_host import RankHost
+from shardwright.sim_cluster.values.run_values import HostLostError, LocalHosts, Reply, ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import write_job
 from tests.support.value_training import (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import config
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.model import source_files
-from shardwright.orchestrator.plan_cache import plan, plan_key
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.model import source_files
+from shardwright.orchestrator.road.plan_cache import plan, plan_key
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.sweep import sweep

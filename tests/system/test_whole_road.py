@@ -26,12 +26,12 @@ from shardwright.compiler.frontend.reference import (
 )
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
-from shardwright.sharding.mesh import DATA_AXES
+from shardwright.orchestrator.road.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
+from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
-from shardwright.sim_cluster.functions import L0, L1
-from shardwright.sim_cluster.result import distance
-from shardwright.sim_cluster.run_values import ValueRun
+from shardwright.sim_cluster.values.functions import L0, L1
+from shardwright.sim_cluster.values.result import distance
+from shardwright.sim_cluster.values.run_values import ValueRun
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, run_steps, small_llama

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen.rows.levels import Levels
 from shardwright.compiler.codegen.space import Space, Value
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 
 @dataclass(frozen=True, slots=True)

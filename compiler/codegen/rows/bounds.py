@@ -16,7 +16,7 @@ from shardwright.compiler.codegen.fusion import SCALED
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.space import Space, Value
 from shardwright.compiler.dtypes import LARGEST, DType
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 # Products of the same scales in another order differ by their rounding.
 _CLOSE = 1e-6

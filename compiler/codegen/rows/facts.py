@@ -20,8 +20,8 @@ from shardwright.compiler.codegen.masks import MASK, reach
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, Span
 from shardwright.compiler.codegen.space import Space, Value
-from shardwright.compiler.intervals import Interval, corners, within
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.intervals import Interval, corners, within
+from shardwright.compiler.support.walks import answered
 
 
 class Fact(enum.Enum):

@@ -28,7 +28,7 @@ from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import CODELESS, SINKS, Space, Value
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.target import Limits
+from shardwright.compiler.machine.target import Limits
 
 
 class _Form(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.target import Limits
+from shardwright.compiler.machine.target import Limits
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Stage

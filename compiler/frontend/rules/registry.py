@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from shardwright.compiler.tables import entering
+from shardwright.compiler.support.tables import entering
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.importer import Site

@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.walks import answered
+from shardwright.compiler.support.walks import answered
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _HINT = (

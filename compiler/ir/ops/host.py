@@ -3,7 +3,7 @@ step makes of it.
 
 `move_to` is what a module says. `host_store` and `host_load` are the transfers: they mean what
 `dynamic_update_slice` and `dynamic_slice` mean, and their operand 0 is on the host. `host_empty` is
-room on the host; nobody reads what is in it first. `sharding/host.py` makes transfers of moves.
+room on the host; nobody reads what is in it first. `sharding/cut/host.py` makes transfers of moves.
 """
 
 from __future__ import annotations

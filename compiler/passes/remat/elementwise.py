@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.min_cut import FlowNetwork
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
 from shardwright.compiler.passes.remat.recipes import (
     IDENTITIES,
@@ -23,6 +22,7 @@ from shardwright.compiler.passes.remat.recipes import (
 )
 from shardwright.compiler.passes.remat.stacks import Stack
 from shardwright.compiler.passes.rewrite import with_regions
+from shardwright.compiler.support.min_cut import FlowNetwork
 
 MIN_SAVED = 0.125
 """Part of the bytes that must be saved, so that near ties leave the user's choice (ours)."""

@@ -16,8 +16,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator import outputs
-from shardwright.orchestrator.age import AGAIN
 from shardwright.orchestrator.report import cost, text
 from shardwright.orchestrator.report.goal import goal_rows, goal_texts
 from shardwright.orchestrator.report.page import charts, words
@@ -31,7 +29,9 @@ from shardwright.orchestrator.report.tried import (
     is_chosen,
 )
 from shardwright.orchestrator.report.verdict import published_text, verdicts
-from shardwright.orchestrator.strict_json import dumps
+from shardwright.orchestrator.terminal import outputs
+from shardwright.orchestrator.terminal.age import AGAIN
+from shardwright.orchestrator.terminal.strict_json import dumps
 
 REPORT, PAGE = "report.json", "report.html"  # in the folder of a job
 FUNCTIONS = 40  # with their regions on a page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.compiler.target import PS_PER_S
+from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.cost import list_text, missing_text
 from shardwright.orchestrator.report.text import count_text, seconds_text, usd_text
 

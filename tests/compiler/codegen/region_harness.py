@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.compiler.allocate import overlaps
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import check_region, limits_for, walk
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from shardwright.compiler.target import Limits
-from shardwright.sim_cluster import l0, regions
+from shardwright.compiler.machine.target import Limits
+from shardwright.compiler.schedule.allocate import overlaps
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"

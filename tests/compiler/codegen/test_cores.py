@@ -12,7 +12,8 @@ import pytest
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.cores import Cut, cuts
 from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
-from shardwright.sim_cluster import l0, regions
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 from tests.compiler.codegen.region_harness import (
     F32,
     I32,

@@ -18,10 +18,11 @@ from shardwright.compiler.frontend.models.kernels import product_graph
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Instr, Region, Space
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster import l0, regions
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 
 LIMITS = limits_for(TARGET)
 

@@ -8,10 +8,8 @@ import dataclasses
 
 import pytest
 
-from shardwright.compiler.allocate import allocate, lifetimes, overlaps
 from shardwright.compiler.diagnostics import CapacityError, SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.engine_order import order_engines
 from shardwright.compiler.isa.limits import (
     check_instr,
     check_region,
@@ -21,7 +19,9 @@ from shardwright.compiler.isa.limits import (
 )
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
-from shardwright.sim_cluster import l0
+from shardwright.compiler.schedule.allocate import allocate, lifetimes, overlaps
+from shardwright.compiler.schedule.engine_order import order_engines
+from shardwright.sim_cluster.instructions import l0
 from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter

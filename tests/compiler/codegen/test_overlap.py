@@ -9,12 +9,12 @@ import pytest
 from shardwright.compiler.codegen.builder import Builder, Held, Scope
 from shardwright.compiler.codegen.overlap import schedule
 from shardwright.compiler.codegen.search import EFFORTS, ROW_EFFORTS, Effort
-from shardwright.compiler.engine_order import Memory
-from shardwright.compiler.evaluate import region_time
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram
-from shardwright.compiler.target import load_target
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.schedule.engine_order import Memory
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.target import load_target
+from shardwright.compiler.machine.target import load_target
 
 RATES = Rates(load_target("trn1n.32xlarge").core)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.compiler import trial
 from shardwright.compiler.codegen.generate import Codes, generate
 from shardwright.compiler.codegen.relocate import relocated
+from shardwright.compiler.fusion import trial
+from shardwright.compiler.fusion.trial import Trial
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
-from shardwright.compiler.trial import Trial
 from tests.compiler.codegen.region_harness import F32, TARGET, Maker
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul

@@ -22,8 +22,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Region, Space
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster import l0, regions
+from shardwright.compiler.machine.target import load_target
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 
 RATES = Rates(load_target(TARGET).core)
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.compiler.allocate import overlaps
 from shardwright.compiler.diagnostics import CapacityError, CompileError
-from shardwright.compiler.evaluate import region_time
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Instr, Loop, Region, Space
-from shardwright.compiler.target import PS_PER_S, Limits, load_target
+from shardwright.compiler.machine.target import PS_PER_S, Limits, load_target
+from shardwright.compiler.schedule.allocate import overlaps
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward, weighted_rows
 from tests.support.cells import long_in_matrix

@@ -14,7 +14,8 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.sim_cluster import l0, regions
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 
 
 def by_head(heads: int, rows: int, keys: int, width: int, dtype: DType = BF16) -> Maker:

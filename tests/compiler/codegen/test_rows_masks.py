@@ -8,8 +8,8 @@ import pytest
 
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, WILD, Span
-from shardwright.compiler.evaluate import region_time
-from shardwright.compiler.target import load_target
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T, causal
 

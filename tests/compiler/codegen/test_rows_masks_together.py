@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import region_time
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.target import load_target
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T
 from tests.compiler.codegen.test_rows_masks import busy

@@ -16,9 +16,9 @@ from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.evaluate import region_time
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.compiler.target import Limits, load_target
+from shardwright.compiler.machine.target import Limits, load_target
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward
 

@@ -16,9 +16,9 @@ from shardwright.compiler.codegen.search import (
     worth_trying,
 )
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.evaluate import region_time
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
+from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
 
 

@@ -15,8 +15,9 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Space
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster import l0, regions
+from shardwright.compiler.machine.target import load_target
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 
 LIMITS = limits_for(TARGET)
 

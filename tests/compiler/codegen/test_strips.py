@@ -16,7 +16,8 @@ from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.options import CompileOptions
-from shardwright.sim_cluster import l0, regions
+from shardwright.sim_cluster.instructions import l0
+from shardwright.sim_cluster.values import regions
 from tests.compiler.codegen.region_harness import (
     BF16,
     F32,

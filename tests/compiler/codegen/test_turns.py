@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.target import load_target
+from shardwright.compiler.timing.evaluate import function_segments
 from tests.support.compiled import TARGET, link, run_levels
 
 CASES = {

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.compiler.driver import compile_unit
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.lower.function import Signature
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.target import load_target
+from shardwright.compiler.timing.evaluate import function_segments
 from tests.support.compiled import graph_of
 
 TARGET = load_target("trn1.32xlarge")

@@ -12,7 +12,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.harnesses.convolution import GRADIENT, HWIO, NHWC
 from tests.support.compiled import run_levels
 

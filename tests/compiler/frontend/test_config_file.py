@@ -14,7 +14,7 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.models.config_file import RopeScaling
-from shardwright.orchestrator.model import compute_type, read_config, resolve_task
+from shardwright.orchestrator.config.model import compute_type, read_config, resolve_task
 from tests.support.plans import job_of
 from tests.support.small_job import SIZES
 

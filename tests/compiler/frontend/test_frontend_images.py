@@ -21,7 +21,7 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.pipeline import run
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support import xla
 from tests.support.compiled import run_levels
 

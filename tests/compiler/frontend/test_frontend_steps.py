@@ -35,7 +35,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
 

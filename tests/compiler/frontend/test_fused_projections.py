@@ -12,7 +12,7 @@ import pytest
 from shardwright.compiler.frontend.models import blocks, llama
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import fsdp_plan, run_and_compare, worst
 

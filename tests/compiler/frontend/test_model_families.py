@@ -20,7 +20,7 @@ from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst
 

@@ -11,8 +11,8 @@ import pytest
 
 from shardwright.compiler.diagnostics import CompileError, SimulationError
 from shardwright.compiler.options import CompileOptions
-from shardwright.sim_cluster.index_watch import IndexWatch
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.instructions.index_watch import IndexWatch
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.compiled import graph_of, link, run_levels
 
 TABLE = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)

@@ -13,8 +13,8 @@ from shardwright.compiler.frontend.reference import (
     reference_step,
     task_batches,
 )
-from shardwright.sharding.mesh import make_mesh
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.compiled import check_against_jax, link
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.models_index import FORWARD, TASKS

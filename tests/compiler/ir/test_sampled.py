@@ -11,8 +11,8 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.sampled import Casts, sample
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.rounding import EXACT, allowed, unit_roundoff
-from shardwright.sim_cluster.regions import _BUILDERS
+from shardwright.compiler.support.rounding import EXACT, allowed, unit_roundoff
+from shardwright.sim_cluster.values.regions import _BUILDERS
 
 NUMBERS = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
 

@@ -29,7 +29,7 @@ from shardwright.compiler.isa.region import Affine, View
 from shardwright.compiler.isa.soundness import check_function
 from shardwright.compiler.isa.tokens import check_tokens
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.schema import MOST
+from shardwright.compiler.support.schema import MOST
 from tests.support.model_run import compile_function
 
 

@@ -7,7 +7,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.function import Signature, lower_function
-from shardwright.sharding.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap.buckets import bucketed
 
 DP = ("dp_shard",)
 SMALL_BYTES = 4096

@@ -21,7 +21,7 @@ from shardwright.compiler.lower.excess import SMALL_BYTES
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.run_single import run_single
+from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.model_run import compile_function
 
 TARGET = "trn1n.32xlarge"

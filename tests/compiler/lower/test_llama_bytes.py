@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.compiler.fusion.trial import Trial
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.task import CONTRACT
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run, step_passes, unit_passes
-from shardwright.compiler.target import load_target
-from shardwright.compiler.trial import Trial
 from tests.support.llama_step import unrolled_step
 
 BOUND = 1.1  # of the reference figures

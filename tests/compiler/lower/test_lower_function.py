@@ -14,7 +14,7 @@ from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run, unit_passes
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.region_reference import check_lowering, run_lowered
 
 RNG = np.random.default_rng(0)

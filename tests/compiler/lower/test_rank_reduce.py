@@ -26,7 +26,7 @@ from shardwright.compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import run, unit_passes
-from shardwright.sharding.mesh import make_mesh
+from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.lowered_ranks import LoweredRanks
 from tests.support.road import fsdp_plan, split_batch
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.evaluate import function_segments
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, UnfoldAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.windows import expand_windows, stored_windows
-from shardwright.compiler.target import load_target
-from shardwright.sim_cluster.result import distance
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.sim_cluster.values.result import distance
 from tests.harnesses import convolution, shape, window
 from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs

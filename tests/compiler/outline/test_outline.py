@@ -14,7 +14,7 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.graphs import LAYERS, layer_stack, stack_inputs
 from tests.support.lowered_ranks import LoweredRanks, run_alone
 

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.activations import activations
 from shardwright.compiler.passes.pipeline import run
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.compiled import graph_of
 
 X = np.linspace(-6, 6, 91).reshape(7, 13).astype(np.float32)

@@ -34,7 +34,7 @@ from shardwright.compiler.passes.remat import rematerialise
 from shardwright.compiler.passes.remat.groups import Readers
 from shardwright.compiler.passes.remat.recipes import Recipes, free_values
 from shardwright.compiler.program import StepProgram
-from shardwright.sim_cluster.result import distance
+from shardwright.sim_cluster.values.result import distance
 from tests.support.compiled import graph_of
 
 LAYERS, T, HEADS, D = 3, 96, 2, 4  # no two sizes equal: nothing can lean on them

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.target import load_target
-from shardwright.orchestrator import config
-from shardwright.orchestrator.build import placed_task
-from shardwright.orchestrator.model import resolve_task
-from shardwright.orchestrator.plan_cache import plan_parts
-from shardwright.orchestrator.stages import Stages
+from shardwright.compiler.machine.target import load_target
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.road.build import placed_task
+from shardwright.orchestrator.road.plan_cache import plan_parts
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.whatif.points import read_list
 from tests.support.forge.documents import changed_document, json_text, toml_text
 from tests.support.forge.pool import Judge

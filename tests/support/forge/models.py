@@ -18,7 +18,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.driver import compile_function, located
 from shardwright.compiler.frontend.isolated import Reader
 from shardwright.compiler.isa.program import Function
-from shardwright.compiler.link import link_program
+from shardwright.compiler.linking.link import link_program
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.outline.unit import Unit, unpack_function
 from shardwright.compiler.passes.pipeline import STEP_PASSES, run

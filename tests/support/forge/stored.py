@@ -19,22 +19,22 @@ import msgpack
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.outline.unit import unpack_function
-from shardwright.orchestrator import plan_cache
 from shardwright.orchestrator.cache import About, Cache, open_cache
 from shardwright.orchestrator.cache.entry import EntryName, pack_entry, read_about, unpack_entry
-from shardwright.orchestrator.config import CacheConfig
-from shardwright.orchestrator.reads import observed
+from shardwright.orchestrator.config.config import CacheConfig
+from shardwright.orchestrator.keys.reads import observed
 from shardwright.orchestrator.report.compare import compare, read_report, tables
 from shardwright.orchestrator.report.page.page import compare_page, report_page
 from shardwright.orchestrator.report.plan_screen import screen_lines
 from shardwright.orchestrator.report.screen import run_screen
 from shardwright.orchestrator.report.shape import check_report, check_whatif
+from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.unit_errors import refusal_kind, stored_refusal
 from shardwright.orchestrator.whatif.journal import Journal, _digest
 from shardwright.orchestrator.whatif.rows import METRICS, ordered, pareto, row_of
-from shardwright.sharding.partitioned import decode_partitioned
-from shardwright.sim_cluster.timing_unit import decode_answer
+from shardwright.sharding.partition.partitioned import decode_partitioned
+from shardwright.sim_cluster.timing.timing_unit import decode_answer
 from tests.support.forge.documents import (
     changed_bytes,
     changed_document,

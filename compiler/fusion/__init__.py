@@ -1,0 +1,1 @@
+"""Which merges and cuts of regions pay: trial code, timed (`lower/` asks)."""

@@ -1,0 +1,144 @@
+"""Regions on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
+
+With one physical core this is the judge of `trial.py` and nothing else. With two, every region is
+cut along the atom whose halves are fastest, judged by the first tiling of each; a region that
+cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from shardwright.compiler.codegen.cores import cuts
+from shardwright.compiler.codegen.generate import Recipe
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.fusion.trial import Trial, meaning
+from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.machine.target import Target
+from shardwright.compiler.options import CompileOptions
+
+MAX_CUTS = 3  # cuts of a region that are timed, those that share most work first (our choice)
+_EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 (our choice)
+_PAIRED = ("register_load",)  # both cores follow one control flow, so both load registers
+
+Pair = tuple[RegionProgram, ...]  # what each physical core computes
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A region as pairs one after the other, with scratch tensors numbered behind those of the
+    function.
+    """
+
+    pairs: tuple[Pair, ...]
+    scratch: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Code of a region: one region per physical core, one after the other, the scratch tensors they
+    need, the first register number left free, what is special about the tilings, and how each part
+    was tiled.
+    """
+
+    pairs: tuple[tuple[Region, ...], ...]
+    scratch: tuple[Tensor, ...]
+    next_register: int
+    notes: tuple[str, ...] = ()
+    recipes: tuple[tuple[Recipe | None, ...], ...] = ()
+
+
+class LogicalCore:
+    """Codes and simulated times of regions on a logical core of `options.lnc` physical ones; a
+    `lower.accept.Judge`.
+    """
+
+    def __init__(self, target: Target, options: CompileOptions) -> None:
+        self.target, self.options = target, options
+        self._trial = Trial(target, options)
+        self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM that a step may use."""
+        return self.target.limit_bytes
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
+        return _time(self._trial, self.way(program, tensors), tensors)
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a region will run. Raises as a call does."""
+        return _time(self._trial.searched, self.way(program, tensors), tensors)
+
+    def generate(
+        self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
+    ) -> Coded:
+        """Code for a region. Raises CompileError, CapacityError."""
+        way = self.way(program, tensors)
+        known, last = [*tensors, *way.scratch], first_register
+        pairs, recipes, notes = [], [], list[str]()
+        for pair in way.pairs:
+            made = [self._trial.generate(part, known, first_register) for part in pair]
+            pairs.append(tuple(code.region for code in made))
+            recipes.append(tuple(code.recipe for code in made))
+            notes += [note for code in made for note in code.notes]
+            last = max(last, *(code.next_register for code in made))
+        told = tuple(dict.fromkeys(notes))
+        return Coded(tuple(pairs), way.scratch, last, told, tuple(recipes))
+
+    def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
+        """What each physical core computes of a region."""
+        if self.options.lnc == 1:
+            return Way(((program,),))
+        if program.kind != "compute":
+            other = program if program.kind in _PAIRED else idle(program)
+            return Way(((program, other),))
+        key = meaning(program, tensors)
+        if key not in self._ways:
+            self._ways[key] = self._chosen(program, tensors)
+        return next(islice(_offered(program, tensors), self._ways[key], None))
+
+    def _chosen(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Which way is the fastest; the whole on a tie, else the first. Ways behind one that shares
+        the work evenly are not looked at.
+        """
+        times: list[float] = []
+        for way in _offered(program, tensors):
+            times.append(self._sketched(way, tensors))
+            if math.isfinite(times[0]) and times[-1] * _EVEN <= times[0]:
+                break
+        return times.index(min(times))
+
+    def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
+        try:
+            return _time(self._trial.sketch, way, tensors)
+        except DiagnosticError:
+            return float("inf")
+
+
+def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+    """The whole region on core 0, then its cuts."""
+    yield Way(((program, idle(program)),))
+    for cut in islice(cuts(program, tensors), MAX_CUTS):
+        behind = () if cut.joined is None else ((cut.joined, idle(cut.joined)),)
+        yield Way((cut.halves, *behind), cut.scratch)
+
+
+def idle(program: RegionProgram) -> RegionProgram:
+    """What a core does that has no part in a region."""
+    return RegionProgram("idle", program.name, loc=program.loc)
+
+
+def _time(
+    judge: Callable[[RegionProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
+) -> int:
+    """One pair after the other; of a pair the slower core counts."""
+    known = [*tensors, *way.scratch]
+    return sum(
+        max(judge(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
+    )

@@ -1,0 +1,244 @@
+"""The judge of merges: tile code for a region, timed on one core of the target.
+
+Row regions are timed with their first tiling: what they will run is at least
+as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
+matters is the region's structure and the types of its tensors, not which tensors they are or where
+a window starts. A tiling that was searched for is remembered, so that nothing is searched twice,
+and code that is what the region will run is kept until then. What was found for regions of equal
+meaning is known to all trials of the process: many functions of a sweep have regions in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.codegen.relocate import relocated
+from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.machine.target import Target
+from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.timing.evaluate import judged_ps
+
+_FIRST_REGISTER = 1 << 20  # above every register of a function
+_MOST_BEGUN = 24  # regions whose code is kept for a search: the ways to cut one, twice (our choice)
+_MOST_FOUND = 1 << 14
+"""Regions whose times are known to later trials, the newest (our choice): 100 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a region: its recipe, and the time of its code."""
+
+    recipe: Recipe
+    duration_ps: int
+
+
+class Lately:
+    """What came of the regions that this process has made code for on one target with the same
+    options, by `meaning`. It follows from that, so a trial that knows it gives the same answers as
+    one that does not.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, Found] = {}
+
+    def find(self, effort: str, meant: Hashable, make: Callable[[], Found]) -> Found:
+        """What is known, else what `make` gives. Nothing is kept of what raises."""
+        key = hashlib.sha256(repr((effort, meant)).encode()).digest()
+        found = self._found.pop(key, None) or make()
+        self._found[key] = found  # the newest
+        if len(self._found) > _MOST_FOUND:
+            del self._found[next(iter(self._found))]
+        return found
+
+
+@lru_cache(maxsize=8)
+def _lately(_target: str, _options: CompileOptions) -> Lately:
+    return Lately()
+
+
+def forget() -> None:
+    """Begin as a new process does, for those who time compiling."""
+    _lately.cache_clear()
+
+
+class Trial:
+    """Simulated picoseconds of regions on `target`; a `lower.accept.Judge`."""
+
+    def __init__(self, target: Target, options: CompileOptions) -> None:
+        self.target = target
+        self.options = options
+        self._known: dict[Hashable, int | DiagnosticError] = {}
+        self._sketched: dict[Hashable, int | DiagnosticError] = {}
+        self._recipes: dict[Hashable, Recipe] = {}
+        self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
+        self._begun: dict[Hashable, Codes] = {}
+        self._lately = _lately(repr(target), options)
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM that a step may use."""
+        return self.target.limit_bytes
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
+        key = _structure(program, tensors)
+        if key not in self._known:
+            self._known[key] = self._measure(key, program, tensors)
+        return _or_raised(self._known[key])
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a region will run; what `generate` makes of it is known then.
+        Raises as a call does.
+        """
+        made = self.generate(program, tensors, _FIRST_REGISTER)
+        return judged_ps(made.region, tensors, self.target)
+
+    def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a region with its first tiling; a search that follows goes on from there. Raises
+        as a call does.
+        """
+        return _or_raised(self._sketch(_structure(program, tensors), program, tensors))
+
+    def _sketch(
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+    ) -> int | DiagnosticError:
+        if key not in self._sketched:
+            try:
+                self._sketched[key] = self._lately.find(
+                    "first",
+                    meaning(program, tensors),
+                    lambda: self._found(self._begin(program, tensors).first(), tensors),
+                ).duration_ps
+            except DiagnosticError as error:
+                self._sketched[key] = error
+        return self._sketched[key]
+
+    def _measure(
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+    ) -> int | DiagnosticError:
+        if _is_row_region(program) and self.options.optlevel > 1:
+            return self._sketch(key, program, tensors)
+        try:
+            if program.kind == "compute" and key not in self._recipes:
+                return self._search(key, program, tensors).duration_ps
+            made = self._repeated(key, program, tensors)
+        except DiagnosticError as error:
+            return error
+        self._codes[meaning(program, tensors)] = made, _tensors(program)
+        return judged_ps(made.region, tensors, self.target)
+
+    def generate(
+        self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
+    ) -> Generated:
+        """Code for a region; what was found for one of the same structure is not searched again.
+
+        Raises CompileError, CapacityError.
+        """
+        key, meant = _structure(program, tensors), meaning(program, tensors)
+        if program.kind == "compute" and not (meant in self._codes or key in self._recipes):
+            self._search(key, program, tensors)
+        made, numbers = self._codes.get(meant, (None, ()))
+        if made is None:
+            made, numbers = self._repeated(key, program, tensors), _tensors(program)
+        renamed = dict(zip(numbers, _tensors(program), strict=True))
+        region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
+        last = made.next_register - _FIRST_REGISTER + first_register
+        return replace(made, region=region, next_register=last)
+
+    def _search(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> Found:
+        """The best tiling of a region, which those of the same structure take too; its code is kept
+        where it had to be made for that.
+        """
+        meant = meaning(program, tensors)
+
+        def search() -> Found:
+            made = self._begin(program, tensors).searched()
+            self._codes[meant] = made, _tensors(program)
+            return self._found(made, tensors)
+
+        found = self._lately.find("searched", meant, search)
+        self._recipes[key] = found.recipe
+        return found
+
+    def _found(self, made: Generated, tensors: Sequence[Tensor]) -> Found:
+        assert made.recipe is not None
+        return Found(made.recipe, judged_ps(made.region, tensors, self.target))
+
+    def _repeated(
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+    ) -> Generated:
+        """Code by the recipe of the structure, with registers that begin at `_FIRST_REGISTER`."""
+        target, recipe = self.target.name, self._recipes.get(key)
+        return generate(program, tensors, target, _FIRST_REGISTER, self.options, recipe)
+
+    def _begin(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Codes:
+        """What was planned and made for a region lately."""
+        key = meaning(program, tensors), (*_tensors(program),)
+        if key not in self._begun:
+            if len(self._begun) == _MOST_BEGUN:
+                del self._begun[next(iter(self._begun))]
+            self._begun[key] = Codes(
+                program, tensors, self.target.name, _FIRST_REGISTER, self.options
+            )
+        return self._begun[key]
+
+
+def _or_raised(found: int | DiagnosticError) -> int:
+    if isinstance(found, DiagnosticError):
+        raise found
+    return found
+
+
+def _is_row_region(program: RegionProgram) -> bool:
+    """Several contractions, or one and reductions beside it."""
+    ops = [n.op for n in program.nodes]
+    contractions = ops.count("contract")
+    return contractions > 1 or (contractions == 1 and "reduce" in ops)
+
+
+def _views(program: RegionProgram) -> list[View]:
+    """All views, in the order of the nodes."""
+    return [n.attrs[k] for n in program.nodes for k in sorted(n.attrs) if _is_view(n.attrs[k])]
+
+
+def _is_view(value: Any) -> bool:
+    return isinstance(value, View)
+
+
+def _tensors(program: RegionProgram) -> list[int]:
+    """The tensors a region touches, by first use."""
+    return list(dict.fromkeys(view.tensor for view in _views(program)))
+
+
+def meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+    """A key, equal for regions whose code differs in tensor numbers and registers only."""
+    numbers = {n: at for at, n in enumerate(_tensors(program))}
+    roots: dict[int, int] = {}
+    shared = [roots.setdefault(root_of(tensors, n), at) for n, at in numbers.items()]
+    kinds = [(tensors[n].kind, tensors[n].alias >= 0) for n in numbers]
+    offsets = [view.offset for view in _views(program)]
+    return _structure(program, tensors), program.name, (*shared,), (*kinds,), (*offsets,)
+
+
+def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+    seen: dict[int, int] = {}
+
+    def plain(value: Any) -> Hashable:
+        if not _is_view(value):
+            return repr(value)
+        number = seen.setdefault(value.tensor, len(seen))
+        tensor = tensors[value.tensor]
+        return number, tensor.dtype, tensor.shape, value.strides
+
+    nodes = [
+        (n.op, n.inputs, n.atoms, n.dtype, *((k, plain(n.attrs[k])) for k in sorted(n.attrs)))
+        for n in program.nodes
+    ]
+    return program.kind, program.atoms, tuple(nodes)

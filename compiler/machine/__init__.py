@@ -1,0 +1,1 @@
+"""The machines: what `targets/*.json` say, with sources, and machine files of users."""

@@ -1,0 +1,400 @@
+"""Machines as data: one JSON file per instance type, one per NeuronCore generation, every figure
+with status and source.
+
+Files keep data-sheet units in their keys (`_ghz`, `_gb_per_s`, `_gib`); `load_target` converts once
+into bytes, hertz and picoseconds. The compiler's tile choices always use these nominal figures;
+profiles and what-ifs change runs only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.machine.custom_target import check_together, read_custom
+
+_DIRECTORY = Path(__file__).parent / "targets"
+PS_PER_US = 10**6
+PS_PER_S = 10**12
+FIRST_TARGET = "trn1n.32xlarge"
+HYPOTHETICAL_LNC = (1, 2)
+UNCOMPILED = "v1"
+_PRICES = {
+    "on-demand": "price_usd_per_hour_on_demand",
+    "capacity-block": "price_usd_per_hour_capacity_block",
+}
+PRICE_KINDS = tuple(_PRICES)
+"""How an instance may be paid for, of what is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One figure of a machine, in data-sheet units. `status` is documented, inferred, unknown (the
+    value is a default), or given: by the user's own file. A price has the day of its list and the
+    region, where the source names one.
+    """
+
+    value: Any
+    status: str
+    source: str
+    date: str = ""
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a NeuronCore accepts of code.
+
+    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says
+    otherwise. Sources: `targets/neuroncore-*.json`.
+    """
+
+    generation: str
+    partitions: int
+    contraction_max: int
+    stationary_max: int
+    moving_max: int
+    transpose_max: int
+    psum_bytes: int
+    psum_bank_bytes: int
+    sbuf_bytes: int
+    free_dims: int
+    dim_size_max: int
+    dim_stride_max: int
+    free_elements_sbuf: int
+    free_elements_psum: int
+    semaphores: int
+
+    @property
+    def psum_banks(self) -> int:
+        """Banks of PSUM, each the target of one accumulation at a time."""
+        return self.psum_bytes // self.psum_bank_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreModel:
+    """One physical NeuronCore: clocks, limits, DMA rates.
+
+    Sources: `targets/<name>.json`.
+    """
+
+    name: str
+    generation: str
+    clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
+    limits: Limits
+    dma_engines: int
+    dma_engine_bytes_per_s: float
+    dma_fixed_ps: int
+    dma_descriptor_min_bytes: float  # a what-if may ask for parts of a byte, or of a cycle
+    dma_descriptor_extra_bytes: float
+    dma_descriptor_max_bytes: int
+    dma_partitions_per_engine: int
+    compute_latency_cycles: float
+    wide_stride_factor: float
+    semaphore_ps: int
+    program_start_ps: int
+    hbm_bank_cores: int  # physical cores that share the bandwidth of an HBM bank
+    peak_bf16_flops_per_s: float
+    stall_recovery: float = 0.0
+    """Share of the time in which a region waits, while none of its engines is the bottleneck, that
+    neighbouring regions fill. Of runs only: code is chosen at `evaluate.JUDGED_RECOVERY`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFacts:
+    """What the collectives of a NeuronCore generation cost and which algorithms its runtime has.
+
+    Sources: `targets/neuroncore-*.json`. Thresholds are bytes of the larger of source and target; 0
+    turns an algorithm off.
+    """
+
+    launch_ps: int
+    wire_ps: int  # of one NeuronLink, besides the DMA transfer that uses it
+    efa_hop_ps: int
+    mesh: str  # flat: every pair of ranks; grouped: between chips, then inside
+    mesh_max_bytes: int
+    rdh_max_bytes: int
+    kangaring: bool
+    flat_ring_min_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One instance type, seen as logical NeuronCores of `lnc` physical ones (`logical`).
+
+    A core here is a logical one; `core` and the rate of HBM are those of each physical core.
+    """
+
+    name: str
+    core: CoreModel
+    chips: int
+    cores_per_chip: int
+    allowed_lnc: tuple[int, ...]
+    hbm_bytes_per_core: int
+    hbm_bytes_per_s_per_core: float  # of a physical core
+    reserve_bytes_per_core: int
+    published_flops_per_s_per_core: float  # bf16; the denominator of MFU
+    topology: str  # torus, ring, line, switch, or none for a chip alone
+    shape: tuple[int, ...]  # chips along each side; domains of a switch, from the smallest
+    link_bytes_per_s: tuple[float, ...]  # one direction of a link, per side or domain
+    efa_bytes_per_s: float  # whole instance
+    efa_devices: int
+    collectives: CollectiveFacts
+    host_memory_bytes: int  # of an instance; 0: not known
+    host_link_bytes_per_s: float  # of a chip, each way; 0: not known
+    prices: Mapping[str, Fact]  # USD per hour by kind (PRICE_KINDS), those that are published
+    digest: str  # of the data files
+    lnc: int = 1  # physical cores per logical core
+
+    @property
+    def cores(self) -> int:
+        """Cores per instance."""
+        return self.chips * self.cores_per_chip
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM a core may use for a step: its share less the runtime's reserve (code, DMA rings)."""
+        return self.hbm_bytes_per_core - self.reserve_bytes_per_core
+
+    @property
+    def cores_per_bank(self) -> int:
+        """Cores that share the bandwidth of an HBM bank."""
+        return max(1, self.core.hbm_bank_cores // self.lnc)
+
+    @property
+    def is_compiled_for(self) -> bool:
+        """Whether programs are compiled for its cores: inf1 is the machine of neuron-cc, of which
+        only the facts and the network are here.
+        """
+        return self.core.generation != UNCOMPILED
+
+    @property
+    def is_hypothetical(self) -> bool:
+        """Whether no such machine can be configured."""
+        return self.lnc not in self.allowed_lnc
+
+
+def logical(target: Target, lnc: int = 0, hypothetical: bool = False, key: str = "lnc") -> Target:
+    """`target` with its physical cores grouped into logical NeuronCores of `lnc`; 0 takes the
+    machine's default, which is 2 where it is allowed.
+
+    A logical core has the memory, the reserve and the published rate of all its physical cores.
+    `hypothetical` groups them on machines that cannot.
+    Raises: UsageError NCC_EARG001, where `key` is what the user set.
+    Source: documented, logical NeuronCore configuration page and error page EARG001.
+    """
+    count = lnc or max(target.allowed_lnc)
+    allowed = HYPOTHETICAL_LNC if hypothetical else target.allowed_lnc
+    if count not in allowed or target.cores_per_chip % count:
+        raise UsageError(
+            "NCC_EARG001",
+            f"{key} on {target.name} requires {' or '.join(map(str, allowed))}, got {count}",
+            hint=f"use {key} 1, or a target of the trn2 or trn3 family; --hypothetical shows what"
+            " the machine would do if it could",
+        )
+    return replace(
+        target,
+        cores_per_chip=target.cores_per_chip // count,
+        hbm_bytes_per_core=target.hbm_bytes_per_core * count,
+        reserve_bytes_per_core=target.reserve_bytes_per_core * count,
+        published_flops_per_s_per_core=target.published_flops_per_s_per_core * count,
+        lnc=count,
+    )
+
+
+def hypothetical_text(target: Target) -> str:
+    """What every report on a machine says that cannot be configured like that."""
+    return (
+        f"hypothetical: no {target.name} has logical NeuronCores of {target.lnc} physical ones;"
+        f" shown as {target.cores} cores of {target.hbm_bytes_per_core / 2**30:g} GiB per instance"
+    )
+
+
+def target_names() -> list[str]:
+    """Names `load_target` knows."""
+    return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
+
+
+@cache
+def families() -> Mapping[str, str]:
+    """Instance family, as neuronx-cc's `--target` names it -> the machine that stands for it: the
+    one whose file says `family`.
+    """
+    named = ((_read(name)[0].get("family"), name) for name in target_names())
+    return {family: name for family, name in named if family}
+
+
+def load_target(name: str) -> Target:
+    """The target called `name`, or the machine a user's JSON file describes (`custom_target`).
+
+    Raises UsageError: NCC_EARG001 for an unknown name, SW_TARGET for a file that is no machine.
+    """
+    return _load(str(Path(name).resolve()) if name.endswith(".json") else name)
+
+
+@cache
+def _load(name: str) -> Target:
+    core, facts, digest = _described(name)
+    return _target(name, core, facts, digest)
+
+
+def facts_of(target: Target) -> dict[str, Fact]:
+    """All figures of a machine and its NeuronCore, as its files give them."""
+    return _described(target.name)[1]
+
+
+def altered(target: Target, values: Mapping[str, Any]) -> Target:
+    """`target` with other values of some of its facts: a what-if for runs, never for compiling."""
+    core, facts, _ = _described(target.name)
+    moved = {key: replace(facts[key], value=value) for key, value in values.items()}
+    other = _target(target.name, core, facts | moved, target.digest)
+    return logical(other, target.lnc, hypothetical=target.is_hypothetical)
+
+
+def _described(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
+    """(file of the core, facts, digest) of a known machine, or of the one a user's file describes:
+    the facts of its base, except for those the file gives.
+    """
+    if not name.endswith(".json"):
+        return _known(name)
+    path = Path(name)
+    base, own = read_custom(path, target_names())
+    core, facts, digest = _known(base)
+    facts |= {key: Fact(value, "given", name) for key, value in own.items()}
+    check_together(path, _values(facts))
+    digest = hashlib.sha256((digest + json.dumps(own, sort_keys=True)).encode()).hexdigest()
+    return core, facts, digest
+
+
+def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
+    if name not in target_names():
+        known = ", ".join(target_names())
+        raise UsageError(
+            "NCC_EARG001",
+            f"target requires one of {known}, or a JSON file, got {name!r}",
+            hint=did_you_mean(name, target_names()),
+        )
+    data, digest = _read(name)
+    core_data, core_digest = _read(data["neuroncore"])
+    digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
+    facts = {
+        key: Fact(
+            fact["value"],
+            fact["status"],
+            fact["source"],
+            fact.get("date", ""),
+            fact.get("region", ""),
+        )
+        for key, fact in (core_data["facts"] | data["facts"]).items()
+    }
+    return core_data, facts, digest
+
+
+def _read(name: str) -> tuple[dict[str, Any], str]:
+    raw = (_DIRECTORY / f"{name}.json").read_bytes()
+    return json.loads(raw), hashlib.sha256(raw).hexdigest()
+
+
+def _values(facts: Mapping[str, Fact]) -> dict[str, Any]:
+    return {key: fact.value for key, fact in facts.items()}
+
+
+def _prices_of(facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    prices = {kind: facts[key] for kind, key in _PRICES.items() if key in facts}
+    return {kind: fact for kind, fact in prices.items() if fact.value is not None}
+
+
+def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
+    engines = ("tensor", "vector", "scalar", "gpsimd")
+    return CoreModel(
+        name=data["name"],
+        generation=data["generation"],
+        clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
+        limits=_limits(data["name"], f),
+        dma_engines=f["dma_engines"],
+        dma_engine_bytes_per_s=f["dma_engine_sustained_gb_per_s"] * 1e9,
+        dma_fixed_ps=round(f["dma_fixed_ns"] * 1e3),
+        dma_descriptor_min_bytes=f["dma_descriptor_min_bytes"],
+        dma_descriptor_extra_bytes=f["dma_descriptor_extra_bytes"],
+        dma_descriptor_max_bytes=f["dma_descriptor_max_bytes"],
+        dma_partitions_per_engine=f["dma_partitions_per_engine"],
+        compute_latency_cycles=f["compute_latency_cycles"],
+        wide_stride_factor=f["wide_stride_factor"],
+        semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
+        program_start_ps=round(f["program_start_us"] * 1e6),
+        hbm_bank_cores=f.get("physical_cores_per_hbm_bank", 1),
+        peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
+    )
+
+
+def _limits(generation: str, f: Mapping[str, Any]) -> Limits:
+    return Limits(
+        generation=generation,
+        partitions=f["sbuf_partitions"],
+        contraction_max=f["tensor_contraction_max"],
+        stationary_max=f["tensor_stationary_max"],
+        moving_max=f["tensor_moving_max"],
+        transpose_max=f["tensor_transpose_max"],
+        psum_bytes=f["psum_bytes_per_partition"],
+        psum_bank_bytes=f["psum_bank_bytes_per_partition"],
+        sbuf_bytes=f["sbuf_bytes_per_partition"],
+        free_dims=f["access_free_dims"],
+        dim_size_max=f["access_dim_size_max"],
+        dim_stride_max=f["access_dim_stride_max"],
+        free_elements_sbuf=f["access_elements_sbuf"],
+        free_elements_psum=f["access_elements_psum"],
+        semaphores=f["semaphores"],
+    )
+
+
+def _target(name: str, core: Mapping[str, Any], facts: Mapping[str, Fact], digest: str) -> Target:
+    f = _values(facts)
+    cores_per_chip = f["physical_cores_per_chip"]
+    reserve_mb = f["model_code_overhead_mb_per_physical_core"] + f["dma_ring_reserve_mb_per_core"]
+    return Target(
+        name=name,
+        core=_core(core, f),
+        chips=f["chips_per_instance"],
+        cores_per_chip=cores_per_chip,
+        allowed_lnc=tuple(f["allowed_lnc"]),
+        hbm_bytes_per_core=int(f["hbm_gib_per_chip"] * 2**30) // cores_per_chip,
+        hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
+        reserve_bytes_per_core=reserve_mb * 10**6,
+        published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,
+        topology=f["topology"],
+        shape=tuple(f["shape"]),
+        link_bytes_per_s=_link_rates(f),
+        efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
+        efa_devices=f["efa_devices"],
+        collectives=_collectives(f),
+        host_memory_bytes=int(f.get("host_memory_gib", 0) * 2**30),
+        host_link_bytes_per_s=f.get("host_link_gb_per_s", 0) * 1e9,
+        prices=_prices_of(facts),
+        digest=digest,
+    )
+
+
+def _link_rates(f: Mapping[str, Any]) -> tuple[float, ...]:
+    """Bytes per second of a link, one per side or domain."""
+    given = f["neuronlink_gb_per_s_per_link_per_direction"]
+    rates = given if isinstance(given, list) else [given] * len(f["shape"])
+    return tuple(rate * 1e9 for rate in rates)
+
+
+def _collectives(f: Mapping[str, Any]) -> CollectiveFacts:
+    return CollectiveFacts(
+        launch_ps=round(f["collective_launch_us"] * 1e6),
+        wire_ps=round(f["neuronlink_wire_us"] * 1e6),
+        efa_hop_ps=round(f["efa_hop_us"] * 1e6),
+        mesh=f["collective_mesh"],
+        mesh_max_bytes=f["mesh_max_bytes"],
+        rdh_max_bytes=f["rdh_max_bytes"],
+        kangaring=f["kangaring"],
+        flat_ring_min_bytes=f["flat_ring_min_bytes"],
+    )

@@ -1,0 +1,225 @@
+"""Addresses of on-chip tiles: every tile of a region gets its bytes of SBUF or its banks of PSUM.
+
+Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a
+tile lives from its first to its last use inside the body of the loop it rotates with.
+`engine_order.py` orders what shares memory, and `overlaps` checks the result without knowing how it
+was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardwright.compiler.diagnostics import CapacityError
+from shardwright.compiler.isa.program import Instr, Loop, Region, Space, Tile
+from shardwright.compiler.machine.target import Limits
+
+# inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
+# point of its curve)
+_ALIGN_BYTES = 64
+_SMALL_SHARE = 6  # of SBUF for tiles that share with nobody (our choice)
+_ALWAYS = 1 << 30  # after every element of a body
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Where a tile is used: the body it belongs to (element indices from the top) and elements
+    first..last of it.
+    """
+
+    home: Path
+    first: int
+    last: int
+
+    def meets(self, other: Life) -> bool:
+        """Whether both can hold values at the same time."""
+        if self.home == other.home:
+            return self.first <= other.last and other.first <= self.last
+        depth = 0
+        shared = min(len(self.home), len(other.home))
+        while depth < shared and self.home[depth] == other.home[depth]:
+            depth += 1
+        a, b = self._within(depth), other._within(depth)
+        return a[0] <= b[1] and b[0] <= a[1]
+
+    def _within(self, depth: int) -> tuple[int, int]:
+        """First and last element at a body `depth` levels down the home path."""
+        if len(self.home) > depth:
+            return self.home[depth], self.home[depth]
+        return self.first, self.last
+
+
+def allocate(region: Region, limits: Limits) -> None:
+    """Set the address of every tile of `region`.
+
+    Raises CapacityError (SW_SBUF_CAPACITY, SW_PSUM_CAPACITY) naming region, tile and limit.
+    """
+    lives = lifetimes(region)
+    for space in (Space.SBUF, Space.PSUM):
+        numbers = [n for n, t in enumerate(region.tiles) if t.space is space]
+        if not _side_by_side(region.tiles, numbers, space, limits):
+            _share(region, numbers, lives, space, limits)
+
+
+def lifetimes(region: Region) -> list[Life]:
+    """Life of every tile; a tile nobody touches lives nowhere (an empty range)."""
+    homes: dict[int, Path] = {-1: ()}
+    uses: list[list[Path]] = [[] for _ in region.tiles]
+    for path, item in _paths(region.body, ()):
+        if isinstance(item, Loop):
+            homes[item.register] = path
+        else:
+            for number in touched(item):
+                uses[number].append(path)
+    lives = []
+    for tile, paths in zip(region.tiles, uses, strict=True):
+        home = homes[tile.loop] if paths else ()
+        elements = [p[len(home)] for p in paths]
+        lives.append(Life(home, min(elements, default=0), max(elements, default=-1)))
+    return lives
+
+
+def _paths(body: Sequence[Instr | Loop], prefix: Path) -> Iterator[tuple[Path, Instr | Loop]]:
+    for at, item in enumerate(body):
+        path = (*prefix, at)
+        yield path, item
+        if isinstance(item, Loop):
+            yield from _paths(item.body, path)
+
+
+def touched(instr: Instr) -> set[int]:
+    """Tiles an instruction reads or writes."""
+    return {p.buffer for p in (*instr.srcs, *instr.dsts) if p.space is not Space.HBM}
+
+
+def _size(tile: Tile, limits: Limits) -> int:
+    """Bytes to reserve, so that the next tile starts aligned."""
+    unit = limits.psum_bank_bytes if tile.space is Space.PSUM else _ALIGN_BYTES
+    return -(-tile.slots * tile.slot_bytes // unit) * unit
+
+
+def _capacity(space: Space, limits: Limits) -> int:
+    return limits.psum_bytes if space is Space.PSUM else limits.sbuf_bytes
+
+
+def _side_by_side(
+    tiles: Sequence[Tile], numbers: Sequence[int], space: Space, limits: Limits
+) -> bool:
+    """Place all tiles one after the other; False when they do not fit."""
+    if sum(_size(tiles[n], limits) for n in numbers) > _capacity(space, limits):
+        return False
+    address = 0
+    for n in numbers:
+        tiles[n].address = address
+        address += _size(tiles[n], limits)
+    return True
+
+
+def _share(
+    region: Region, numbers: Sequence[int], lives: Sequence[Life], space: Space, limits: Limits
+) -> None:
+    """Largest first, in turn through the memory, so that bytes are used again as late as possible,
+    and tiles that rotate have theirs for the whole loop, whose iterations overlap. Where that does
+    not fit, each at the lowest address.
+    """
+    whole = [
+        Life(life.home, 0, _ALWAYS) if tile.slots > 1 and life.last >= 0 else life
+        for life, tile in zip(lives, region.tiles, strict=True)
+    ]
+    for used, in_turn in ((whole, True), (whole, False)):
+        try:
+            _place(region, numbers, used, space, limits, in_turn)
+            return
+        except CapacityError:
+            continue
+    _place(region, numbers, lives, space, limits, in_turn=False)
+
+
+def _place(
+    region: Region,
+    numbers: Sequence[int],
+    lives: Sequence[Life],
+    space: Space,
+    limits: Limits,
+    in_turn: bool,
+) -> None:
+    """Each tile at an address free of tiles that live at the same time."""
+    cursor = 0
+    small, capacity = _small(region, numbers, space, limits) if in_turn else ([], 0)
+    capacity = capacity or _capacity(space, limits)
+    sizes = {n: _size(region.tiles[n], limits) for n in numbers}
+    placed: list[tuple[Life, tuple[int, int]]] = []
+    for n in sorted(set(numbers) - {*small}, key=lambda n: (-sizes[n], n)):
+        tile, size, life = region.tiles[n], sizes[n], lives[n]
+        taken = sorted([span for other, span in placed if life.meets(other)])
+        address = _first_gap(taken, size, cursor)
+        if address + size > capacity:
+            address = _first_gap(taken, size, 0)
+        if address + size > capacity:
+            raise _overflow(region, tile, address + size, capacity)
+        cursor = address + size if in_turn else 0
+        tile.address = address
+        placed.append((life, (address, address + size)))
+
+
+def _small(
+    region: Region, numbers: Sequence[int], space: Space, limits: Limits
+) -> tuple[list[int], int]:
+    """(small tiles, where they start): placed side by side at the end of SBUF, as sharing them
+    saves little and makes engines wait for each other.
+    """
+    end = _capacity(space, limits)
+    least = end - end // _SMALL_SHARE if space is Space.SBUF else end
+    found = []
+    for n in sorted(numbers, key=lambda n: (_size(region.tiles[n], limits), n)):
+        size = _size(region.tiles[n], limits)
+        if end - size < least:
+            break
+        end -= size
+        region.tiles[n].address = end
+        found.append(n)
+    return found, end
+
+
+def _first_gap(taken: Sequence[tuple[int, int]], size: int, address: int) -> int:
+    """The first address from `address` on with `size` bytes free; `taken` is sorted."""
+    for start, end in taken:
+        if start - address >= size:
+            break
+        address = max(address, end)
+    return address
+
+
+def _overflow(region: Region, tile: Tile, needed: int, capacity: int) -> CapacityError:
+    name = tile.space.value.upper()
+    return CapacityError(
+        f"SW_{name}_CAPACITY",
+        f"region {region.program.name}, tile {tile.name}: requires {needed} bytes of {name} per"
+        f" partition, the limit is {capacity}",
+        hint="a smaller sharded size or a smaller block of the region fits",
+    )
+
+
+def overlaps(region: Region) -> list[str]:
+    """Pairs of tiles that share bytes while both are alive: what `allocate` must never produce."""
+    lives = lifetimes(region)
+    found = []
+    for n, a in enumerate(region.tiles):
+        for m in range(n):
+            b = region.tiles[m]
+            apart = not share_bytes(a, b) or lives[n].last < 0 or lives[m].last < 0
+            if not apart and lives[n].meets(lives[m]):
+                found.append(f"{region.program.name}: tiles {b.name} and {a.name} overlap")
+    return found
+
+
+def share_bytes(a: Tile, b: Tile) -> bool:
+    """Whether two tiles have bytes in common."""
+    return a.space is b.space and a.address < end_address(b) and b.address < end_address(a)
+
+
+def end_address(tile: Tile) -> int:
+    """The first byte behind all slots of a tile that has its address."""
+    return tile.address + tile.slots * tile.slot_bytes

@@ -1,0 +1,251 @@
+"""Order between the regions of a physical core: a function's regions follow each other without a
+barrier wherever no collective and no loaded register is between them.
+
+An instruction waits for queues that have yet to finish an earlier region when that region stores
+what it loads, touches the memory it stores to, or uses the on-chip bytes it overwrites. So loads
+of the next region begin while this one is at work, as soon as their bytes are free. Tiles of a
+region lie at the end of the memory or at its start, wherever fewer bytes are still in use. L0
+checks the result with a race detector that knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.compiler.codegen.in_place import root_of
+from shardwright.compiler.isa.program import (
+    AccessPattern,
+    Border,
+    Engine,
+    Instr,
+    Loop,
+    Region,
+    Space,
+    Tile,
+)
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.machine.target import Limits
+
+QUEUES = tuple(Engine)
+_NUMBER = {engine: number for number, engine in enumerate(QUEUES)}
+_UNIT_BYTES = 64  # on-chip memory is looked at in pieces of this size, the alignment of tiles
+_SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
+
+
+def order_regions(
+    subgraphs: Sequence[Sequence[Region]], tensors: Sequence[Tensor], limits: Limits
+) -> None:
+    """Set the borders of regions and instructions; moves tiles as a whole. Physical cores of one
+    logical core meet at every collective.
+    """
+    steps = zip(*subgraphs, strict=True)
+    kinds = [{region.program.kind for region in regions} for regions in steps]
+    for regions in subgraphs:
+        past, order = _Past(tensors, limits), _Order()
+        for number, region in enumerate(regions):
+            if kinds[number] - {"compute", "idle"}:
+                past.clear()
+            elif region.program.kind == "compute":
+                if past.is_empty:
+                    order = _Order()
+                else:
+                    _turn(region, past, number, limits)
+                order.pass_through(region, past, number)
+                past.add(region, number)
+
+
+def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
+    """Turn the tiles of `region` upside down where fewer bytes of the region before are met."""
+    sizes = {
+        Space.SBUF: (limits.sbuf_bytes, _UNIT_BYTES),
+        Space.PSUM: (limits.psum_bytes, limits.psum_bank_bytes),
+    }
+    for space, (capacity, unit) in sizes.items():
+        tiles = [tile for tile in region.tiles if tile.space is space]
+        turned = [capacity - -(-_end(tile) // unit) * unit for tile in tiles]
+        now = sum(past.met(space, tile.address, _end(tile), number) for tile in tiles)
+        then = sum(
+            past.met(space, address, address + tile.slots * tile.slot_bytes, number)
+            for tile, address in zip(tiles, turned, strict=True)
+        )
+        if then < now:
+            for tile, address in zip(tiles, turned, strict=True):
+                tile.address = address
+
+
+def _end(tile: Tile) -> int:
+    return tile.address + tile.slots * tile.slot_bytes
+
+
+Known = list[int]  # per queue the last region known to be finished there
+
+
+class _Order:
+    """What every queue knows of the others, region after region, and the borders that it takes."""
+
+    def __init__(self) -> None:
+        self.known: list[Known] = [[-1] * len(QUEUES) for _ in QUEUES]
+        self.ends: dict[int, list[Known]] = {}  # by region, what each queue knows behind it
+
+    def pass_through(self, region: Region, past: _Past, number: int) -> None:
+        """Walk through `region`, every loop once: nothing that later turns of a loop wait for is
+        older than what the first one waits for. A region behind a barrier needs no borders.
+        """
+        tokens = [deque([[-1] * len(QUEUES)] * count) for count in region.tokens]
+        borders: dict[Border, int] = {}
+        for queue, known in enumerate(self.known):
+            known[queue] = number - 1
+        for instr, trips in _walk(region.body, {}):
+            known, instr.borders = self.known[_NUMBER[instr.engine]], ()
+            for semaphore in instr.waits:
+                _learn(known, tokens[semaphore].popleft())
+            if not past.is_empty:
+                for queue, last in self._taken(known, past.needed(instr, region.tiles, trips)):
+                    border = Border(QUEUES[queue], number - last)
+                    instr.borders += (borders.setdefault(border, len(borders)),)
+                    _learn(known, self.ends[last][queue])
+            for semaphore in instr.signals:
+                tokens[semaphore].append(list(known))
+        region.borders = None if past.is_empty else tuple(borders)
+        self.ends[number] = [list(known) for known in self.known]
+        for queue, known in enumerate(self.ends[number]):
+            known[queue] = number
+
+    def _taken(self, known: Known, needed: Sequence[int]) -> list[tuple[int, int]]:
+        """(queue, region) of what is needed that is neither known nor implied by the others."""
+        wanted = [(q, last) for q, last in enumerate(needed) if last > known[q]]
+        taken = list(wanted)
+        for queue, last in wanted:
+            others = [self.ends[region][q] for q, region in taken if q != queue]
+            if any(other[queue] >= last for other in others):
+                taken.remove((queue, last))
+        return taken
+
+
+def _learn(known: Known, more: Known) -> None:
+    known[:] = map(max, known, more)
+
+
+def _walk(
+    body: Sequence[Instr | Loop], trips: Mapping[int, int]
+) -> Iterator[tuple[Instr, Mapping[int, int]]]:
+    """Instructions in program order with the trips of the loops around them, by register."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _walk(item.body, {**trips, item.register: item.trip})
+        else:
+            yield item, trips
+
+
+@dataclass(slots=True)
+class _Touched:
+    """Bytes low..high-1 of a memory, which `queue` last touches in `region`."""
+
+    low: int
+    high: int
+    queue: int
+    writes: bool
+    region: int
+
+
+@dataclass(slots=True)
+class _Past:
+    """What the regions since the last barrier have touched, by queue and latest region."""
+
+    tensors: Sequence[Tensor]
+    limits: Limits
+    is_empty: bool = True
+    hbm: dict[int, list[_Touched]] = field(default_factory=dict)
+    on_chip: dict[Space, np.ndarray] = field(default_factory=dict)  # [queue, unit]
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """A barrier: everything has finished."""
+        self.is_empty = True
+        self.hbm = {}
+        sizes = {Space.SBUF: self.limits.sbuf_bytes, Space.PSUM: self.limits.psum_bytes}
+        self.on_chip = {
+            space: np.full((len(QUEUES), size // _UNIT_BYTES), -1) for space, size in sizes.items()
+        }
+
+    def met(self, space: Space, low: int, high: int, number: int) -> int:
+        """Units of an on-chip memory that the region before region `number` has touched."""
+        return int((self._units(space, low, high).max(axis=0, initial=-1) == number - 1).sum())
+
+    def needed(self, instr: Instr, tiles: Sequence[Tile], trips: Mapping[int, int]) -> list[int]:
+        """Per queue the last region that it must have finished; -1 for none."""
+        found = [-1] * len(QUEUES)
+        for pattern, writes in _operands(instr):
+            if pattern.space is Space.HBM:
+                for use in self._clashing(instr, pattern, writes, trips):
+                    found[use.queue] = max(found[use.queue], use.region)
+            elif writes:
+                tile = tiles[pattern.buffer]
+                units = self._units(pattern.space, tile.address, _end(tile))
+                found = list(map(max, found, units.max(axis=1).tolist()))
+        return found
+
+    def add(self, region: Region, number: int) -> None:
+        """Note what a region touches."""
+        self.is_empty = False
+        for instr, trips in _walk(region.body, {}):
+            queue = _NUMBER[instr.engine]
+            for pattern, writes in _operands(instr):
+                if pattern.space is Space.HBM:
+                    self._touch(number, queue, writes, self._reach(instr, pattern, trips))
+                else:
+                    tile = region.tiles[pattern.buffer]
+                    self._units(pattern.space, tile.address, _end(tile))[queue] = number
+
+    def _units(self, space: Space, low: int, high: int) -> np.ndarray:
+        return self.on_chip[space][:, low // _UNIT_BYTES : -(-high // _UNIT_BYTES)]
+
+    def _touch(self, number: int, queue: int, writes: bool, at: tuple[int, int, int]) -> None:
+        memory, low, high = at
+        known = self.hbm.setdefault(memory, [])
+        for use in known:
+            if (use.low, use.high, use.queue, use.writes) == (low, high, queue, writes):
+                use.region = number
+                return
+        known.append(_Touched(low, high, queue, writes, number))
+
+    def _clashing(
+        self, instr: Instr, pattern: AccessPattern, writes: bool, trips: Mapping[int, int]
+    ) -> Iterator[_Touched]:
+        memory, low, high = self._reach(instr, pattern, trips)
+        for use in self.hbm.get(memory, ()):
+            if use.low < high and low < use.high and (writes or use.writes):
+                yield use
+
+    def _reach(
+        self, instr: Instr, pattern: AccessPattern, trips: Mapping[int, int]
+    ) -> tuple[int, int, int]:
+        """(memory, first byte, end byte) of all that an instruction touches through a pattern."""
+        tensor = self.tensors[pattern.buffer]
+        low, high = 0, math.prod(tensor.shape) - 1
+        terms = pattern.offset.terms
+        if instr.opcode == "dma" and all(register in trips for register, _ in terms):
+            ends = [c * (trips[register] - 1) for register, c in terms]
+            ends += [stride * (size - 1) for stride, size in pattern.dims]
+            low = pattern.offset.const + sum(min(0, end) for end in ends)
+            high = pattern.offset.const + sum(max(0, end) for end in ends)
+        is_scratch = tensor.kind == "scratch"
+        start = tensor.offset_bytes if is_scratch else 0
+        memory = _SCRATCH if is_scratch else root_of(self.tensors, pattern.buffer)
+        item = tensor.dtype.bytes
+        return memory, start + low * item, start + (high + 1) * item
+
+
+def _operands(instr: Instr) -> Iterator[tuple[AccessPattern, bool]]:
+    """The patterns of an instruction, and whether it writes them."""
+    for pattern in instr.srcs:
+        yield pattern, False
+    for pattern in instr.dsts:
+        yield pattern, True

@@ -1,0 +1,1 @@
+"""What knows nothing of compiling: intervals, walks, rules for data from files, child processes."""

@@ -1,0 +1,1 @@
+"""How long compiled code takes on one core: its instructions through the queues of its engines."""

@@ -1,0 +1,441 @@
+"""Time of compiled functions on one core: instruction costs at given rates, evaluated by
+`max_plus.py`.
+
+Shares scale what a core contends for, the rate of the DMA queues and the HBM bandwidth; code is
+costed once for any number of them. Busy times and bytes are sums over the code; only clocks need
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
+from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.machine.target import PS_PER_S, CoreModel, Target
+from shardwright.compiler.timing.chain import DMA, Chain
+from shardwright.compiler.timing.max_plus import QUEUE, Timed, TimedLoop, timed_loop
+
+_TOKENS = ("wait", "signal")
+_EVENTS = ("collective_start", "collective_wait")
+_COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+
+JUDGED_RECOVERY = 0.5
+"""Part of a region's stalls that its neighbours are taken to fill when code is chosen: the middle
+of what they may do (our choice, docs/design/0061). At 0 code wins that waits less and works more,
+which a step that fills stalls pays for; at 1 code that only waits costs nothing.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTime:
+    """One region: duration, busy time per engine, time with any compute engine busy, bytes through
+    HBM; `lone_ps` of the duration one physical core works while the other has no part in it."""
+
+    name: str
+    duration_ps: int
+    busy_ps: Mapping[str, int]
+    compute_ps: int
+    hbm_bytes: int
+    lone_ps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a function between collective events.
+
+    kind `compute`: regions back to back. kind `start` and `wait`: collective number `collective` of
+    the function.
+    """
+
+    kind: str
+    duration_ps: int = 0
+    compute_ps: int = 0
+    busy_ps: Mapping[str, int] = field(default_factory=dict)
+    hbm_bytes: int = 0
+    collective: int = -1
+    regions: tuple[RegionTime, ...] = ()
+
+    @property
+    def lone_ps(self) -> int:
+        """Time in which one physical core has no part in what the other one does."""
+        return sum(r.lone_ps for r in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of what a core contends for: the rate of its DMA queues, and its bandwidth of HBM."""
+
+    dma: float = 1.0
+    hbm: float = 1.0
+
+
+class _Costs:
+    """A region's code with its costs at several shares, and what it adds up to at each, whatever
+    waits for what. Only DMA differs between shares. `recorded`: intervals of compute engines are
+    kept at the first.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        tensors: Sequence[Tensor],
+        target: Target,
+        points: Sequence[Shares],
+        recorded: bool,
+    ) -> None:
+        self.region, self.tensors, self.core = region, tensors, target.core
+        rate = target.hbm_bytes_per_s_per_core
+        self.rates = [(point.dma, rate * point.hbm) for point in points]
+        self.recorded = recorded
+        self.busy = [dict.fromkeys(Engine, 0) for _ in points]
+        self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
+        self.hbm_bytes = 0
+
+    def bodies(
+        self, items: Sequence[Instr | Loop], times: int = 1
+    ) -> list[list[Timed | TimedLoop]]:
+        """Instructions and loops that run `times` times with their costs, per point."""
+        out: list[list[Timed | TimedLoop]] = [[] for _ in self.rates]
+        for item in items:
+            if isinstance(item, Loop):
+                loops = _loops(item.trip, self.bodies(item.body, times * item.trip))
+                for body, loop in zip(out, loops, strict=True):
+                    body.append(loop)
+                continue
+            is_move = item.engine in DMA and item.opcode not in _TOKENS
+            costed = self._dma(item, times) if is_move else self._compute(item, times)
+            for body, timed in zip(out, costed, strict=True):
+                body.append(timed)
+        return out
+
+    def _dma(self, instr: Instr, times: int) -> list[Timed]:
+        queue, fixed = QUEUE[instr.engine], self.core.dma_fixed_ps
+        whole = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        moved = _hbm_bytes(instr, self.tensors)
+        out = []
+        for n, (share, bytes_per_s) in enumerate(self.rates):
+            interval = max(round(whole / share), round(moved / bytes_per_s * PS_PER_S))
+            self.busy[n][instr.engine] += times * interval
+            self.moves[n].append(interval)
+            out.append(
+                Timed(queue, interval, fixed, instr.waits, instr.signals, False, instr.borders)
+            )
+        self.hbm_bytes += times * moved
+        return out
+
+    def _compute(self, instr: Instr, times: int) -> list[Timed]:
+        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
+        if instr.opcode in _TOKENS:
+            bare = Timed(queue, 0, 0, waits, signals, False, instr.borders)
+            return [bare] * len(self.rates)
+        interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        cycles = self.core.compute_latency_cycles
+        latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
+        latency += self.core.semaphore_ps if signals else 0
+        for busy in self.busy:
+            busy[instr.engine] += times * interval
+        first = Timed(queue, interval, latency, waits, signals, self.recorded, instr.borders)
+        later = first._replace(recorded=False)
+        return [first, *[later] * (len(self.rates) - 1)]
+
+    def time(self, point: int, body: Sequence[Timed | TimedLoop], chain: Chain) -> RegionTime:
+        """The region at one point, as the next of `chain`: by how much it moves the end."""
+        busy = self.busy[point]
+        duration, recorded = chain.run(self.region, body, sum(busy[e] for e in DMA))
+        of_engines = {e.value: t for e, t in busy.items() if t}
+        compute = min(duration, recorded)
+        return RegionTime(self.region.program.name, duration, of_engines, compute, self.hbm_bytes)
+
+    def busiest_ps(self, point: int) -> int:
+        """Busy time of the busiest engine; loads and stores are one."""
+        busy = self.busy[point]
+        return max(sum(busy[e] for e in DMA), *(busy[e] for e in _COMPUTE))
+
+
+def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime:
+    """A region whose duration above that of the busiest engine neighbours fill as far as the core's
+    `stall_recovery` says.
+    """
+    stall = max(0, time.duration_ps - busiest_ps)
+    duration = time.duration_ps - round(core.stall_recovery * stall)
+    return replace(time, duration_ps=duration, compute_ps=min(duration, time.compute_ps))
+
+
+def _loops(trip: int, bodies: Sequence[Sequence[Timed | TimedLoop]]) -> list[TimedLoop]:
+    """A loop around each of the bodies, which differ in costs alone."""
+    first = timed_loop(trip, bodies[0])
+    return [first, *(first._replace(body=tuple(body)) for body in bodies[1:])]
+
+
+def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
+    """Bytes an instruction reads from and writes to HBM."""
+    moved = 0
+    for pattern in (instr.dst, *instr.srcs):
+        if pattern is not None and pattern.space is Space.HBM:
+            elements = 1
+            for size in instr.dst.shape if instr.dst else ():
+                elements *= size
+            moved += elements * tensors[pattern.buffer].dtype.bytes
+    return moved
+
+
+def instr_cost(
+    instr: Instr, region: Region, tensors: Sequence[Tensor], target: Target
+) -> tuple[int, int]:
+    """(initiation interval, latency after it) of one instruction that signals; ps."""
+    costs = _Costs(region, tensors, target, (Shares(),), recorded=False)
+    ((timed,),) = costs.bodies((replace(instr, signals=(0,)),))
+    assert isinstance(timed, Timed)
+    return timed.interval_ps, timed.latency_ps
+
+
+def region_times(
+    region: Region,
+    tensors: Sequence[Tensor],
+    target: Target,
+    points: Sequence[Shares],
+    recorded: bool = True,
+) -> list[RegionTime]:
+    """Time of one region from barrier to barrier at every point. `compute_ps` is that of the first
+    and of points that cost the same, if `recorded`; else 0.
+    """
+    costs = _Costs(region, tensors, target, points, recorded)
+    known: dict[tuple[int, ...], RegionTime] = {}
+    out = []
+    for point, body in enumerate(costs.bodies(region.body)):
+        key = tuple(costs.moves[point])
+        if key not in known:
+            alone = costs.time(point, body, Chain(target.core.semaphore_ps))
+            known[key] = _recovered(alone, costs.busiest_ps(point), target.core)
+        out.append(known[key])
+    return out
+
+
+def region_time(
+    region: Region, tensors: Sequence[Tensor], target: Target, recorded: bool = True
+) -> RegionTime:
+    """Time of one region that shares nothing; `compute_ps` is 0 unless `recorded`."""
+    return region_times(region, tensors, target, (Shares(),), recorded)[0]
+
+
+def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
+    """How long a region is judged to take by those who choose between codes and merges: beside
+    neighbours that fill `JUDGED_RECOVERY` of its stalls.
+    """
+    core = replace(target.core, stall_recovery=JUDGED_RECOVERY)
+    return region_time(region, tensors, replace(target, core=core), recorded=False).duration_ps
+
+
+def function_segments(
+    function: Function, target: Target, recorded: bool = True
+) -> tuple[Segment, ...]:
+    """The function as compute stretches between collective starts and waits; `recorded` as in
+    `region_time`.
+    """
+    return segments_at(function, target, (Shares(),), recorded)[0]
+
+
+def segments_at(
+    function: Function, target: Target, points: Sequence[Shares], recorded: bool = True
+) -> list[tuple[Segment, ...]]:
+    """`function_segments` at every point; `recorded` as in `region_times`.
+
+    Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
+    duration is that of the slower one.
+    """
+    steps = list(zip(*function.subgraphs, strict=True))
+    coded = []
+    for regions in steps:
+        bank = _bank_share(regions)
+        shared = [replace(point, hbm=point.hbm * bank) for point in points]
+        coded.append([_Coded.of(r, function.tensors, target, shared, recorded) for r in regions])
+    known: dict[object, tuple[Segment, ...]] = {}
+    out = []
+    for point in range(len(points)):
+        key = tuple([code.key(point) for cores in coded for code in cores])
+        if key not in known:
+            known[key] = _segments(steps, coded, point, target.core)
+        out.append(known[key])
+    return out
+
+
+def _segments(
+    steps: Sequence[Sequence[Region]],
+    coded: Sequence[Sequence[_Coded]],
+    point: int,
+    core: CoreModel,
+) -> tuple[Segment, ...]:
+    """Regions of every physical core at one point as segments."""
+    out: list[Segment] = []
+    pending = _Cores(core, len(steps[0]) if steps else 1)
+    for number, (regions, codes) in enumerate(zip(steps, coded, strict=True)):
+        first = regions[0].program
+        if first.kind in _EVENTS:
+            out += joined(pending.taken(number + 1))
+            kind = first.kind.removeprefix("collective_")
+            out.append(Segment(kind, collective=first.attrs["collective"]))
+        else:
+            pending.add(regions, codes, point)
+    return tuple(out + joined(pending.taken(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpan:
+    """An engine in a region: from when to when since the last collective, and how long it is busy
+    in between.
+    """
+
+    begin_ps: int
+    end_ps: int
+    busy_ps: int
+
+
+def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, EngineSpan]]]:
+    """Per region of every physical core what its engines do when, if the core shares nothing; empty
+    for regions without code. Times are those of the queues alone (`stall_recovery` left out).
+    """
+    pending = _Cores(target.core, len(function.subgraphs))
+    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
+        if regions[0].program.kind in _EVENTS:
+            pending.taken(number + 1)
+            yield [{} for _ in regions]
+            continue
+        shared = (Shares(hbm=_bank_share(regions)),)
+        codes = [_Coded.of(r, function.tensors, target, shared, False) for r in regions]
+        pending.add(regions, codes, 0)
+        yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
+
+
+def _spans(code: _Coded, chain: Chain) -> dict[str, EngineSpan]:
+    """What engines did in the last region of a chain, which is that of `code`."""
+    if code.costs is None:
+        return {}
+    (busy,) = code.costs.busy
+    return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
+
+
+def _bank_share(regions: Sequence[Region]) -> int:
+    """Physical cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): a core
+    whose partner is idle has all of its bandwidth (inferred).
+    """
+    return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A region with its costs, and its code at every point; no costs where it has no code."""
+
+    region: Region
+    costs: _Costs | None = None
+    bodies: Sequence[Sequence[Timed | TimedLoop]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        region: Region,
+        tensors: Sequence[Tensor],
+        target: Target,
+        points: Sequence[Shares],
+        recorded: bool,
+    ) -> _Coded:
+        """Of a region of any kind."""
+        if region.program.kind != "compute":
+            return cls(region)
+        costs = _Costs(region, tensors, target, points, recorded)
+        return cls(region, costs, costs.bodies(region.body))
+
+    def key(self, point: int) -> object:
+        """Equal for points at which it costs the same."""
+        return tuple(self.costs.moves[point]) if self.costs else ()
+
+    def run(self, point: int, chain: Chain, core: CoreModel) -> RegionTime:
+        """Its time as the next of `chain`."""
+        if self.costs is not None:
+            return self.costs.time(point, self.bodies[point], chain)
+        name = self.region.program.name
+        if self.region.program.kind == "idle":
+            chain.skip()
+            return RegionTime(name, 0, {}, 0, 0)
+        chain.rest(core.dma_fixed_ps)  # register_load
+        return RegionTime(name, core.dma_fixed_ps, {}, 0, 4)
+
+
+class _Cores:
+    """The clocks of the physical cores between two collectives, and what they did together.
+
+    Every physical core runs its regions in order; a region that waits for the other core starts
+    after it, one semaphore later.
+    """
+
+    def __init__(self, core: CoreModel, cores: int) -> None:
+        self.core, self.cores = core, cores
+        self._begin(0)
+
+    def add(self, regions: Sequence[Region], codes: Sequence[_Coded], point: int) -> None:
+        """One region of every core."""
+        before = self._now()
+        times = []
+        for number, code in enumerate(codes):
+            awaited = code.region.after - self.first
+            if awaited > 0:
+                other = self.ends[1 - number][awaited - 1]
+                self.chains[number].hold(other + self.core.semaphore_ps)
+            times.append(code.run(point, self.chains[number], self.core))
+        for ends, chain in zip(self.ends, self.chains, strict=True):
+            ends.append(chain.end_ps)
+        together = _together(times, self._now() - before)
+        if busiest := [code.costs.busiest_ps(point) for code in codes if code.costs]:
+            together = _recovered(together, max(busiest), self.core)
+        lone = any(r.program.kind == "idle" for r in regions)
+        self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
+
+    def taken(self, first: int) -> list[RegionTime]:
+        """Everything so far; both cores are at the same point then. `first` is the next region."""
+        found = self.times
+        self._begin(first)
+        return found
+
+    def _begin(self, first: int) -> None:
+        self.first = first  # number of the first region of the stretch
+        self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
+        self.ends: list[list[int]] = [[] for _ in range(self.cores)]  # of the regions of each core
+        self.times: list[RegionTime] = []
+
+    def _now(self) -> int:
+        return max(chain.end_ps for chain in self.chains)
+
+
+def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
+    """One region of every core as one. Halves run the same code side by side, so the time with any
+    compute engine busy is that of the busier one.
+    """
+    busy: dict[str, int] = {}
+    for time in times:
+        for engine, ps in time.busy_ps.items():
+            busy[engine] = busy.get(engine, 0) + ps
+    compute = min(duration_ps, max(t.compute_ps for t in times))
+    return RegionTime(times[0].name, duration_ps, busy, compute, sum(t.hbm_bytes for t in times))
+
+
+def joined(regions: Sequence[RegionTime]) -> list[Segment]:
+    """Regions back to back as a compute segment; none of no regions."""
+    if not regions:
+        return []
+    busy: dict[str, int] = {}
+    for region in regions:
+        for engine, ps in region.busy_ps.items():
+            busy[engine] = busy.get(engine, 0) + ps
+    return [
+        Segment(
+            "compute",
+            sum(r.duration_ps for r in regions),
+            sum(r.compute_ps for r in regions),
+            busy,
+            sum(r.hbm_bytes for r in regions),
+            -1,
+            tuple(regions),
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Verbs of the command that need no job."""

@@ -1,0 +1,1 @@
+"""What users say: job files, flags, models, machines' settings, prices."""

@@ -1,0 +1,240 @@
+"""Flags that describe a job, for every verb that takes one: common keys by a name of their own, any
+key by `--set`, and the environment below them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.frontend.models.presets import preset_names
+from shardwright.orchestrator.compile import cc_flags
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.arguments import with_values
+from shardwright.orchestrator.config.model import MODELS
+from shardwright.orchestrator.terminal.terminal import say
+
+File = TypeVar("File", bound=Path | None)
+
+_FLAGS = {
+    "recipe": (
+        "model.recipe",
+        "a published run as the job: model, layout, batches, software (docs/validation.md)",
+    ),
+    "strategy": ("strategy.name", "distribution strategy"),
+    "target": ("cluster.target", "instance type, or a JSON file"),
+    "instances": ("cluster.instances", "number of instances"),
+    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore; 0: as the machine has them"),
+    "placement": ("cluster.placement", "a name, or the axes from outermost to innermost"),
+    "profile": ("cluster.profile", "machine rates"),
+    "executor": ("run.executor", "where units run"),
+    "workers": ("run.workers", "worker processes or Ray actors"),
+    "hosts": ("run.hosts", "processes or Ray actors that hold the cores of the value run"),
+    "checkpoint-every": ("run.checkpoint_every", "steps between checkpoints of the value run"),
+    "progress": ("run.progress", "progress on stderr"),
+    "events": ("output.events", "append JSON lines about units to this file"),
+    "steps": ("run.steps", "optimizer steps of the value run"),
+    "seed": ("run.seed", "seed of parameters and batches"),
+    "seq-len": ("model.seq_len", "tokens per sample"),
+    "dtype": ("model.dtype", "compute type; auto: as the model says"),
+    "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
+    "global-batch": ("strategy.global_batch", "samples per optimizer step"),
+    "global-batch-tokens": ("strategy.global_batch_tokens", "the same in tokens, for example 4Mi"),
+    "remat": ("strategy.remat", "recomputation of activations"),
+    "tokens": ("goal.tokens", "tokens to train on, for example 1T: how long, for how much"),
+    "deadline": ("goal.deadline", "the time there is for them, for example 30d"),
+    "budget": ("goal.budget", "the dollars there are for them, for example 2M"),
+    "price": (
+        "price.usd_per_hour",
+        "your own dollars per instance hour: 21.5, or MACHINE=9,...",
+    ),
+    "price-kind": ("price.kind", "which published price: on-demand (default) or capacity-block"),
+    "tries": ("run.tries", "changes that plan tries and reports; auto: two, if time allows"),
+    "out": ("output.dir", "output directory; of plan report.json and report.html"),
+}
+_ALIASES = {"lnc": ("logical-nc-config",)}
+_SWITCHES: dict[str, tuple[str, bool, str]] = {
+    "hypothetical": (
+        "cluster.hypothetical",
+        True,
+        "allow logical NeuronCores the machine cannot have",
+    ),
+    "fresh": ("cache.fresh", True, "ask anew: what is stored is no answer, and is replaced"),
+    "resume": ("run.resume", True, "go on from the last checkpoint in the output directory"),
+    "no-compare": ("run.compare", False, "values without the unsharded step beside them"),
+}
+_AXES = tuple(axis.name for axis in dataclasses.fields(config.MeshConfig))
+_KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
+
+
+def add_job_flags(parser: argparse.ArgumentParser) -> None:
+    """Everything that says which job is meant, except its file."""
+    parser.add_argument(
+        "--model",
+        help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
+        f" .mlir, ...), or a preset: {', '.join(preset_names())}",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=SIZE,...",
+        help="the whole mesh, for example dp_replicate=2,dp_shard=16; one size may be auto. Axes:"
+        f" {', '.join(_AXES)}",
+    )
+    usual = config.JobConfig()
+    for flag, (key, text) in _FLAGS.items():
+        spellings = (flag, *_ALIASES.get(flag, ()))
+        names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
+        table, _, name = key.partition(".")
+        default = getattr(getattr(usual, table), name)
+        words = config.words_of(key)
+        shown = default if words and str(default) in words else None  # else it is told in words
+        parser.add_argument(
+            *names, dest=key, metavar=name.upper(), help=with_values(text, words, shown)
+        )
+    for flag, (key, value, text) in _SWITCHES.items():
+        parser.add_argument(f"--{flag}", dest=key, action="store_const", const=value, help=text)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of [faults]: slow_cores=5:1.3, dead_cores=17, slow_links=0/3-7:0.5, jitter=0.1",
+    )
+
+
+def job_config(
+    args: argparse.Namespace, changes: Mapping[str, Any] | None = None
+) -> config.JobConfig:
+    """The job that the arguments of a verb with `add_job_flags` describe, with `changes` of its
+    keys on top."""
+    return job_configs(args, [args.job], changes=changes)[args.job]
+
+
+def job_configs(
+    args: argparse.Namespace,
+    files: Sequence[File],
+    on_cluster: bool = False,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[File, config.JobConfig]:
+    """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
+    environment has to say is said once, for the jobs without changes."""
+    flags = _given(args)
+    environment = cc_flags.job_tables(os.environ)
+    for notice in environment.notices if changes is None else ():
+        say(notice.render(), err=True)
+    flags.update(changes or {})
+    overrides = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
+    jobs = {file: config.load(file, overrides, flags, environment.tables) for file in files}
+    if on_cluster:
+        return jobs
+    return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say, by key; None where a flag is left out. `--model` takes the place of what
+    a file trains, but of no other flag's: two that name a model are refused like two keys."""
+    given = {key: getattr(args, key) for key in _KEYS}
+    model = {key: value for key, value in _model_flag(args.model).items() if not given.get(key)}
+    return given | model | _mesh_flag(args.mesh)
+
+
+def changed_keys(name: str, value: str) -> dict[str, Any]:
+    """The keys of a job that `name` sets to `value`: a key (`strategy.remat`), or what has a flag
+    (`remat`, `model`; `mesh` sets every axis).
+
+    Raises UsageError for anything else.
+    """
+    name = name.strip()
+    flag = name.replace("_", "-")
+    if flag == "model":
+        return _model_flag(value)
+    if flag == "mesh":
+        return {**_OPEN_MESH, **_mesh_flag(value)}
+    for given, (key, _) in _FLAGS.items():
+        if flag in (given, *_ALIASES.get(given, ())):
+            return {key: value}
+    table, dot, key = name.replace("-", "_").partition(".")
+    if not (table and dot and key):
+        names = ("model", "mesh", *_FLAGS)
+        raise UsageError(
+            "SW_USAGE",
+            f"a job has no key {name!r}",
+            None,
+            did_you_mean(flag, names, f"give table.key, or one of {', '.join(names)}"),
+        )
+    return {f"{table}.{key}": value}
+
+
+_OPEN_MESH = {f"mesh.{axis}": 0 for axis in _AXES}
+"""The mesh of a job that says nothing about it."""
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """What `--set` says. A mesh that is given whole takes the place of the file's before that."""
+    opened = [f"{axis}={size}" for axis, size in _OPEN_MESH.items() if args.mesh is not None]
+    return [*opened, *args.set]
+
+
+_LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
+
+
+def _model_flag(model: str | None) -> dict[str, str]:
+    if model is None:
+        return {}
+    kind, value = _model_key(model)
+    given = {f"model.{name}": "" for name in MODELS}
+    return given | {f"model.{kind}": value}
+
+
+def _model_key(model: str) -> tuple[str, str]:
+    """The key of `[model]` that `--model` means, and its value; paths are absolute."""
+    file, colon, function = model.rpartition(":")
+    if colon:
+        is_file = file.endswith(".py")
+        return "entry", f"{Path(file).resolve()}:{function}" if is_file else model
+    path = Path(model)
+    if _is_folder(path, model):
+        return "config", str((path / "config.json").resolve())
+    if model.endswith((".json", *_LOWERED)):
+        return "config" if model.endswith(".json") else "hlo", str(path.resolve())
+    return "preset", model
+
+
+def _is_folder(path: Path, model: str) -> bool:
+    """Whether a folder with a `config.json` is meant; a preset's name alone is the preset."""
+    from shardwright.compiler.frontend.models.presets import preset_names
+
+    if os.sep in model or model in (os.curdir, os.pardir):
+        return path.is_dir()
+    return (path / "config.json").is_file() and model not in preset_names()
+
+
+def _mesh_flag(mesh: str | None) -> dict[str, str]:
+    pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
+    bad = [axis for axis, equals, _ in pairs if not equals]
+    if bad:
+        hint = f"axes are {', '.join(_AXES)}"
+        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}", hint=hint)
+    return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+
+
+def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Words that say the same as the flags of `args` to a command that is given elsewhere: the
+    file of a model is named from `folder`, where the job file lies."""
+    given = _given(args)
+    for key in ("model.config", "model.hlo"):
+        if given.get(key):
+            given[key] = os.path.relpath(given[key], folder)
+    if os.path.isabs(entry := given.get("model.entry") or ""):
+        given["model.entry"] = os.path.relpath(entry, folder)
+    settings = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
+    settings += [f"{key}={value}" for key, value in given.items() if value is not None]
+    return [word for setting in settings for word in ("--set", setting)]

@@ -1,0 +1,271 @@
+"""The training task a job names: a preset, a Hugging Face `config.json`, the user's own
+function, or a lowered step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import site
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.frontend.task import entry_names
+from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.orchestrator.config.config import JobConfig
+
+if TYPE_CHECKING:
+    from shardwright.compiler.frontend.task import TrainTask
+
+MODELS = ("preset", "config", "entry", "hlo", "recipe")
+"""The keys of `[model]` that name one."""
+_DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+_CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
+"""`torch_dtype` of a config -> what its step computes in. Checkpoints in float16 are trained in
+bfloat16 on these machines."""
+
+
+def resolve_task(job: JobConfig) -> TrainTask:
+    """The task of `[model]`. Raises UsageError, as `check_named`."""
+    check_named(job)
+    model = job.model
+    if model.entry:
+        from shardwright.compiler.frontend.task import load_task
+
+        task = load_task(*entry_of(job), settings=own_settings(job))
+        return task if model.generator == "auto" else _drawn_by(task, model.generator)
+    if model.generator != "auto":
+        raise UsageError(
+            "SW_MODEL_SETTING",
+            f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
+            f" {model.preset or model.config or model.hlo or model.recipe}",
+            hint="leave the setting out: presets and configs draw nothing, and lowered steps and"
+            " recipes say themselves what draws",
+        )
+    return _ours(job)
+
+
+def _drawn_by(task: TrainTask, generator: str) -> TrainTask:
+    from shardwright.compiler.frontend.generator import drawn_by
+
+    return drawn_by(task, generator)
+
+
+def check_named(job: JobConfig) -> None:
+    """That exactly one of `MODELS` is given, an entry in its form. Raises UsageError."""
+    model = job.model
+    given = [name for name in MODELS if getattr(model, name)]
+    if len(given) != 1:
+        raise UsageError(
+            "SW_MODEL",
+            f"[model] requires exactly one of {', '.join(MODELS)}, got {given or 'none'}",
+            None,
+            "for example --model llama2-7b",
+        )
+    if model.entry:
+        entry_names(model.entry)
+
+
+def _ours(job: JobConfig) -> TrainTask:
+    """The task of a published run, a lowered step, a preset or a config."""
+    model = job.model
+    if model.recipe:
+        _refuse_settings(job, "a published run", ("model.seq_len", "strategy.remat"))
+        return _published(job)
+    if model.hlo:
+        from shardwright.compiler.frontend.module_task import module_task
+
+        _refuse_settings(job, "lowered", ("model.seq_len",))
+        return module_task(model_path(job), model.seq_len)
+    if model.preset:
+        from shardwright.compiler.frontend.models.presets import preset_task
+
+        return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
+    from shardwright.compiler.frontend.models.llama import train_task
+
+    path = model_path(job)
+    try:
+        return train_task(
+            read_config(path), seq_len=model.seq_len, name=_name(path), **_options(job)
+        )
+    except UsageError as error:
+        raise _in_file(error, path) from error
+
+
+_OF_OUR_STEPS = (
+    *("model.seq_len", "model.dtype", "model.optimizer", "model.learning_rate", "model.clip"),
+    "strategy.remat",
+)
+"""Keys that say how a step of ours is built; the user's own function may take them as arguments."""
+
+
+def own_settings(job: JobConfig) -> dict[str, Any]:
+    """What the job says about how its step is built, by key."""
+    usual, found = JobConfig(), {}
+    for key in _OF_OUR_STEPS:
+        table, _, name = key.partition(".")
+        value, default = (getattr(getattr(j, table), name) for j in (job, usual))
+        says_nothing = value in (0, "auto") and value == default
+        if not says_nothing and (key in job.given or value != default):
+            found[key] = value
+    return found
+
+
+def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
+    """Refuse what a step that is `what` cannot obey. Raises UsageError."""
+    instead = "lower the step again with it" if job.model.hlo else "take a preset or a config"
+    for key, value in own_settings(job).items():
+        if key not in obeyed:
+            raise UsageError(
+                "SW_MODEL_SETTING",
+                f"{key} = {value!r} requires a step that is built here, got"
+                f" {job.model.hlo or job.model.recipe}, which is {what}",
+                hint=f"leave the setting out, or {instead}",
+            )
+
+
+def _published(job: JobConfig) -> TrainTask:
+    """The step of a published run, for as many tensor-parallel ranks as the job has."""
+    from shardwright.orchestrator.validation.recipes import recipe
+    from shardwright.orchestrator.validation.tasks import task_of
+
+    own = recipe(job.model.recipe).workload
+    return task_of(
+        dataclasses.replace(
+            own,
+            tp=max(1, job.mesh.tp),
+            remat=job.strategy.remat,
+            seq_len=job.model.seq_len or own.seq_len,
+        ),
+        job.model.recipe,
+    )
+
+
+def entry_of(job: JobConfig) -> tuple[str, Path]:
+    """`module:function`, and the folder where the module is looked up first. A file of Python
+    (`folder/file.py:function`), relative to the job, is a module of its folder.
+    """
+    module, colon, function = job.model.entry.rpartition(":")
+    if not module.endswith(".py"):
+        return job.model.entry, Path(job.base)
+    path = Path(job.base) / module
+    if not path.is_file():
+        raise UsageError("SW_ENTRY", f"[model] entry requires a file {path}, there is none")
+    return f"{path.stem}{colon}{function}", path.parent
+
+
+def _name(path: Path) -> str:
+    """What a config is called: `config.json` has the name of its folder."""
+    path = path.resolve()
+    return (path.parent.name if path.name == "config.json" else path.stem) or "model"
+
+
+def _in_file(error: UsageError, path: Path) -> UsageError:
+    """The error, at the config if its values are at fault."""
+    if error.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
+        return error
+    found = error.diagnostic
+    return UsageError(found.code, found.message, Loc(str(path)), found.hint)
+
+
+def compute_type(job: JobConfig) -> str:
+    """The resolved `model.dtype`."""
+    if job.model.dtype != "auto":
+        return job.model.dtype
+    if job.model.recipe:
+        from shardwright.orchestrator.validation.recipes import recipe
+
+        is_short = recipe(job.model.recipe).workload.storage.activations == "bf16"
+        return "bfloat16" if is_short else "float32"
+    if not job.model.config:
+        return "bfloat16" if job.model.preset else "float32"
+    config = read_config(model_path(job))
+    return _CONFIG_TYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "float32")
+
+
+def _options(job: JobConfig) -> dict[str, Any]:
+    model = job.model
+    return {
+        "dtype": _DTYPES[compute_type(job)],
+        "optimizer": model.optimizer,
+        "clip": model.clip,
+        "lr": model.learning_rate,
+        "remat": job.strategy.remat,
+    }
+
+
+def model_path(job: JobConfig) -> Path:
+    """The file of `model.config` or `model.hlo`, relative to the job."""
+    return Path(job.base) / (job.model.config or job.model.hlo)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A `config.json`.
+
+    Raises UsageError when it cannot be read.
+    """
+    try:
+        data = parse_json(read_text(path))
+    except OSError as error:
+        raise UsageError(
+            "SW_MODEL", f"model.config: cannot read {path}: {error.strerror or error}"
+        ) from error
+    except ValueError as error:  # of JSON, or no text at all
+        raise UsageError("SW_MODEL", f"model.config: {path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UsageError("SW_MODEL", f"model.config: {path} requires a JSON object")
+    return data
+
+
+def model_key(job: JobConfig) -> Hashable:
+    """What the task of a job depends on, while this process lasts."""
+    files = tuple((path, path.read_bytes()) for path in source_files(job))
+    settings = tuple(own_settings(job).items()), job.strategy.remat
+    return job.model, *settings, job.mesh.tp if job.model.recipe else 0, job.base, files
+
+
+def source_files(job: JobConfig) -> Iterable[Path]:
+    """The user's files that `[model]` names: a config, a lowered step, the module of an entry and
+    the packages around it. What a module imports is known only once it is captured (`reads.py`).
+
+    Raises UsageError for a config that cannot be read.
+    """
+    if job.model.config:
+        path = model_path(job)
+        read_config(path)  # which says what is wrong with it
+        return [path]
+    if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
+        return [model_path(job)]
+    return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
+
+
+def entry_folders(job: JobConfig) -> set[Path]:
+    """The folder of a job and those of its entry, wherever they are."""
+    return {Path(job.base), *(path.parent for path in _entry_files(job))}
+
+
+def _entry_files(job: JobConfig) -> Iterator[Path]:
+    """The files of an entry's packages, and of its module."""
+    entry, folder = entry_of(job)
+    places: Sequence[str] | None = [str(folder), *sys.path]
+    for name in entry.partition(":")[0].split("."):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None:
+            return
+        if spec.origin:
+            yield Path(spec.origin)
+        places = spec.submodule_search_locations or ()
+
+
+def installed() -> list[str]:
+    """Every installed distribution with its version. Not those that a package brings along and puts
+    on `sys.path` when it is loaded (Ray does): the answer would depend on what this process has
+    loaded."""
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = (*site.getsitepackages(), site.getusersitepackages(), *own)
+    places = (Path(place) for place in dict.fromkeys(folders) if place)
+    found = (entry for place in places if place.is_dir() for entry in os.listdir(place))
+    return sorted({name for name in found if name.endswith(".dist-info")})

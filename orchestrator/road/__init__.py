@@ -1,0 +1,1 @@
+"""The road of a job: build, time, numbers, and the answers that are kept."""

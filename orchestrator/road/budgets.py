@@ -1,0 +1,84 @@
+"""What the documented limits say about a job's programs: the checks of the compile command, for
+every program of the step.
+
+Memory is refused as the command refuses it. Instruction counts model a limit of the vendor's
+compiler, not a need of the simulator: at the default limit they are warnings, a limit the user sets
+is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, Loc
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.linking import budget
+from shardwright.compiler.lower.task import ORDINAL_FILE
+from shardwright.compiler.options import DEFAULTS
+from shardwright.orchestrator.road.build import Built, Planned
+from shardwright.orchestrator.road.bundling import compiled_footprints
+from shardwright.sharding.memory.advice import advice_text
+from shardwright.sharding.memory.footprint import check_limit, worst_stage
+
+Check = tuple[Callable[[], None], str, Program | None]
+
+
+def check_budgets(built: Built) -> None:
+    """Raises the first error of a budget: CapacityError (exit 71) or CompileError (exit 70)."""
+    for error, severity in _broken(built):
+        if severity == "error":
+            raise error
+
+
+def check_state(ready: Planned) -> None:
+    """Refuse before compiling what no compiler can make fit: named buffers above the limit.
+
+    Raises: CapacityError SW_CAPACITY.
+    """
+    memory, limit = ready.plan.footprint, ready.layout.target.limit_bytes
+    if sum(memory.argument_bytes.values()) > limit:
+        check_limit(memory, limit, advice_text(memory, ready.plan.step, limit))
+
+
+def budget_findings(built: Built) -> tuple[Diagnostic, ...]:
+    """Every broken budget, errors of memory first."""
+    return tuple(replace(e.diagnostic, severity=severity) for e, severity in _broken(built))
+
+
+def _broken(built: Built) -> Iterator[tuple[DiagnosticError, str]]:
+    """(error, severity) of every check that fails."""
+    for check, severity, program in _checks(built):
+        try:
+            check()
+        except DiagnosticError as error:
+            yield _located(error, program), severity
+
+
+def _checks(built: Built) -> Iterator[Check]:
+    limit, options = built.layout.target.limit_bytes, built.job.compiler
+    memory = worst_stage(compiled_footprints(built))
+    hint = advice_text(memory, built.plan.step, limit)
+    yield partial(check_limit, memory, limit, hint), "error", None
+    for program in built.programs.values():
+        for function in program.functions:
+            yield partial(budget.check_operator_memory, function, limit), "error", program
+    severity = "warning" if options.instruction_limit == DEFAULTS.instruction_limit else "error"
+    level = options.optlevel
+    for name, program in built.programs.items():
+        count = sum(budget.function_instructions(f, level) for f in program.functions)
+        allowed, title = options.instruction_limit, f"program {name}"
+        check = partial(budget.check_module_instructions, count, allowed, title)
+        yield check, severity, program
+        check = partial(budget.check_operator_instructions, program.functions, level)
+        yield check, "warning", program
+
+
+def _located(error: DiagnosticError, program: Program | None) -> DiagnosticError:
+    """`error` with a row of the program's location table in place of its number."""
+    loc = error.loc
+    if program is None or loc is None or loc.file != ORDINAL_FILE:
+        return error
+    d = error.diagnostic
+    return type(error)(d.code, d.message, Loc(*program.locations[loc.line]), d.hint)

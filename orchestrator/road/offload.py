@@ -1,0 +1,68 @@
+"""What a step keeps in the memory of its hosts, against what an instance has.
+
+Cores of an instance share its memory: what counts is the instance whose cores keep most. All that
+the machine's data sheet says is taken as free; what the system and the input pipeline need of it is
+the user's to leave.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shardwright.compiler.diagnostics import CapacityError, UsageError
+from shardwright.compiler.machine.target import Target
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.memory.footprint import host_bytes
+
+
+def instance_bytes(step: StepPlan, cores: int) -> int:
+    """Bytes of host memory on the instance whose `cores` keep most; ranks fill instances in order,
+    stage after stage.
+    """
+    stages = len(step.schedules)
+    per_stage = math.prod(step.mesh.values()) // stages
+    kept = [size for stage in range(stages) for size in [host_bytes(step, stage)] * per_stage]
+    return max(sum(kept[first : first + cores]) for first in range(0, len(kept), cores))
+
+
+def check_offload(step: StepPlan, target: Target) -> None:
+    """Refuse a step whose residuals the hosts cannot take.
+
+    Raises: UsageError SW_OFFLOAD for a machine whose host link or memory is not known,
+    CapacityError SW_CAPACITY for more than an instance has.
+    """
+    needed, limit = instance_bytes(step, target.cores), target.host_memory_bytes
+    if not needed:
+        return
+    if not limit or not target.host_link_bytes_per_s:
+        raise UsageError(
+            "SW_OFFLOAD",
+            "residuals in host memory require a machine with a known host link and host memory,"
+            f" got {target.name} with {target.host_link_bytes_per_s / 1e9:g} GB/s and"
+            f" {limit / 2**30:g} GiB",
+            hint="use strategy.remat = selective or full, a trn1 or trn2 machine, or a JSON file of"
+            " the machine with host_link_gb_per_s and host_memory_gib (docs/network.md)",
+        )
+    if needed > limit:
+        raise CapacityError(
+            "SW_CAPACITY",
+            f"residuals in host memory require {needed / 2**30:.3f} GiB per instance ({needed}"
+            f" bytes), {target.name} has {limit / 2**30:g} GiB",
+            hint="use more instances, a smaller strategy.micro_batch, or strategy.remat = full",
+        )
+
+
+def host_section(step: StepPlan, target: Target) -> dict[str, Any]:
+    """The part of the report's memory about the hosts; empty where nothing is kept there."""
+    stages = range(len(step.schedules))
+    per_core = max(host_bytes(step, stage) for stage in stages)
+    if not per_core:
+        return {}
+    return {
+        "host": {
+            "per_core_bytes": per_core,
+            "bytes": instance_bytes(step, target.cores),
+            "limit_bytes": target.host_memory_bytes,
+        }
+    }

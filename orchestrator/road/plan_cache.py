@@ -1,0 +1,359 @@
+"""`plan`: the road without values, and the cache that answers a repeated question without jax.
+
+The plan key of a command covers the resolved job, the user's model files, what they read and our
+sources, so an edited model is never answered from a stale plan. A hit reads one JSON document. A
+question inside a process that goes on, and an answer of one that cannot be sure to have imported
+the files as they are, has a key of what was traced (docs/design/0054-keys-of-questions.md).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.support.documents import parse_json
+from shardwright.compiler.support.schema import Rule, several
+from shardwright.orchestrator.cache import About, Cache, open_cache
+from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
+from shardwright.orchestrator.keys.environment import always
+from shardwright.orchestrator.keys.reads import observed
+from shardwright.orchestrator.report.goal import bought
+from shardwright.orchestrator.report.shape import check_report, check_whatif
+from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from shardwright.orchestrator.terminal import outputs
+from shardwright.orchestrator.whatif.change import as_chosen
+from shardwright.sharding.settings import AUTO
+
+if TYPE_CHECKING:
+    from shardwright.compiler.frontend.task import TrainTask
+    from shardwright.orchestrator.road.stages import Stages, Traces
+    from shardwright.orchestrator.service.executor import Executor
+    from shardwright.orchestrator.service.progress import Progress
+
+KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
+MOST_LISTS = 16
+"""Lists of what captures read that are kept for one job, the newest first (our choice): which files
+are read depends on what is in others, and who takes a change back asks the older question again."""
+_ABSENT: tuple[None, float] = None, 0.0
+_OWN, _READ = "file ", "model's "
+_NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
+_LISTS = several(_NAMES, most=MOST_LISTS)
+NOT_IN_KEY = ("output", "cache", "run", "goal", "price", "base")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What jobs of one process have in common: where their units run, and captured steps."""
+
+    executor: Callable[[], Executor]
+    traces: Traces
+
+
+def plan(
+    job: JobConfig,
+    trace: Path | None = None,
+    progress: Progress | None = None,
+    shared: Shared | None = None,
+    dump_dir: Path | None = None,
+    inside: bool = False,
+    task: TrainTask | None = None,
+) -> dict[str, Any]:
+    """The report of a job without values, from the plan cache when nothing it depends on has
+    changed; never when a `trace` is wanted, or every stage in `dump_dir`, which the cache does not
+    hold. `inside` a process that has code of the user's the step is traced to know, and always
+    that of a `task` that stands for the model."""
+    start = time.perf_counter()
+    inside = inside or task is not None
+    stages = _stages(shared, task) if inside else None
+    if stages and job.strategy.open_keys:  # no trace is that of the question; its candidates' are
+        return _chosen(job, _Asked(trace, progress, shared, dump_dir, inside=True), stages)
+    cache = open_cache(job.cache)
+    parts = _traced(job, stages) if stages else plan_parts(job)
+    key = parts_digest(KIND, parts)
+    is_asked = trace is None and dump_dir is None
+    stored, stored_s = _stored(cache, KIND, key, check_report) if is_asked else _ABSENT
+    cache.tally.count(KIND, hit=stored is not None)
+    cache.tally.save()
+    if stored is not None:
+        report: dict[str, Any] = stored
+        provenance = report["provenance"]
+        provenance["plan_key"], provenance["stored_s"] = key, stored_s
+        provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
+        provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
+        return bought(report, job, load_target(job.cluster.target))
+    stages = stages or _stages(shared)
+    asked = _Asked(trace, progress, shared, dump_dir)
+    report = (_chosen if job.strategy.open_keys else _fresh)(job, asked, stages)
+    if not inside:
+        found = _answered(job, as_chosen(job, report), parts, stages)
+        if found is None:
+            return report
+        parts = found
+        key = parts_digest(KIND, parts)
+    cache.put(KIND, key, json.dumps(report).encode(), About(plan_name(job), parts))
+    report["provenance"]["plan_key"] = key
+    told = {finding["message"] for finding in report["findings"]}
+    for text in cache.warnings:  # not stored: they are of this run
+        if text not in told:
+            report["findings"].append(Diagnostic("SW_CACHE", text, severity="warning").as_dict())
+    return report
+
+
+def settled_before(job: JobConfig) -> JobConfig | None:
+    """The job with what was chosen for it, where that is stored; a job that leaves nothing to the
+    memory is itself."""
+    if not job.strategy.open_keys:
+        return job
+    report, _ = _stored(open_cache(job.cache), KIND, plan_key(job), check_report)
+    return None if report is None else as_chosen(job, report)
+
+
+def settled(
+    job: JobConfig, progress: Progress | None = None, inside: bool = False
+) -> tuple[JobConfig, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """The job with what was chosen for it, and what makes the report of that job one of the job as
+    it was asked for. A job that leaves nothing to the memory is itself; another is planned, unless
+    that plan is stored."""
+    if not job.strategy.open_keys:
+        return job, lambda report: report
+    from shardwright.orchestrator.whatif.fitting import asked_as
+
+    planned = plan(job, progress=progress, inside=inside)
+    return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
+
+
+def advised(
+    job: JobConfig,
+    trace: Path | None = None,
+    progress: Progress | None = None,
+    dump_dir: Path | None = None,
+) -> dict[str, Any]:
+    """As `plan`, with what is worth trying next, tried (`whatif/tries.py`) or known from before."""
+    start = time.perf_counter()
+    report = plan(job, trace, progress, dump_dir=dump_dir)
+    if not job.run.tries:
+        return report
+    cache = open_cache(job.cache)
+    plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
+    for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
+        key = parts_digest(WHATIF, _whatif_parts(job, plan_key, tries))
+        stored, stored_s = _stored(cache, WHATIF, key, check_whatif)
+        if stored is not None:
+            return report | {"whatif": {**stored, "stored_s": stored_s}}
+    from shardwright.orchestrator.whatif.tries import FAILED, advice, affordable
+
+    count = affordable(wanted, report, start)
+    section = advice(job, report, count, progress)
+    if not any(row["status"] == FAILED for row in section["tried"]):
+        parts = _whatif_parts(job, plan_key, count if count == TRIES else wanted)
+        about = About(f"tries of {plan_name(job)}", parts)
+        cache.put(WHATIF, parts_digest(WHATIF, parts), json.dumps(section).encode(), about)
+    return report | {"whatif": section}
+
+
+def _whatif_parts(job: JobConfig, plan_key: str, tries: int) -> dict[str, str]:
+    """What tries depend on: also the price, by which they are judged."""
+    price = json.dumps(job.as_dict()["price"])
+    return {"plan": plan_key, "tries": str(tries), "price": price}
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """71 when the step does not fit the memory, 70 when another budget is broken, else 0."""
+    if not report["memory"]["fits"]:
+        return 71
+    return 70 if any(f["severity"] == "error" for f in report["findings"]) else 0
+
+
+def plan_parts(job: JobConfig) -> dict[str, str]:
+    """What the plan of a new command depends on, by name: every key of the job, the machine's
+    table, the user's files, what an earlier capture of them read, what every capture depends on and
+    our sources."""
+    own = _own_parts(job)
+    if not job.model.entry:
+        return own
+    cache = open_cache(job.cache)
+    asked = [own | _read_parts(observed(names)) for names in _read_lists(cache, own)] or [own]
+    if len(asked) > 1:  # an earlier list that has its answer: of a change that was taken back
+        for parts in asked:
+            if cache.find(KIND, parts_digest(KIND, parts)) is not None:
+                return parts
+    return asked[0]
+
+
+def _own_parts(job: JobConfig) -> dict[str, str]:
+    files = {f"{_OWN}{path.as_posix()}": digest([path.read_bytes()]) for path in source_files(job)}
+    return _common_parts(job) | files
+
+
+def _common_parts(job: JobConfig) -> dict[str, str]:
+    """What is known without the model."""
+    tables = {name: keys for name, keys in job.as_dict().items() if name not in NOT_IN_KEY}
+    parts = {
+        f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
+    }
+    if job.model.entry or job.model.hlo:  # which obey or refuse what is said, also the usual
+        parts["settings"] = json.dumps(own_settings(job))
+    parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
+    parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}
+    return parts | always()
+
+
+def _stored(
+    cache: Cache, kind: str, key: str, check: Callable[[Any], None]
+) -> tuple[Any | None, float]:
+    """The document of an entry, and when it was stored. One that holds something else than we store
+    is set aside, and counts as absent: others can write to a cache."""
+    entry = cache.find(kind, key)
+    if entry is None:
+        return _ABSENT
+    try:
+        found = parse_json(entry.payload)
+        check(found)
+    except ValueError:
+        cache.set_aside(kind, key)
+        return _ABSENT
+    return found, entry.about.stored_s
+
+
+def _check_lists(found: Any) -> None:
+    _LISTS.require(found, "lists of names of what was read")
+
+
+def _read_lists(cache: Cache, own: Mapping[str, str]) -> list[list[str]]:
+    """What captures of a job have read, the newest first."""
+    return _stored(cache, READS, parts_digest(READS, own), _check_lists)[0] or []
+
+
+def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
+    """Without what was looked for and is not there, of which there is a lot."""
+    return {f"{_READ}{name}": value for name, value in digests.items() if value}
+
+
+def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
+    from shardwright.orchestrator.road.stages import Stages, Traces
+
+    return Stages(traces=shared.traces if shared else Traces(task))
+
+
+def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
+    """What a plan of the step as it is traced here depends on."""
+    from shardwright.orchestrator.keys.traced_key import traced_parts
+
+    return _common_parts(job) | traced_parts(job, stages)
+
+
+def _answered(
+    job: JobConfig, built: JobConfig, parts: Mapping[str, str], stages: Stages
+) -> dict[str, str] | None:
+    """The parts of a plan that was made for a command, as which `built` was: of the files, unless
+    this process has imported others, or they have changed meanwhile; None where then no trace is
+    that of the question."""
+    from shardwright.orchestrator.keys.freshness import Folder
+
+    folder = Folder.of(job)
+    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
+    held = folder.is_as_first() and not stages.traces.is_doubtful(built)
+    if not held or own != _own_parts(job):
+        return None if job.strategy.open_keys else _traced(job, stages)
+    reads = stages.traces.reads(built)
+    return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
+
+
+def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+    """The parts of a plan with what its capture read, whose names are kept for the next
+    question."""
+    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
+    cache, newest = open_cache(job.cache), list(reads)
+    lists = [newest, *(names for names in _read_lists(cache, own) if names != newest)]
+    about = About(f"read by {plan_name(job)}", own)
+    listed = json.dumps(lists[:MOST_LISTS]).encode()
+    cache.put(READS, parts_digest(READS, own), listed, about)
+    return own | _read_parts(reads)
+
+
+def plan_key(job: JobConfig) -> str:
+    """Digest of what a plan depends on."""
+    return parts_digest(KIND, plan_parts(job))
+
+
+def plan_name(job: JobConfig) -> str:
+    """What people call a plan."""
+    model = next(filter(None, (getattr(job.model, name) for name in MODELS)), "a task")
+    model = "/".join(Path(model).parts[-2:])
+    return f"{model} {job.strategy.name} on {job.cluster.instances} {job.cluster.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked about a job besides its plan, and what it shares."""
+
+    trace: Path | None
+    progress: Progress | None
+    shared: Shared | None
+    dump_dir: Path | None
+    inside: bool = False
+
+
+def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
+    """The report of a job that leaves nothing to the memory."""
+    from shardwright.compiler.steps import note
+    from shardwright.orchestrator.dump.step import time_text
+    from shardwright.orchestrator.report.report import base_report
+    from shardwright.orchestrator.road.build import build
+    from shardwright.orchestrator.road.job import time_programs, unit_service
+
+    executor = asked.shared.executor if asked.shared else None
+    with _dumped(asked.dump_dir):
+        with unit_service(job, asked.progress, executor) as service:
+            built = build(job, service, stages)
+            with stages.timed("time"):
+                timings = time_programs(built, built.programs, service, asked.trace is not None)
+        if asked.trace is not None:
+            outputs.write(asked.trace, timings.trace, "--trace")
+        report = base_report(built, timings, service, stages, {})
+        note("time", lambda: time_text(report))
+    return report
+
+
+def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
+    """The report of a job with what fits it best; traces and dumps are of that alone."""
+    from shardwright.orchestrator.road.build import Planned, planned
+    from shardwright.orchestrator.road.job import executor_of, unit_service
+    from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.whatif.fitting import Road, asked_as, chosen
+
+    executor = asked.shared.executor if asked.shared else executor_of(job)
+    again = partial(
+        plan,
+        progress=asked.progress,
+        shared=Shared(executor, stages.traces),
+        inside=asked.inside,
+    )
+
+    def ready(one: JobConfig) -> Planned:
+        with unit_service(one, asked.progress, executor) as service:
+            return planned(one, service, Stages(traces=stages.traces))
+
+    report = chosen(job, Road(ready, again))
+    if asked.trace is None and asked.dump_dir is None:
+        return report
+    shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
+    return asked_as(shown, job, report["auto"])
+
+
+def _dumped(folder: Path | None) -> AbstractContextManager[None]:
+    """A stored answer loads nothing that a dump needs."""
+    if folder is None:
+        return nullcontext()
+    from shardwright.orchestrator.dump import dumping
+
+    return dumping(folder)

@@ -1,0 +1,90 @@
+"""What `run` refuses as usage before any model is captured: seconds before, or, on a cluster, a
+queue and an upload before.
+
+Nothing of the user's is imported here, and nothing heavy is loaded: of a model it is seen that it
+is named, and of a file that it is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.models.presets import preset_config
+from shardwright.compiler.frontend.models.text import check_data
+from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.config.config import JobConfig, RunConfig
+from shardwright.orchestrator.config.model import check_named, model_path, read_config
+from shardwright.orchestrator.road.build import layout_of
+from shardwright.sharding.strategies.registry import MANUAL
+
+
+def check_usage(job: JobConfig, has_values: bool = True, copied: Path | None = None) -> None:
+    """Refuse a job as `run` would; without `has_values` as `run --compile-only` would.
+
+    `copied` is the folder of a job that will run on another host, in a copy of it: a file with an
+    absolute path that is not here may be there. Raises the UsageError of `run`.
+    """
+    check_executor(job.run)
+    check_named(job)
+    _check_model(job, is_here=copied is None)
+    if job.strategy.name != MANUAL:  # whose mesh is the step's
+        layout_of(job)
+    if has_values:
+        _check_values(job, copied)
+
+
+def _check_model(job: JobConfig, is_here: bool) -> None:
+    model = job.model
+    if model.preset:
+        preset_config(model.preset)
+    path = model_path(job) if model.config or model.hlo else None
+    if path is None or (not is_here and _may_be_there(model.config or model.hlo)):
+        return
+    if model.config:
+        read_config(path)
+    elif not path.is_file():
+        missing = os.strerror(errno.ENOENT)
+        raise UsageError("SW_MODEL", f"model.hlo: cannot read {path}: {missing}")
+
+
+def _may_be_there(path: str) -> bool:
+    return os.path.isabs(path) and not os.path.exists(path)
+
+
+def _check_values(job: JobConfig, copied: Path | None) -> None:
+    """What a value run asks for besides."""
+    run, cluster = job.run, job.cluster
+    check_steps(run.steps)
+    target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
+    check_hosts(run.hosts, target.cores * cluster.instances)
+    is_text = bool(job.model.preset or job.model.config)  # others read what they like there
+    if is_text and (copied is None or not _may_be_there(run.data)):
+        check_data(run.data, copied or Path())
+
+
+def check_executor(run: RunConfig) -> None:
+    """That a time limit can be kept. Raises UsageError."""
+    if run.executor == "inline" and run.unit_timeout_s:
+        raise UsageError(
+            "SW_USAGE",
+            "run.unit_timeout_s requires workers that can be ended, got run.executor = inline",
+            hint="take --executor process",
+        )
+
+
+def check_steps(steps: int) -> None:
+    """At least one. Raises UsageError."""
+    if steps < 1:
+        raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {steps}")
+
+
+def check_hosts(hosts: int, ranks: int) -> None:
+    """As many hosts of ranks as there can be. Raises UsageError."""
+    if not 0 <= hosts <= ranks:
+        raise UsageError(
+            "SW_USAGE",
+            f"run.hosts requires at most one host per rank ({ranks}), got {hosts}",
+        )

@@ -1,0 +1,1 @@
+"""What users see and get: tables, plots, files."""

@@ -1,0 +1,1 @@
+"""A partitioned step as programs: stages, micro-batches, gradients, residuals, overlap."""

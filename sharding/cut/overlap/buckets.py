@@ -1,0 +1,165 @@
+"""Buckets: gathers of weights and reductions of gradients that are ready together become one.
+
+What shares a bucket has one kind, group, type and *moment*: the number of such collectives before
+it, so that none waits for another of its bucket, and no loop between their readers. The bucket is
+flat and each tensor moves along its own dim in it (`collectives/buckets.py`): values and bytes
+stay, launches are saved. What makes its parts fills it, and what comes out are views of it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from shardwright.compiler.ir.joins import consecutive, joins_stages
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
+from shardwright.compiler.ir.topological import topological
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_regions
+from shardwright.sharding.cut.overlap.streams import moves_state
+
+Key = tuple[object, ...]
+
+UNLIMITED = sys.maxsize
+"""Bytes of a bucket that takes all that is ready together."""
+
+
+def bucketed(graph: Graph, most_bytes: int) -> Graph:
+    """`graph` with collectives over data axes in buckets of up to `most_bytes` of the larger side,
+    at every level; a larger one stays alone. The graph itself when nothing shares a bucket.
+    """
+    ops = [with_regions(op, tuple(_within(op, most_bytes))) for op in graph.ops]
+    buckets = _buckets(ops, most_bytes)
+    if not buckets and all(a is b for a, b in zip(ops, graph.ops, strict=True)):
+        return graph
+    return Graph(graph.inputs, _ordered(ops, buckets), graph.outputs, graph.name)
+
+
+def _within(op: Op, most_bytes: int) -> list[Graph]:
+    """The regions of `op` with buckets."""
+    return [bucketed(region, most_bytes) for region in op.regions]
+
+
+def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:
+    """What becomes one, in program order."""
+    sharing = {op for op in ops if _can_share(op, most_bytes)}
+    moments, stretches = _moments(ops, sharing), _stretches(ops)
+    filling: dict[Key, list[Op]] = {}
+    found: list[list[Op]] = []
+    for op in filter(sharing.__contains__, ops):
+        key = (moments[op], stretches[op], *_kind(op))
+        held = filling.setdefault(key, [])
+        if sum(map(_bytes, held)) + _bytes(op) > most_bytes:
+            found.append(held)
+            filling[key] = held = []
+        held.append(op)
+    return [bucket for bucket in (*found, *filling.values()) if len(bucket) > 1]
+
+
+def _can_share(op: Op, most_bytes: int) -> bool:
+    """True for gathers of weights and reductions of gradients that leave room for another."""
+    if not moves_state(op) or joins_stages(op) or op.attrs.parts:
+        return False
+    return bool(op.attrs.group_size > 1 and _bytes(op) < most_bytes)
+
+
+def _kind(op: Op) -> Key:
+    """What all of a bucket have in common besides their moment."""
+    reduction = getattr(op.attrs, "reduction", "")
+    return op.name, op.attrs.axes, op.attrs.group_size, reduction, op.result.type.dtype
+
+
+def _bytes(op: Op) -> int:
+    """Bytes of the larger side (the nccom convention)."""
+    return max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
+
+
+def _moments(ops: Sequence[Op], sharing: Collection[Op]) -> Mapping[Op, int]:
+    """Per op, how many of those that may share a bucket stand before it, one behind the other."""
+    made: dict[Value, int] = {}
+    found: dict[Op, int] = {}
+    joined = 0
+    for op in ops:
+        before = [made.get(v, 0) for v in op.operands]
+        found[op] = max([*before, joined if joins_stages(op) else 0], default=0)
+        after = found[op] + (op in sharing)
+        joined = after if joins_stages(op) else joined
+        made.update(dict.fromkeys(op.results, after))
+    return found
+
+
+def _stretches(ops: Sequence[Op]) -> Mapping[Op, int]:
+    """Per op, how many loops stand before the first op that reads its result: what different
+    stretches of code need would only lie in memory while the loop between them runs.
+    """
+    found: dict[Op, int] = {}
+    made: dict[Value, Op] = {}
+    loops = 0
+    for op in ops:
+        for value in op.operands:
+            if value in made:
+                found.setdefault(made[value], loops)
+        made.update(dict.fromkeys(op.results, op))
+        loops += bool(op.regions)
+    return {op: found.get(op, loops) for op in ops}
+
+
+def _bucket(members: Sequence[Op]) -> list[Op]:
+    """One collective for all of `members`, with what fills and empties it; it makes their
+    results.
+    """
+    first = members[0]
+    ops = [_flat(op) for op in members]
+    ops.append(make_op("concatenate", [op.result for op in ops], ConcatenateAttrs(0)))
+    attrs = replace(first.attrs, parts=tuple(map(_part, members)))
+    if first.name != "all_reduce":
+        attrs = replace(attrs, dim=0)
+    ops.append(make_op(first.name, (ops[-1].result,), attrs, loc=first.loc))
+    whole, start = ops[-1].result, 0
+    for op in members:
+        end = start + op.result.type.num_elements
+        ops.append(make_op("slice", (whole,), SliceAttrs((start,), (end,), (1,)), loc=op.loc))
+        shaped = ReshapeAttrs(op.result.type.shape)
+        ops.append(Op("reshape", (ops[-1].result,), op.results, shaped, (), op.loc))
+        start = end
+    return ops
+
+
+def _flat(op: Op) -> Op:
+    """What `op` sends, as one dim."""
+    (source,) = op.operands
+    return make_op("reshape", (source,), ReshapeAttrs((source.type.num_elements,)), loc=op.loc)
+
+
+def _part(op: Op) -> tuple[int, int, int]:
+    """What `op` sends as (outer, dim, inner)."""
+    shape = op.operands[0].type.shape
+    if op.name == "all_reduce":
+        return 1, math.prod(shape), 1
+    dim = op.attrs.dim
+    return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+def _ordered(ops: Sequence[Op], buckets: Sequence[Sequence[Op]]) -> tuple[Op, ...]:
+    """All ops with buckets in the place of their members: in program order, as far as what fills a
+    bucket allows it. Moments rise from one bucket to the next, so that there is an order.
+    """
+    bucket_of = {op: number for number, bucket in enumerate(buckets) for op in bucket}
+    units = [[op] for op in ops if op not in bucket_of] + [_bucket(b) for b in buckets]
+    position = {op: at for at, op in enumerate(ops)}
+    places = [position[op] for op in ops if op not in bucket_of]
+    places += [position[bucket[-1]] for bucket in buckets]
+    made = {v: n for n, unit in enumerate(units) for op in unit for v in op.results}
+    unit_of = {op: n for n, unit in enumerate(units) for op in unit}
+    before = [
+        {made[v] for op in unit for v in op.operands if v in made} - {n}
+        for n, unit in enumerate(units)
+    ]
+    for first, then in consecutive(ops):
+        before[unit_of[then]].add(unit_of[first])
+    order = topological(dict(enumerate(before)), places.__getitem__)
+    assert len(order) == len(units), "buckets wait for each other"
+    return tuple(op for n in order for op in units[n])

@@ -1,0 +1,233 @@
+"""Gradients that are reduced once per step instead of once per micro-batch.
+
+A reduction inside of a layer loop stands in the way: what the loop stacks are reduced gradients.
+`hoisted` moves it behind the loop, past the ops that only bring a layer's gradient into its stack,
+so that the step can be cut in front of it (`stages.py`) and accumulators hold what is not reduced
+yet. Reductions are linear: only the order of sums changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.sharding.cut.overlap.assign import REDUCTIONS
+from shardwright.sharding.localize import Localized
+
+_TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
+"""Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
+
+
+def hoisted(local: Localized) -> Localized:
+    """`local` with the reductions of its loops behind them, as far as nothing else reads what they
+    make. Top-level values keep their identity.
+    """
+    graph = local.graph
+    made = graph.producers()
+    ops: list[Op] = []
+    for op in graph.ops:
+        ops += _loop(op, made) if op.name == "loop" else [op]
+    return replace(local, graph=Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A reduction of a body, the ops behind it up to the write into stack `carry`, in order."""
+
+    head: Op
+    between: tuple[Op, ...]
+    write: Op
+    carry: int
+
+
+def _loop(loop: Op, made: Mapping[Value, Op]) -> list[Op]:
+    """The loop without the reductions that can follow it, then those."""
+    body = loop.regions[0]
+    users = body.uses()
+    paths = [
+        path
+        for op in body.ops
+        if op.name in REDUCTIONS and (path := _path(op, loop, users)) is not None
+    ]
+    first = [p for p in paths if not any(p.head in other.between for other in paths)]
+    moved = [m for p in first if _starts_empty(loop, p, made) and (m := _moved(loop, p))]
+    return _rebuilt(loop, moved) if moved else [loop]
+
+
+def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | None:
+    """What follows a sum, when it is one chain into one stack that nothing else touches."""
+    body = loop.regions[0]
+    if head.attrs.reduction != "add":
+        return None
+    between: list[Op] = []
+    value = head.result
+    while value not in body.outputs and len(users.get(value, ())) == 1:
+        (user,) = users[value]
+        if user.name == "dynamic_update_slice":
+            stack, update = user.operands[:2]
+            if stack not in body.inputs or update is not value or user.result not in body.outputs:
+                return None
+            carry = body.inputs.index(stack)
+            alone = users[stack] == [user] and user.result not in users
+            ends = body.outputs.index(user.result) == carry
+            once = body.outputs.count(user.result) == 1
+            return _Path(head, tuple(between), user, carry) if alone and ends and once else None
+        between.append(user)
+        value = user.results[0]
+    return None
+
+
+def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
+    """True when the stack is zeros before the loop."""
+    value = loop.operands[path.carry]
+    op = made.get(value)
+    while op is not None and op.name in _TAKING:
+        value = op.operands[0]
+        op = made.get(value)
+    if op is None or op.name != "constant" or not op.attrs.is_splat:
+        return False
+    # The stored element alone: stacks of whole models are too large to be evaluated.
+    return not np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy).any()
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A path without its reductions: new ops in the body, and the reductions of the stack."""
+
+    path: _Path
+    ops: tuple[Op, ...]
+    update: Value
+    stack: TensorType
+    behind: tuple[Op, ...]  # on operands of their own, in order
+
+
+def _moved(loop: Op, path: _Path) -> _Moved | None:
+    """The path for values that are not reduced, None when an op on it is not local in the dims."""
+    scale = _Scale(path.head)
+    value = path.head.operands[0]
+    ops: list[Op] = []
+    reductions = [path.head]
+    for op in path.between:
+        if op.name in REDUCTIONS:
+            if op.name != "all_reduce" or op.attrs.reduction != "add":
+                return None
+            reductions.append(op)
+            continue
+        made = scale.through(op, value)
+        if made is None:
+            return None
+        ops.append(made)
+        value = made.result
+    whole = loop.operands[path.carry].type
+    stack = tensor_type(scale.grown(whole.shape), whole.dtype)
+    if value.type.rank != whole.rank or value.type.dtype is not whole.dtype:
+        return None
+    source = Value(stack)
+    behind: list[Op] = []
+    for op in reductions:
+        attrs = op.attrs if op.name == "all_reduce" else replace(op.attrs, dim=scale.dim)
+        behind.append(make_op(op.name, (source,), attrs, loc=op.loc))
+        source = behind[-1].result
+    return _Moved(path, tuple(ops), value, stack, tuple(behind))
+
+
+class _Scale:
+    """Where the dim that a reduction divides lies, from op to op, and by how much."""
+
+    def __init__(self, head: Op) -> None:
+        scatters = head.name == "reduce_scatter"
+        self.dim: int = head.attrs.dim if scatters else -1
+        self.ways: int = head.attrs.group_size if scatters else 1
+
+    def grown(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape behind the reduction as it is without it."""
+        return tuple(n * self.ways if d == self.dim else n for d, n in enumerate(shape))
+
+    def through(self, op: Op, value: Value) -> Op | None:
+        """`op` on a value that is not reduced; `dim` is then that of its result."""
+        shape, attrs = op.results[0].type.shape, op.attrs
+        before = op.operands[0].type.shape
+        if len(op.operands) != 1 or len(op.results) != 1:
+            return None
+        match op.name:
+            case "convert":
+                pass
+            case "transpose":
+                self._move(list(attrs.permutation).index)
+            case "broadcast_in_dim":
+                if [shape[d] for d in attrs.dims] != list(before) or _size(shape) != _size(before):
+                    return None
+                self._move(attrs.dims.__getitem__)
+                attrs = BroadcastInDimAttrs(attrs.dims, self.grown(shape))
+            case "reshape":
+                places = _same_dims(before, shape)
+                if places is None or (self.dim >= 0 and self.dim not in places):
+                    return None
+                self._move(places.__getitem__)
+                attrs = ReshapeAttrs(self.grown(shape))
+            case "reduce":
+                if attrs.kind != "add" or any(before[d] != 1 or d == self.dim for d in attrs.dims):
+                    return None
+                self._move(lambda dim: dim - sum(d < dim for d in attrs.dims))
+            case _:
+                return None
+        return make_op(op.name, (value,), attrs, loc=op.loc)
+
+    def _move(self, place: Callable[[int], int]) -> None:
+        if self.dim >= 0:
+            self.dim = place(self.dim)
+
+
+def _size(shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _same_dims(before: Sequence[int], after: Sequence[int]) -> dict[int, int] | None:
+    """Dim -> dim of a reshape that only adds or drops dims of size 1."""
+    source = [d for d, n in enumerate(before) if n != 1]
+    target = [d for d, n in enumerate(after) if n != 1]
+    if [before[d] for d in source] != [after[d] for d in target]:
+        return None
+    return dict(zip(source, target, strict=True))
+
+
+def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
+    """The loop with stacks of what is not reduced, and the reductions behind it."""
+    body = loop.regions[0]
+    inputs, operands, results = list(body.inputs), list(loop.operands), list(loop.results)
+    gone: dict[Op, _Moved] = {}
+    before: list[Op] = []
+    behind: list[Op] = []
+    for one in moved:
+        gone |= dict.fromkeys((one.path.head, *one.path.between, one.path.write), one)
+        carry = one.path.carry
+        zeros = np.zeros((), one.stack.dtype.numpy).tobytes()
+        before.append(make_op("constant", (), ConstantAttrs(zeros, one.stack)))
+        operands[carry] = before[-1].result
+        inputs[carry], results[carry] = Value(one.stack), one.behind[0].operands[0]
+        behind += _ending(one.behind, loop.results[carry])
+    ops: list[Op] = []
+    outputs = list(body.outputs)
+    for op in body.ops:
+        found = gone.get(op)
+        if found is None:
+            ops.append(op)
+        elif op is found.path.write:
+            carry, starts = found.path.carry, op.operands[2:]
+            write = (inputs[carry], found.update, *starts)
+            ops += [*found.ops, make_op(op.name, write, op.attrs, loc=op.loc)]
+            outputs[carry] = ops[-1].result
+    region = Graph(tuple(inputs), tuple(ops), tuple(outputs), body.name)
+    again = Op("loop", tuple(operands), tuple(results), loop.attrs, (region,), loop.loc)
+    return [*before, again, *behind]
+
+
+def _ending(ops: Sequence[Op], result: Value) -> list[Op]:
+    """`ops`, the last of which makes `result`."""
+    last = ops[-1]
+    return [*ops[:-1], Op(last.name, last.operands, (result,), last.attrs, (), last.loc)]

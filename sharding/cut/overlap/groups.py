@@ -1,0 +1,109 @@
+"""Layers wrapped in groups: one gather of weights, one reduction of gradients, for several layers.
+
+A loop over layers becomes a loop over groups whose body is the layers of a group one behind the
+other; its collectives over data axes share buckets (`buckets.py`), whose moments see that all
+weights of a group are ready at once and its gradients at its end. A function waits for its
+collectives before it returns, so such a body is left in one piece (`LoopAttrs.whole`). Layers that
+are left over are a smaller group behind the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import Level, with_regions
+from shardwright.sharding.cut.overlap.assign import free_values
+from shardwright.sharding.cut.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap.streams import moves_state
+
+
+def grouped(graph: Graph, layers: int, most_bytes: int) -> Graph:
+    """`graph` with `layers` iterations of every loop that moves weights or gradients as one, in
+    buckets of up to `most_bytes`; the graph itself where there is no such loop.
+    """
+    level = Level()
+    for op in graph.ops:
+        op = level.update(op)
+        if op.name == "loop" and op.attrs.trip and any(map(moves_state, op.regions[0].ops)):
+            level.replace(op.results, _groups(level, op, layers, most_bytes))
+        else:
+            inner = tuple(grouped(region, layers, most_bytes) for region in op.regions)
+            level.ops.append(with_regions(op, inner))
+    return level.finish(graph)
+
+
+def _groups(level: Level, loop: Op, layers: int, most_bytes: int) -> Sequence[Value]:
+    """The loop over whole groups, and the one group of what is left; the carries behind them."""
+    trip, carries = loop.attrs.trip, loop.operands
+    size = min(layers, trip)
+    whole = trip // size * size
+    for begin, count, members in ((0, trip // size, size), (whole, 1, trip - whole)):
+        if members:
+            counted = _number(level.ops, loop, 0)
+            operands = _with_counter(loop, carries, counted)
+            body = bucketed(_body(loop, begin, members), most_bytes)
+            results = tuple(Value(v.type) for v in carries)
+            attrs = LoopAttrs(count, loop.attrs.induction, whole=True)
+            level.ops.append(Op("loop", operands, results, attrs, (body,), loop.loc))
+            carries = results
+    return _with_counter(loop, carries, _number(level.ops, loop, trip))
+
+
+def _body(loop: Op, begin: int, members: int) -> Graph:
+    """The iterations of one group, the first group of which starts with iteration `begin`."""
+    body, induction = loop.regions[0], loop.attrs.induction
+    free = free_values(loop)
+    inputs = tuple(Value(v.type) for v in body.inputs)
+    carries, ops, counter = inputs, list[Op](), inputs[induction]
+    first = _computed(ops, "multiply", counter, _number(ops, loop, members))
+    for member in range(members):
+        index = _computed(ops, "add", first, _number(ops, loop, begin + member))
+        now = dict(zip(body.inputs, _with_counter(loop, carries, index), strict=True))
+        for op in body.ops:
+            _again(ops, op, now, free)
+        carries = tuple(now[v] for v in body.outputs)
+    after = _computed(ops, "add", counter, _number(ops, loop, 1))
+    return Graph(inputs, tuple(ops), _with_counter(loop, carries, after), body.name)
+
+
+def _again(ops: list[Op], op: Op, now: dict[Value, Value], free: set[Value]) -> None:
+    """A copy of `op`. A barrier holds only what depends on other layers: weights behind it would
+    wait for the layer before and could not be gathered with those of their group.
+    """
+    held = list(range(len(op.results)))
+    operands = op.operands
+    if op.name == "optimization_barrier":
+        held = [i for i in held if op.results[i] not in free]
+        now.update((r, now[v]) for r, v in zip(op.results, operands, strict=True) if r in free)
+        operands = tuple(operands[i] for i in held)
+    if not held:
+        return
+    results = tuple(Value(op.results[i].type) for i in held)
+    ops.append(Op(op.name, tuple(now[v] for v in operands), results, op.attrs, op.regions, op.loc))
+    now.update((op.results[i], made) for i, made in zip(held, results, strict=True))
+
+
+def _with_counter(loop: Op, carries: Sequence[Value], counter: Value) -> tuple[Value, ...]:
+    """`carries` with another value for the counter of `loop`."""
+    return tuple(counter if i == loop.attrs.induction else v for i, v in enumerate(carries))
+
+
+def _number(ops: list[Op], loop: Op, number: int) -> Value:
+    """A constant of the type of the counter."""
+    type = loop.operands[loop.attrs.induction].type
+    data = np.asarray(number).astype(type.dtype.numpy).tobytes()
+    return _added(ops, make_op("constant", (), ConstantAttrs(data, type)))
+
+
+def _computed(ops: list[Op], name: str, *operands: Value) -> Value:
+    return _added(ops, make_op(name, operands))
+
+
+def _added(ops: list[Op], op: Op) -> Value:
+    ops.append(op)
+    return op.result

@@ -1,0 +1,191 @@
+"""The backward program of the last micro-batch, which reduces what all micro-batches added up.
+
+Where gradients are reduced once per step, the cut stands in front of their reductions
+(`deferred.py`), so that the update begins with them, beside nothing. Here they move, with all that
+leads to them, behind the sums of one more backward program, which runs in the place of the last run
+of the one it is made of. `summed.py` then takes both into the loop over layers, from where on they
+are reductions like any others. The same numbers are added in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.neff.schedule import Schedule, flat, folded, last_of, run_counts
+from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.sharding import shown
+from shardwright.sharding.cut.overlap.assign import REDUCTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The reduction of accumulator `name`, which program `writer` adds to: program `update` reads
+    it as `source` and makes `reduced` of it by `ops`. Buffer `target` hands that over.
+    """
+
+    name: str
+    writer: str
+    update: str
+    source: Value
+    ops: Sequence[Op]
+    target: BufferInfo
+
+    @property
+    def reduced(self) -> Value:
+        """What the last of the reductions makes."""
+        return self.ops[-1].result
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether the buffer has another type than what it hands over, which it holds exactly."""
+        return self.reduced.type.dtype is not self.target.local_type.dtype
+
+
+def reduced_in_last(plan: StepPlan) -> StepPlan:
+    """`plan` with accumulators reduced in backward programs of the last micro-batch.
+
+    One stays as it is where several programs add to it, for it is complete only behind the last of
+    them; where the update does more with it than reduce it; and where its program sends to another
+    stage: that would wait for reductions too, which a stage has time for while others still work.
+    """
+    moved = list(_moved(plan))
+    if not moved:
+        return plan
+    writers = {one.writer for one in moved}
+    programs: list[StepProgram] = []
+    for program in plan.programs:
+        programs.append(_relieved(program, [m for m in moved if m.update == program.name]))
+        if program.name in writers:
+            programs.append(_last(program, [m for m in moved if m.writer == program.name]))
+    changed = replace(
+        plan,
+        programs=tuple(programs),
+        buffers={**plan.buffers, **{one.target.name: one.target for one in moved}},
+        schedules=tuple(_with_last(schedule, writers) for schedule in plan.schedules),
+    )
+    return shown.programs("reduced", changed)
+
+
+def _moved(plan: StepPlan) -> Iterator[_Moved]:
+    """The reductions that can move."""
+    runs = sum(map(run_counts, plan.schedules), Counter[str]())
+    awaited = {transfer.writer for transfer in plan.transfers}
+    for name, info in plan.buffers.items():
+        users = [p for p in plan.programs if name in (*p.inputs, *p.outputs)]
+        if info.role != "gradient" or len(users) != 2:
+            continue
+        update, writer = sorted(users, key=lambda p: runs[p.name])
+        if runs[update.name] != 1 or runs[writer.name] == 1 or writer.name in awaited:
+            continue
+        source = update.graph.inputs[update.inputs.index(name)]
+        if ops := _to_reductions(update.graph, source):
+            target = _target(info, ops[-1].result)
+            yield _Moved(name, writer.name, update.name, source, ops, target)
+
+
+def _to_reductions(graph: Graph, value: Value) -> list[Op]:
+    """The ops that lead from `value` to the last of its reductions over cores, each the only reader
+    of the one before, with the constants they read; none where nothing is reduced.
+    """
+    users, made = graph.uses(), graph.producers()
+    ops: list[Op] = []
+    count = 0
+    while value not in graph.outputs and len(users.get(value, ())) == 1:
+        (op,) = users[value]
+        others = (made.get(v) for v in op.operands if v is not value)
+        constants = [other for other in others if other is not None and other.name == "constant"]
+        is_alone = len(op.operands) == 1 + len(constants) and len(op.results) == 1
+        if not is_alone or op.regions or joins_stages(op):
+            break
+        ops += [*constants, op]
+        value = op.result
+        count = len(ops) if op.name in REDUCTIONS else count
+    return ops[:count]
+
+
+def _target(accumulator: BufferInfo, reduced: Value) -> BufferInfo:
+    """Where a reduced gradient waits for the update: in its accumulator where that holds it, so
+    that it needs no memory.
+    """
+    held = accumulator.local_type
+    if reduced.type.shape == held.shape and reduced.type.dtype.bytes <= held.dtype.bytes:
+        return accumulator
+    return replace(
+        accumulator,
+        name=f"reduced/{accumulator.name.removeprefix('gradient/')}",
+        local_type=reduced.type,
+        global_type=reduced.type,
+        axes=((),) * reduced.type.rank,
+        initial="computed",
+    )
+
+
+def _last(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
+    """The backward program `program` with reductions behind its sums."""
+    by_name = {one.name: one for one in moved}
+    outputs = dict(zip(program.outputs, program.graph.outputs, strict=True))
+    behind = {outputs[one.name]: _behind(one, outputs[one.name]) for one in moved}
+    ops: list[Op] = []
+    for op in program.graph.ops:
+        ops += [op, *(after for v in op.results for after in behind.get(v, ()))]
+    names = tuple(by_name[n].target.name if n in by_name else n for n in program.outputs)
+    results = tuple(behind[v][-1].result if v in behind else v for v in outputs.values())
+    name = last_of(program.name)
+    graph = Graph(program.graph.inputs, tuple(ops), results, name)
+    return replace(program, name=name, graph=graph, outputs=names)
+
+
+def _behind(one: _Moved, total: Value) -> list[Op]:
+    """What makes of a sum what its buffer hands over, with values of its own: those of the update
+    may be what the backward program calls what it adds.
+    """
+    now = {one.source: total}
+    ops: list[Op] = []
+    for op in one.ops:
+        operands = tuple(now[v] for v in op.operands)
+        ops.append(Op(op.name, operands, (Value(op.result.type),), op.attrs, (), op.loc))
+        now[op.result] = ops[-1].result
+    if one.is_widened:
+        wide = ConvertAttrs(one.target.local_type.dtype)
+        ops.append(make_op("convert", (ops[-1].result,), wide))
+    return ops
+
+
+def _relieved(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
+    """The update `program` reading what is reduced already."""
+    if not moved:
+        return program
+    by_source, by_last = {m.source: m for m in moved}, {m.ops[-1]: m for m in moved}
+    gone = {op for one in moved for op in one.ops if op.name != "constant"}
+    ops: list[Op] = []
+    for op in program.graph.ops:
+        one = by_last.get(op)
+        if one is not None and one.is_widened:
+            attrs = ConvertAttrs(one.reduced.type.dtype)
+            ops.append(Op("convert", (one.source,), op.results, attrs, (), op.loc))
+        elif op not in gone:
+            ops.append(op)
+    names, inputs = list(program.inputs), list(program.graph.inputs)
+    for place, value in enumerate(program.graph.inputs):
+        one = by_source.get(value)
+        if one is not None:
+            names[place] = one.target.name
+            inputs[place] = value if one.is_widened else one.reduced
+    graph = Graph(tuple(inputs), tuple(ops), program.graph.outputs, program.graph.name)
+    return replace(program, graph=dce(graph), inputs=tuple(names))
+
+
+def _with_last(schedule: Schedule, writers: Collection[str]) -> Schedule:
+    """`schedule` with programs of their own as the last runs of `writers`."""
+    names = list(flat(schedule))
+    last = {name: place for place, name in enumerate(names) if name in writers}
+    for name, place in last.items():
+        names[place] = last_of(name)
+    return folded(names)

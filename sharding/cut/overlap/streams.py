@@ -1,0 +1,55 @@
+"""Which stream of a core's collective engine every collective runs on.
+
+A stream serves its collectives one after the other. What a layer itself waits for (tensor, sequence
+and expert parallelism) keeps stream 0; gathers of weights, reductions of gradients and their sums
+over copies are given streams of their own as far as there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.program import StepPlan
+from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, REDUCTIONS, SHARDS
+
+MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
+
+Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
+
+
+def streams_of(step: StepPlan, count: int) -> Mapping[Route, int]:
+    """The stream of every kind of collective in `step`, when there are `count` streams; where there
+    are too few, what is there closes up and the last ones share.
+    """
+    routes = sorted({r for p in step.programs for r in _routes(p.graph)})
+    wanted = {route: _wanted(*route) for route in routes}
+    there = sorted(set(wanted.values()))
+    place = there if max(there, default=0) < count else range(len(there))
+    stream = {want: min(at, count - 1) for want, at in zip(there, place, strict=True)}
+    return {route: stream[want] for route, want in wanted.items()}
+
+
+def _wanted(kind: str, axes: tuple[str, ...]) -> int:
+    """The stream of a kind when there are enough."""
+    if SHARDS in axes:
+        return 1 if kind == GATHER else 2
+    return 3 if COPIES in axes else 0
+
+
+def moves_state(op: Op) -> bool:
+    """True for gathers of weights and reductions of gradients: collectives over data axes."""
+    named = op.name == GATHER or op.name in REDUCTIONS
+    return named and bool({SHARDS, COPIES} & {*op.attrs.axes})
+
+
+def moves_values(op: Op) -> bool:
+    """True for collectives of a layer's own values: those over other axes."""
+    named = op.name in COLLECTIVES or op.name == "collective_permute"
+    return named and not {SHARDS, COPIES} & {*op.attrs.axes}
+
+
+def _routes(graph: Graph) -> Iterator[Route]:
+    for op in graph.walk():
+        if op.name in COLLECTIVES:
+            yield op.name, op.attrs.axes

@@ -1,0 +1,278 @@
+"""A loop over layers as several loops in a row, one per stage.
+
+Iterations stay in order: part k runs its share of the trips on the borders that part k - 1 left.
+What the body slices by its counter is sliced per part, what it writes slice by slice is joined
+again, so that a part reads and writes its own layers only. The result is one program with the same
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
+    ConcatenateAttrs,
+    ConstantAttrs,
+    LoopAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.indices.layers import ScannedLayers, visited_layers
+
+WALKING = ("dynamic_slice", "dynamic_update_slice")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a loop: `loop` with its carries, and the ops in front of it and behind the last
+    part that take stacks apart and join them.
+    """
+
+    loop: Op
+    before: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All parts in order, and the ops that make the results of the whole loop from theirs."""
+
+    parts: tuple[Part, ...]
+    after: tuple[Op, ...]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Everything in program order."""
+        return (*(op for part in self.parts for op in (*part.before, part.loop)), *self.after)
+
+
+def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> Parts:
+    """`scan.loop` as loops of `trips` iterations; the last ops yield the results of the whole loop.
+
+    Raises: ShardingError (SW_PIPELINE_LOOP) when the trips are not those of the loop, or a stack is
+    not walked layer by layer.
+    """
+    loop = scan.loop
+    if sum(trips) != loop.attrs.trip or min(trips) < 1:
+        raise ShardingError(
+            "SW_PIPELINE_LOOP",
+            f"stages require parts of at least one layer that add up to {loop.attrs.trip}, got"
+            f" {', '.join(map(str, trips))}",
+            loop.loc,
+        )
+    walk = LayerWalk.of(scan)
+    carries = list(loop.operands)
+    pieces: dict[int, list[tuple[int, Value]]] = {carry: [] for carry in scan.stacks}
+    parts = []
+    first = 0
+    for trip in trips:
+        part = _part(scan, walk, carries, first, trip)
+        parts.append(part)
+        for carry, result in enumerate(part.loop.results):
+            if carry in pieces:
+                pieces[carry].append((walk.low(carry, first, trip), result))
+            elif carry in scan.borders:
+                carries[carry] = result
+        first += trip
+    return Parts(tuple(parts), tuple(_joined(scan, walk, carries, pieces, parts[-1].loop)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWalk:
+    """The dim of every stack that layers lie along, and the layer each iteration touches."""
+
+    dims: Mapping[int, int]
+    layers: Mapping[int, np.ndarray]
+
+    @classmethod
+    def of(cls, scan: ScannedLayers) -> LayerWalk:
+        """Follow the counter to every slice and update of a stack."""
+        loop, body = scan.loop, scan.loop.regions[0]
+        dims = {**scan.weights, **scan.stacks}
+        carry_of = {value: carry for carry, value in enumerate(body.inputs) if carry in dims}
+        layers: dict[int, np.ndarray] = {}
+        for op in body.ops:
+            for position, value in enumerate(op.operands):
+                carry = carry_of.get(value)
+                if carry is None:
+                    continue
+                if op.name not in WALKING or position:
+                    raise _not_walked(op)
+                visited = _visited(loop, _start(op, dims[carry]))
+                if not np.array_equal(layers.setdefault(carry, visited), visited):
+                    raise _not_walked(op)
+        return cls(dims, layers)
+
+    def low(self, carry: int, first: int, trip: int) -> int:
+        """The lowest layer that iterations `first` to `first + trip` touch.
+
+        Raises ShardingError when they do not touch `trip` neighbouring layers.
+        """
+        touched = np.sort(self.layers[carry][first : first + trip])
+        low = int(touched[0])
+        if not np.array_equal(touched, np.arange(low, low + trip)):
+            raise ShardingError(
+                "SW_PIPELINE_LOOP",
+                f"stages require a loop that walks its layers in order, got layers {touched}",
+            )
+        return low
+
+
+def _start_position(op: Op, dim: int) -> int:
+    """Which operand says which layer a slice or update is at."""
+    return (1 if op.name == "dynamic_slice" else 2) + dim
+
+
+def _start(op: Op, dim: int) -> Value:
+    """The scalar that says which layer a slice or update is at."""
+    return op.operands[_start_position(op, dim)]
+
+
+def _not_walked(op: Op) -> ShardingError:
+    """A stack is used otherwise than layer by layer."""
+    return ShardingError(
+        "SW_PIPELINE_LOOP",
+        f"stages require stacks of layers that the loop walks by its counter, got {op.name}",
+        op.loc,
+        "read and write whole layers by the index of the loop",
+    )
+
+
+def _visited(loop: Op, start: Value) -> np.ndarray:
+    """`start` in every iteration. Raises ShardingError when more than the counter decides it."""
+    found = visited_layers(loop, start)
+    if found is None:
+        raise _not_walked(loop)
+    return found
+
+
+def _part(
+    scan: ScannedLayers, walk: LayerWalk, carries: Sequence[Value], first: int, trip: int
+) -> Part:
+    """Iterations `first` to `first + trip`."""
+    before: list[Op] = []
+    operands = []
+    for carry, value in enumerate(carries):
+        if carry in walk.dims:
+            low = walk.low(carry, first, trip)
+            before.append(_taken(value, walk.dims[carry], low, trip))
+            operands.append(before[-1].result)
+        else:
+            operands.append(value)
+    body = _Body(scan, walk, first, trip, [v.type for v in operands]).build()
+    attrs = LoopAttrs(trip, scan.loop.attrs.induction)
+    results = tuple(Value(v.type) for v in operands)
+    loop = Op("loop", tuple(operands), results, attrs, (body,), scan.loop.loc)
+    return Part(loop, tuple(before))
+
+
+def _taken(value: Value, dim: int, low: int, trip: int) -> Op:
+    """Layers `low` to `low + trip` of a stack."""
+    shape = value.type.shape
+    start = tuple(low if d == dim else 0 for d in range(len(shape)))
+    limit = tuple(low + trip if d == dim else n for d, n in enumerate(shape))
+    return make_op("slice", (value,), SliceAttrs(start, limit, (1,) * len(shape)))
+
+
+class _Body:
+    """The body of one part: the counter starts at its first layer, stacks hold its layers only."""
+
+    def __init__(
+        self,
+        scan: ScannedLayers,
+        walk: LayerWalk,
+        first: int,
+        trip: int,
+        types: Sequence[TensorType],
+    ) -> None:
+        self.scan, self.walk, self.first, self.trip = scan, walk, first, trip
+        self.source = scan.loop.regions[0]
+        self.inputs = tuple(Value(t) for t in types)
+        self.now: dict[Value, Value] = dict(zip(self.source.inputs, self.inputs, strict=True))
+        self.stack_of = {v: c for c, v in enumerate(self.source.inputs) if c in walk.dims}
+        self.ops: list[Op] = []
+
+    def build(self) -> Graph:
+        """The region."""
+        counter = self.source.inputs[self.scan.loop.attrs.induction]
+        own = self.now[counter]
+        self.now[counter] = self._plus(own, self.first)
+        for op in self.source.ops:
+            self._copy(op)
+        outputs = [self.now[v] for v in self.source.outputs]
+        induction = self.scan.loop.attrs.induction
+        outputs[induction] = self._plus(own, 1)
+        return dce(Graph(self.inputs, tuple(self.ops), tuple(outputs), self.source.name))
+
+    def _plus(self, value: Value, number: int) -> Value:
+        """`value + number`."""
+        if not number:
+            return value
+        data = np.asarray(number).astype(value.type.dtype.numpy).tobytes()
+        constant = make_op("constant", (), ConstantAttrs(data, value.type))
+        added = make_op("add", (value, constant.result), None)
+        self.ops += [constant, added]
+        return added.result
+
+    def _place(self, carry: int, start: Value) -> Value:
+        """Where this iteration is in the part's own stack; counted from the part's own counter
+        where that is possible, so that parts with equally many layers are equal code.
+        """
+        low = self.walk.low(carry, self.first, self.trip)
+        places = self.walk.layers[carry][self.first : self.first + self.trip] - low
+        counter: Value = self.inputs[self.scan.loop.attrs.induction]
+        forward = np.arange(self.trip)
+        if counter.type == start.type and np.array_equal(places, forward):
+            return counter
+        if counter.type != start.type or not np.array_equal(places, forward[::-1]):
+            return self._plus(start, -low)
+        data = np.asarray(self.trip - 1).astype(counter.type.dtype.numpy).tobytes()
+        last = make_op("constant", (), ConstantAttrs(data, counter.type))
+        place = Op("subtract", (last.result, counter), (Value(counter.type),))
+        self.ops += [last, place]
+        return place.result
+
+    def _copy(self, op: Op) -> None:
+        """`op` on this part's values; a walk of a stack counts from the part's lowest layer."""
+        operands = [self.now.get(v, v) for v in op.operands]
+        carry = self.stack_of.get(op.operands[0]) if op.operands else None
+        if carry is not None:
+            position = _start_position(op, self.walk.dims[carry])
+            operands[position] = self._place(carry, operands[position])
+        results = tuple(
+            Value(operands[0].type if carry is not None and op.name == WALKING[1] else v.type)
+            for v in op.results
+        )
+        self.ops.append(Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc))
+        self.now.update(zip(op.results, results, strict=True))
+
+
+def _joined(
+    scan: ScannedLayers,
+    walk: LayerWalk,
+    carries: Sequence[Value],
+    pieces: Mapping[int, list[tuple[int, Value]]],
+    last: Op,
+) -> Iterator[Op]:
+    """The results of the whole loop: stacks joined in the order of layers, all else from the last
+    part.
+    """
+    loop = scan.loop
+    for carry, result in enumerate(loop.results):
+        if carry in pieces:
+            parts = [value for _, value in sorted(pieces[carry], key=lambda piece: piece[0])]
+            joined = ConcatenateAttrs(walk.dims[carry])
+            yield Op("concatenate", tuple(parts), (result,), joined, (), loop.loc)
+        elif carry == loop.attrs.induction:
+            data = np.asarray(loop.attrs.trip).astype(result.type.dtype.numpy).tobytes()
+            yield Op("constant", (), (result,), ConstantAttrs(data, result.type), (), loop.loc)
+        else:
+            source = last.results[carry] if carry in scan.borders else carries[carry]
+            same = ReshapeAttrs(result.type.shape)
+            yield Op("reshape", (source,), (result,), same, (), loop.loc)

@@ -1,0 +1,379 @@
+"""Stacks of layers taken apart: what lies along layers becomes one value per part of the pipeline.
+
+Layer loops are split, and every op on a stack (a gradient, an optimizer leaf, a norm over it) is
+made once per part, on that part's layers; a reduction along layers becomes one per part and their
+sum. The graph keeps its meaning, which is how it is tested. `partition` and all that follows see
+a plain step whose leaves belong to parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    IotaAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.neff.schedule import LeafPart
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
+from shardwright.sharding.cut.pipeline.balance import PartShare
+from shardwright.sharding.cut.pipeline.loops import split_loop
+from shardwright.sharding.indices.dims import factors
+from shardwright.sharding.indices.layers import scanned_layers
+from shardwright.sharding.partition.partitioned import Slot
+
+COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
+"""The op that joins what two parts reduced, by kind of reduction."""
+DISTRIBUTED = frozenset(
+    (
+        "broadcast_in_dim",
+        "concatenate",
+        "dot_general",
+        "pad",
+        "reduce",
+        "reshape",
+        "reverse",
+        "sharding_constraint",
+        "slice",
+        "transpose",
+    )
+)
+"""Ops besides elementwise ones whose work on a stack is that on its layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A step whose leaves belong to parts of a pipeline.
+
+    `parts` says of which leaf a buffer is a part; `homes` the part that uses a leaf, where there is
+    only one; `shares` what each part has of the model.
+    """
+
+    graph: Graph
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    parts: Mapping[str, LeafPart]
+    homes: Mapping[str, int]
+    shares: tuple[PartShare, ...]
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts."""
+        return len(self.shares)
+
+
+def stage_layers(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    num_parts: int,
+    balance: str = "cost",
+) -> Staged:
+    """The step with its layers shared out over `num_parts` parts.
+
+    Raises: ShardingError (SW_PIPELINE_LAYERS, SW_PIPELINE_LOOP, SW_PIPELINE_CUT) with the op's line
+    for too few layers, loops that are not walked in order, and ops that need a stack whole.
+    """
+    assignment = assign(graph, inputs, outputs, num_parts, balance)
+    return _Unstack(graph, assignment).staged(inputs, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """A stack by parts: the dim layers lie along, which layers each part has, and its value."""
+
+    dim: int
+    runs: tuple[Run, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class _Unstack:
+    """The rewrite of one step."""
+
+    graph: Graph
+    assignment: Assignment
+    ops: list[Op] = field(default_factory=list)
+    now: dict[Value, Value] = field(default_factory=dict)
+    pieces: dict[Value, _Pieces] = field(default_factory=dict)
+    made: dict[Value, Op] = field(default_factory=dict)
+
+    def staged(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Staged:
+        """The whole step."""
+        parts: dict[str, LeafPart] = {}
+        homes: dict[str, int] = {}
+        new_inputs = list(self._inputs(inputs, parts, homes))
+        for op in self.graph.ops:
+            self._split(op)
+        new_outputs = list(self._outputs(outputs, parts))
+        graph = Graph(
+            tuple(v for _, v in new_inputs),
+            tuple(self.ops),
+            tuple(v for _, v in new_outputs),
+            self.graph.name,
+        )
+        return Staged(
+            graph=dce(graph),
+            inputs=tuple(slot for slot, _ in new_inputs),
+            outputs=tuple(slot for slot, _ in new_outputs),
+            parts=parts,
+            homes=homes,
+            shares=self.assignment.shares,
+        )
+
+    def _inputs(
+        self, slots: Sequence[Slot], parts: dict[str, LeafPart], homes: dict[str, int]
+    ) -> Iterator[tuple[Slot, Value]]:
+        """Inputs, those that layers are stacked along once per part."""
+        for slot, value in zip(slots, self.graph.inputs, strict=True):
+            stacked = self.assignment.stacked(value) if slot.role != "batch" else None
+            if stacked is None:
+                if value in self.assignment.leaves:
+                    homes[slot.name] = self.assignment.leaves[value]
+                yield slot, value
+                continue
+            dim, runs = stacked
+            values = tuple(Value(_resized_type(value, dim, run.size)) for run in runs)
+            self.pieces[value] = _Pieces(dim, runs, values)
+            for run, piece in zip(runs, values, strict=True):
+                own = _part_slot(slot, run, dim, parts)
+                homes[own.name] = run.part
+                yield own, piece
+
+    def _outputs(
+        self, slots: Sequence[Slot], parts: dict[str, LeafPart]
+    ) -> Iterator[tuple[Slot, Value]]:
+        """Outputs, stacks once per part."""
+        stacked = {part.leaf for part in parts.values()}
+        for slot, value in zip(slots, self.graph.outputs, strict=True):
+            if value not in self.pieces and slot.name in stacked:
+                self._take_apart(value)
+            found = self.pieces.get(value)
+            if found is None:
+                yield slot, self.now.get(value, value)
+                continue
+            for run, piece in zip(found.runs, found.values, strict=True):
+                yield _part_slot(slot, run, found.dim, parts), piece
+
+    def _take_apart(self, value: Value) -> None:
+        """Pieces of a value that no stack fed."""
+        stacked = self.assignment.stacked(value)
+        if stacked is not None:
+            dim, runs = stacked
+            pieces = tuple(self._piece(value, dim, run) for run in runs)
+            self.pieces[value] = _Pieces(dim, runs, pieces)
+
+    def _split(self, op: Op) -> None:
+        """`op` by parts, if it reads a stack or is a loop over layers."""
+        trips = self.assignment.trips.get(op)
+        if trips is not None:
+            scan = next(s for s in scanned_layers(Graph((), (op,), ())) if s.loop is op)
+            for part in split_loop(scan, trips).ops:
+                self._split(part)
+        elif op.name == "concatenate" and self._joins(op):
+            return
+        elif not any(v in self.pieces for v in op.operands):
+            self._keep(op)
+        elif not self._takes(op):
+            self._distribute(op)
+
+    def _keep(self, op: Op) -> None:
+        """An op that reads no stack."""
+        operands = tuple(self.now.get(v, v) for v in op.operands)
+        same = operands == op.operands
+        self._add(op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+
+    def _add(self, op: Op) -> Op:
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(op.results, op))
+        return op
+
+    def _joins(self, op: Op) -> bool:
+        """True when `op` joins what the parts of a loop stacked: its operands are the pieces."""
+        runs = self.assignment.runs(*self._class_of_result(op))
+        sizes = [v.type.shape[op.attrs.dim] for v in op.operands]
+        if not runs or sizes != [run.size for run in runs]:
+            return False
+        values = tuple(self.now.get(v, v) for v in op.operands)
+        self.pieces[op.result] = _Pieces(op.attrs.dim, runs, values)
+        return True
+
+    def _class_of_result(self, op: Op) -> tuple[Value, int]:
+        return op.result, op.attrs.dim
+
+    def _takes(self, op: Op) -> bool:
+        """True when `op` takes one part's layers out of a stack."""
+        stack = self.pieces.get(op.operands[0])
+        if op.name != "slice" or stack is None or set(op.attrs.stride) != {1}:
+            return False
+        low, high = op.attrs.start[stack.dim], op.attrs.limit[stack.dim]
+        for run, piece in zip(stack.runs, stack.values, strict=True):
+            if (low, high) == (run.first, run.first + run.size):
+                whole = piece.type == op.result.type
+                if whole:
+                    self.now[op.result] = piece
+                return whole
+        return False
+
+    def _distribute(self, op: Op) -> None:
+        """`op` once per part."""
+        if op.name == "optimization_barrier":
+            self._distribute_barrier(op)
+            return
+        if not (op.name in DISTRIBUTED or OPS[op.name].elementwise):
+            raise _whole(op, self._stack(op))
+        dims = self._dims(op)
+        target = dims.get(op.result)
+        runs = self.pieces[self._stack(op)].runs
+        values = []
+        for run in runs:
+            operands = [self._piece(v, dims.get(v), run) for v in op.operands]
+            attrs = op.attrs if target is None else _resized(op, target, run.size)
+            values.append(self._add(make_op(op.name, operands, attrs, (), op.loc)).result)
+        if target is None:
+            self.now[op.result] = self._combined(op, values)
+        else:
+            self.pieces[op.result] = _Pieces(target, runs, tuple(values))
+
+    def _stack(self, op: Op) -> Value:
+        return next(v for v in op.operands if v in self.pieces)
+
+    def _dims(self, op: Op) -> dict[Value, int]:
+        """The dim layers lie along in each operand and in the result; a result without one is a
+        reduction over layers.
+
+        Raises ShardingError when operands disagree, or layers are merged with something else.
+        """
+        stack = self._stack(op)
+        wanted = self.pieces[stack]
+        dims: dict[Value, int] = {stack: wanted.dim}
+        for factor in factors(op):
+            if any(v in self.pieces and d == self.pieces[v].dim for v, d in factor):
+                dims.update(factor)
+        size = sum(run.size for run in wanted.runs)
+        for value, dim in dims.items():
+            own = self.pieces.get(value, wanted)
+            if value.type.shape[dim] != size or own.runs != wanted.runs:
+                raise _whole(op, value)
+            if value in self.pieces and own.dim != dim:
+                raise _whole(op, value)
+        if op.result not in dims and not self._reduces(op, dims):
+            raise _whole(op, stack)
+        return dims
+
+    def _reduces(self, op: Op, dims: Mapping[Value, int]) -> bool:
+        """True when the dim of layers is reduced away, in a way that can be joined."""
+        if op.name == "reduce":
+            return op.attrs.kind in COMBINE and dims[op.operands[0]] in op.attrs.dims
+        return op.name == "dot_general" and op.operands[0] in dims and op.operands[1] in dims
+
+    def _distribute_barrier(self, op: Op) -> None:
+        """A barrier of pieces; results follow operands."""
+        flat: list[Value] = []
+        for value in op.operands:
+            found = self.pieces.get(value)
+            flat += found.values if found else (self.now.get(value, value),)
+        results = iter(self._add(make_op(op.name, flat, op.attrs, (), op.loc)).results)
+        for value, result in zip(op.operands, op.results, strict=True):
+            found = self.pieces.get(value)
+            if found is None:
+                self.now[result] = next(results)
+            else:
+                self.pieces[result] = replace(
+                    found, values=tuple(next(results) for _ in found.runs)
+                )
+
+    def _piece(self, value: Value, dim: int | None, run: Run) -> Value:
+        """A part's layers of any value; of what only repeats, a shorter repetition."""
+        if value in self.pieces:
+            found = self.pieces[value]
+            return found.values[found.runs.index(run)]
+        value = self.now.get(value, value)
+        if dim is None:
+            return value
+        op = self.made.get(value)
+        if op is not None and _repeats(op, dim):
+            return self._add(
+                make_op(op.name, op.operands, _resized(op, dim, run.size), (), op.loc)
+            ).result
+        shape = value.type.shape
+        start = tuple(run.first if d == dim else 0 for d in range(len(shape)))
+        limit = tuple(run.first + run.size if d == dim else n for d, n in enumerate(shape))
+        return self._add(
+            make_op("slice", (value,), SliceAttrs(start, limit, (1,) * len(shape)))
+        ).result
+
+    def _combined(self, op: Op, values: Sequence[Value]) -> Value:
+        """What the parts reduced, joined in the order of parts."""
+        name = COMBINE[op.attrs.kind] if op.name == "reduce" else "add"
+        total = values[0]
+        for value in values[1:]:
+            total = self._add(make_op(name, (total, value), None, (), op.loc)).result
+        return total
+
+
+def _repeats(op: Op, dim: int) -> bool:
+    """True when the result is the same all along `dim`."""
+    if op.name == "broadcast_in_dim":
+        return dim not in op.attrs.dims
+    return op.name == "constant" and bool(op.attrs.is_splat)
+
+
+def _part_slot(slot: Slot, run: Run, dim: int, parts: dict[str, LeafPart]) -> Slot:
+    """The slot of one part of a leaf."""
+    own = replace(slot, name=f"{slot.name}@{run.part}")
+    parts[own.name] = LeafPart(slot.name, dim, run.first)
+    return own
+
+
+def _resized_type(value: Value, dim: int, size: int) -> Any:
+    shape = value.type.shape
+    return tensor_type((*shape[:dim], size, *shape[dim + 1 :]), value.type.dtype)
+
+
+def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*sizes[:dim], size, *sizes[dim + 1 :])
+
+
+def _resized(op: Op, dim: int, size: int) -> Any:
+    """The attributes of `op` when its result has `size` layers along `dim`."""
+    resize = _RESIZED.get(op.name)
+    return op.attrs if resize is None else resize(op, dim, size)
+
+
+def _slice(op: Op, dim: int, size: int) -> SliceAttrs:
+    a = op.attrs
+    return SliceAttrs(a.start, _with(a.limit, dim, size), a.stride)
+
+
+_RESIZED: Mapping[str, Callable[[Op, int, int], Any]] = {
+    "broadcast_in_dim": lambda op, dim, size: BroadcastInDimAttrs(
+        op.attrs.dims, _with(op.attrs.shape, dim, size)
+    ),
+    "constant": lambda op, dim, size: ConstantAttrs(
+        op.attrs.data, _resized_type(op.result, dim, size)
+    ),
+    "iota": lambda op, dim, size: IotaAttrs(op.attrs.dim, _resized_type(op.result, dim, size)),
+    "reshape": lambda op, dim, size: ReshapeAttrs(_with(op.attrs.shape, dim, size)),
+    "slice": _slice,
+}
+
+
+def _whole(op: Op, value: Value) -> ShardingError:
+    """An op needs the layers of all stages at once."""
+    return ShardingError(
+        "SW_PIPELINE_CUT",
+        f"stages require ops that work layer by layer or sum over layers, got {op.name} of"
+        f" {value.type}, whose layers lie on several stages",
+        op.loc,
+        "use pp = 1, or write the op per layer or as a sum (or maximum) over layers",
+    )

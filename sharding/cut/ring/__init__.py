@@ -1,0 +1,199 @@
+"""Attention over sequences that are split over cores, as a ring: no core gathers keys and values.
+
+A gather over the context axis whose index ends in reductions that feed each other (a softmax, in
+any spelling, forward or backward) becomes loops over blocks that go around the ring. Nothing is
+recognised by name: `index.py` follows the index, `terms.py` orders the reductions, `loops.py`
+builds the loops. It works on per-core graphs, before they are cut into programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.topological import topological
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_results
+from shardwright.sharding.cut.ring.index import Index, Level, TwoIndicesError
+from shardwright.sharding.cut.ring.loops import ring_ops
+from shardwright.sharding.cut.ring.reorder import reordered
+from shardwright.sharding.cut.ring.terms import FREE, Pass, passes
+from shardwright.sharding.indices.dims import reached
+from shardwright.sharding.localize import Localized
+
+AXIS = "cp"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What to tell the user about attention over a split sequence."""
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Diagnostic, ...] = ()
+
+
+def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
+    """`local` with attention over a split sequence in the form that is asked for: `gather` changes
+    nothing; `ring` puts loops in place of gathers that feed a softmax, with a finding for every one
+    that stays.
+    """
+    size = local.source.mesh.sizes.get(AXIS, 1)
+    if size == 1:
+        return local, Context()
+    if form == "gather":
+        chosen = (
+            "gather (strategy.context, default: fewer passes over scores); `ring` holds 2 of"
+            f" {size} blocks of keys and values instead of all"
+        )
+        return local, Context(reasons={"context": chosen})
+    graph, source = local.graph, local.source
+    batch = [
+        value
+        for slot, value in zip(source.inputs, graph.inputs, strict=True)
+        if slot.role == "batch"
+    ]
+    rings = Rings(AXIS, reached(graph, batch))
+    graph = rings.level(graph)
+    reason = (
+        f"ring (strategy.context): {rings.loops} loops over {size} blocks; a core holds 2 blocks"
+        " of keys and values"
+    )
+    return replace(local, graph=graph), Context({"context": reason}, tuple(rings.findings))
+
+
+class Rings:
+    """Rewrites the levels of a graph and counts; `on_batch` tells activations from weights."""
+
+    def __init__(self, axis: str, on_batch: set[Value]) -> None:
+        self.axes = (axis,)
+        self.on_batch = on_batch
+        self.loops = 0
+        self.findings: list[Diagnostic] = []
+
+    def level(self, graph: Graph) -> Graph:
+        """One level with its regions."""
+        ops = [self._nested(op) for op in graph.ops]
+        graph = Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+        left = [op for op in graph.ops if self._gathers(op)]
+        while left:
+            index = _index(Level(graph, left))
+            if index is not None:
+                graph = self._replaced(index) or graph
+            done = {left[0]} if index is None else {*index.entries}
+            left = [op for op in left if op not in done]
+        return graph
+
+    def _nested(self, op: Op) -> Op:
+        if not op.regions:
+            return op
+        regions = tuple(self.level(r) for r in op.regions)
+        return Op(op.name, op.operands, op.results, op.attrs, regions, op.loc)
+
+    def _gathers(self, op: Op) -> bool:
+        """True for a gather of activations over the axis."""
+        own = op.name == "all_gather" and op.attrs.axes == self.axes and op.attrs.group_size > 1
+        return own and op.operands[0] in self.on_batch
+
+    def _replaced(self, index: Index) -> Graph | None:
+        """The level with the passes of `index`; None when nothing is normalised along it, or an op
+        needs it whole.
+        """
+        index, steps = _fewest(index)
+        if len(steps) < 2 and all(term == FREE for s in steps for term in s.folds.values()):
+            return None
+        try:
+            made = [(_key(index, step), ring_ops(index, step)) for step in steps]
+        except ShardingError as refused:
+            self.findings.append(_stays_gathered(index, refused.diagnostic))
+            return None
+        self.loops += len(made)
+        return _assembled(index, made)
+
+
+def _fewest(index: Index) -> tuple[Index, list[Pass]]:
+    """The index and its passes, with sums in the other order when that saves a pass."""
+    steps = passes(index)
+    graph = reordered(index)
+    if graph is index.level.graph:
+        return index, steps
+    other = Index.of(Level(graph, index.level.gathers), index.entries[0])
+    fewer = passes(other)
+    return (other, fewer) if len(fewer) < len(steps) else (index, steps)
+
+
+def _stays_gathered(index: Index, why: Diagnostic) -> Diagnostic:
+    """A note for a softmax that needs its index whole."""
+    gather = index.entries[0]
+    return Diagnostic(
+        "SW_CONTEXT_GATHERED",
+        f"strategy.context = ring requires ops that work block by block; {gather.result.type} is"
+        f" gathered over {'+'.join(index.axes)}: {why.message}",
+        why.loc or gather.loc,
+        hint="keep the sequence of keys and values along one dim that is only moved or reduced",
+        severity="note",
+    )
+
+
+def _index(level: Level) -> Index | None:
+    """The index of the first gather; None when it cannot be told apart from another."""
+    try:
+        return Index.of(level, level.gathers[0])
+    except TwoIndicesError:
+        return None
+
+
+def _key(index: Index, step: Pass) -> int:
+    """Where a pass belongs: at the first thing it makes."""
+    made = {op.result for op in step.folds} | {*step.collected}
+    order = enumerate(index.level.graph.ops)
+    return next(i for i, op in order if any(v in made for v in op.results))
+
+
+def _assembled(index: Index, made: Iterable[tuple[int, list[Op]]]) -> Graph:
+    """The level with the ops of the passes in place of what they make."""
+    graph = index.level.graph
+    keyed = [((i, -1), op) for i, op in enumerate(graph.ops) if _stays(index, op)]
+    keyed = [(key, _narrowed(index, op)) for key, op in keyed]
+    keyed += [((key, n), op) for key, ops in made for n, op in enumerate(ops)]
+    return Graph(graph.inputs, tuple(_swept(index, _ordered(keyed))), graph.outputs, graph.name)
+
+
+def _stays(index: Index, op: Op) -> bool:
+    """False for what passes make or take apart."""
+    if op.name == "optimization_barrier":
+        return not all(v in index.derived for v in op.results)
+    inside = any(v in index.derived for v in op.results)
+    return op in index.entries or not (inside or index.ends(op))
+
+
+def _narrowed(index: Index, op: Op) -> Op:
+    """A barrier without what walks along the index."""
+    kept = [i for i, v in enumerate(op.results) if v not in index.derived]
+    barrier = op.name == "optimization_barrier" and len(kept) < len(op.results)
+    return with_results(op, kept, None, ()) if barrier else op
+
+
+def _swept(index: Index, ops: Sequence[Op]) -> list[Op]:
+    """The ops without gathers, masks and positions that nothing reads any more."""
+    read = {*index.level.graph.outputs}
+    kept = []
+    for op in reversed(ops):
+        spare = op.name != "loop" and any(v in index.dims for v in op.results)
+        if not spare or any(v in read for v in op.results):
+            kept.append(op)
+            read.update(op.operands)
+    return kept[::-1]
+
+
+Keyed = tuple[tuple[int, int], Op]
+
+
+def _ordered(keyed: Sequence[Keyed]) -> list[Op]:
+    """The ops in the order of their keys, but every value before its readers."""
+    maker = {v: n for n, (_, op) in enumerate(keyed) for v in op.results}
+    before = {n: {maker[v] for v in op.operands if v in maker} for n, (_, op) in enumerate(keyed)}
+    places = [(*key, n) for n, (key, _) in enumerate(keyed)]  # two passes may have one key
+    order = topological(before, places.__getitem__)
+    assert len(order) == len(keyed), "passes follow each other"
+    return [keyed[n][1] for n in order]

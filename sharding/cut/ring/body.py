@@ -1,0 +1,257 @@
+"""What a rank does with one block of a gathered index: the ops of a pass on a block.
+
+The body is first written in whole types: entries, values to slice and what stays the same are its
+inputs, running reductions its first outputs. Localizing it over a virtual axis whose ranks are the
+blocks gives the work on one block, with offsets of positions and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.cut.ring.index import Index, is_cheap
+from shardwright.sharding.cut.ring.terms import Pass, Row, Shift
+from shardwright.sharding.localize.context import Localizer
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
+
+BLOCKS = ("blocks",)
+"""The virtual axis whose ranks are the blocks."""
+VIEWS = ("broadcast_in_dim", "reshape", "transpose")
+
+
+def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value:
+    """`value`, shaped as the source of `row`, repeated to the type `like`."""
+    pairs = sorted(row.dims, key=lambda pair: pair[1])
+    flat = builder.reshape(value, [value.type.shape[i] for i, _ in sorted(row.dims)])
+    order = [i for i, _ in sorted(row.dims)]
+    turned = [order.index(i) for i, _ in pairs]
+    if turned != sorted(turned):
+        flat = builder.transpose(flat, turned)
+    if flat.type.dtype is not like.dtype:
+        flat = builder.convert(flat, like.dtype)
+    return builder.broadcast(flat, like.shape, [d for _, d in pairs])
+
+
+def wide(type: TensorType) -> TensorType:
+    """The type a sum is carried in from block to block."""
+    return tensor_type(type.shape, DType.F32) if type.dtype.is_narrow else type
+
+
+@dataclass(slots=True)
+class Body:
+    """One pass over an index as a function of one block.
+
+    `blocks` are the gathers whose blocks come around, `folds` its reductions, `collected` values
+    that are put together again, `invariants` what it reads besides.
+    """
+
+    index: Index
+    step: Pass
+    blocks: list[Op] = field(default_factory=list)
+    invariants: list[Value] = field(default_factory=list)
+    _builder: Builder = field(default_factory=Builder)
+    _now: dict[Value, Value] = field(default_factory=dict)
+    _before: dict[Value, Value] = field(default_factory=dict)
+    _carried: dict[Op, Value] = field(default_factory=dict)
+    _same: dict[Hashable, Op] = field(default_factory=dict)
+    _made: dict[Hashable, Value] = field(default_factory=dict)
+    _twins: dict[Op, Op] = field(default_factory=dict)
+    _first: dict[Hashable, Value] = field(default_factory=dict)
+    _sources: dict[Value, Value] = field(default_factory=dict)
+    _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
+
+    @property
+    def folds(self) -> list[Op]:
+        """The reductions that are carried, in order: of equal ones the first."""
+        return list(self._carried)
+
+    def carrier(self, op: Op) -> Op:
+        """The reduction that is carried for `op`."""
+        return self._twins.get(op, op)
+
+    @property
+    def collected(self) -> list[Value]:
+        """The values the pass puts together from blocks."""
+        return self.step.collected
+
+    def shifts(self, op: Op) -> bool:
+        """True for a maximum that a shift of this pass follows."""
+        return any(self._follows(ops, op) for ops in self.step.bridges.values()) or any(
+            source is op.result for source in self.step.bridges
+        )
+
+    def _follows(self, ops: Sequence[Op], op: Op) -> bool:
+        return any(op.result in later.operands for later in ops)
+
+    def carried_type(self, op: Op) -> TensorType:
+        """The type a reduction is carried in."""
+        if op.name == "reduce_scatter":
+            return op.operands[0].type
+        kept = op.name == "reduce" and op.attrs.kind in ELEMENTWISE_OF
+        return op.result.type if kept else wide(op.result.type)
+
+    def localized(self) -> Graph:
+        """The work on one block; inputs are blocks, carried reductions, invariants.
+
+        Raises: ShardingError for an op that cannot work on a block.
+        """
+        whole = self._whole()
+        for op in whole.ops:
+            for value in op.results:
+                self._specs.setdefault(value, replicated(value.type.rank))
+        mesh = Mesh(((BLOCKS[0], self.index.entries[0].attrs.group_size),))
+        return cse(dce(Localizer(mesh, self._specs).region(whole)))
+
+    def _whole(self) -> Graph:
+        """The body in whole types."""
+        outputs = {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is None}
+        for source, ops in self.step.bridges.items():
+            self._now[source] = self._bridge(source, ops, self._now)
+            self._before[source] = self._bridge(source, ops, self._carried_now())
+        outputs |= {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is not None}
+        collected = [self._value(v) for v in self.collected]
+        blocks = [self._sources[op.result] for op in self.blocks]
+        carried = [self._carried[op] for op in self.folds]
+        still = [self._sources[v] for v in self.invariants]
+        results = (*(outputs[op] for op in self.folds), *collected)
+        inputs = (*blocks, *carried, *still)
+        return Graph(inputs, tuple(self._builder.ops), results, "block")
+
+    def _carried_now(self) -> dict[Value, Value]:
+        """Results of reductions as they were before the block."""
+        return {op.result: value for op, value in self._carried.items()}
+
+    def _input_of(self, op: Op) -> Value:
+        """The input for a carried reduction."""
+        type = self.carried_type(op)
+        if op.name == "reduce_scatter":
+            spec = sharded(type.rank, op.attrs.dim, BLOCKS)
+        else:
+            spec = replicated(type.rank)
+        return self._input(type, spec)
+
+    def _input(self, type: TensorType, spec: ShardingSpec) -> Value:
+        value = Value(type)
+        self._specs[value] = spec
+        return value
+
+    def _value(self, value: Value) -> Value:
+        """What `value` is in the body, where equal values are one."""
+        key = (self.index.level.numbers[value], self.index.dims.get(value))
+        value = self._first.setdefault(key, value)
+        if value not in self._now:
+            self._now[value] = self._make(value)
+            if value in self.index.dims:
+                spec = sharded(value.type.rank, self.index.dims[value], BLOCKS)
+                self._specs[self._now[value]] = spec
+        return self._now[value]
+
+    def _make(self, value: Value) -> Value:
+        op = self.index.level.made.get(value)
+        if value not in self.index.dims:
+            return self._outside(value)
+        if op is not None and op in self.index.entries:
+            return self._block(op)
+        if op is not None and (value in self.index.derived or is_cheap(op)):
+            return self._clone(op, value)
+        whole = self._outside(value)
+        return self._builder.all_slice(whole, self.index.dims[value], BLOCKS)
+
+    def _block(self, entry: Op) -> Value:
+        """The block that a gather brought in."""
+        self.blocks.append(entry)
+        value = self._sources[entry.result] = Value(entry.result.type)
+        return value
+
+    def _outside(self, value: Value) -> Value:
+        """What stays the same from block to block: an input, or a view of one. A loop would have a
+        view of its operand stored, and read a transposed one in short runs.
+        """
+        op = self.index.level.made.get(value)
+        if op is not None and op.name in VIEWS:
+            return self._append(op, [self._outside(v) for v in op.operands])
+        if value not in self._sources:
+            self.invariants.append(value)
+            self._sources[value] = self._input(value.type, replicated(value.type.rank))
+        return self._sources[value]
+
+    def _clone(self, op: Op, value: Value) -> Value:
+        """`op` on what its operands are; rows that scale are left to the end."""
+        if op.name == "optimization_barrier":
+            return self._value(op.operands[op.results.index(value)])
+        if op.name in ("multiply", "divide"):
+            kept = [v for v in op.operands if v not in self.step.rows]
+            if len(kept) == 1 and op.operands[0] is not op.operands[1]:
+                return self._value(kept[0])
+        return self._append(op, [self._value(v) for v in op.operands])
+
+    def _append(self, op: Op, operands: list[Value], attrs: object = None) -> Value:
+        """`op` on `operands`, once for equal ones."""
+        key = (op.name, *operands, attrs or op.attrs)
+        if key not in self._made:
+            new = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
+            (self._made[key],) = self._builder.append(new)
+        return self._made[key]
+
+    def _bridge(self, source: Value, ops: Sequence[Op], start: dict[Value, Value]) -> Value:
+        """What follows from a running maximum, at its value in `start`."""
+        now = dict(start)
+        for op in ops:
+            if op.name == "optimization_barrier":
+                pairs = zip(op.operands, op.results, strict=True)
+                now |= {result: now[v] for v, result in pairs if v in now}
+                continue
+            operands = [now[v] if v in now else self._value(v) for v in op.operands]
+            now[op.result] = self._append(op, operands)
+        return now[source]
+
+    def _fold(self, op: Op) -> Value:
+        """The reduction with one more block."""
+        term = self.step.folds[op]
+        if op.name == "reduce_scatter":
+            carried = self._carried[op] = self._input_of(op)
+            total = self._builder.add(carried, self._value(op.operands[0]))
+            self._specs[total] = self._specs[carried]
+            return total
+        part = self._partial(op)
+        first = self._same.setdefault((part, term.shift), op)
+        if first is not op:
+            self._twins[op] = first
+            return self._now[first.result]
+        carried = self._carried[op] = self._input_of(op)
+        if term.shift is not None:
+            carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
+        kind = op.attrs.kind if op.name == "reduce" else "add"
+        total = self._builder.op(ELEMENTWISE_OF.get(kind, kind), carried, part)
+        self._now[op.result] = total
+        return total
+
+    def _partial(self, op: Op) -> Value:
+        """The reduction of the block alone, in the type it is carried in."""
+        type = self.carried_type(op)
+        operands = [self._value(v) for v in op.operands]
+        if op.name == "dot_general":
+            return self._append(op, operands, replace(op.attrs, dtype=type.dtype))
+        if operands[0].type.dtype is not type.dtype:
+            spec = self._specs[operands[0]]
+            operands = [self._builder.convert(operands[0], type.dtype)]
+            self._specs[operands[0]] = spec
+        return self._append(op, operands)
+
+    def _factor(self, shift: Shift, like: TensorType) -> Value:
+        """What a sum of shifted exponentials is multiplied by when the shift moves."""
+        source = shift.row.source
+        old, new = self._before[source], self._now[source]
+        ends = (old, new) if shift.subtracts else (new, old)
+        wide_ends = [self._builder.convert(v, like.dtype) for v in ends]
+        moved = self._builder.op("subtract", *wide_ends)
+        return aligned(self._builder, shift.row, self._builder.op("exponential", moved), like)

@@ -1,0 +1,151 @@
+"""The values that walk along one gathered index, at one level of a per-core graph.
+
+Starting from gathers over an axis, the index is followed through every op that keeps it, forward to
+what reads it and back through cheap ops to what it meets (masks, positions). What is found is a
+closed region: it is entered by gathers and by slices of what a core has anyway, and left by
+reductions. `terms.py` asks in which order they can be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.indices.dims import factors, reached
+
+MOVING = ("broadcast_in_dim", "optimization_barrier", "reshape", "reverse", "transpose")
+MAKING = ("constant", "iota")
+FOLDING = ("dot_general", "reduce")
+FOLDS = ("add", "max", "min")
+
+
+class TwoIndicesError(Exception):
+    """A value would walk along the index by two of its dims."""
+
+
+@dataclass(slots=True)
+class Level:
+    """One level of a graph and its `gathers` of activations; who makes and who reads each value,
+    and which values follow from a gather.
+    """
+
+    graph: Graph
+    gathers: Sequence[Op]
+    made: Mapping[Value, Op] = field(init=False)
+    users: Mapping[Value, Sequence[Op]] = field(init=False)
+    gathered: set[Value] = field(init=False)
+    numbers: dict[Value, int] = field(default_factory=dict, init=False)
+    _known: dict[Hashable, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.made = self.graph.producers()
+        self.users = self.graph.uses()
+        self.gathered = reached(self.graph, [op.result for op in self.gathers])
+        for value in self.graph.inputs:
+            self._number(value, value)
+        for op in self.graph.ops:
+            self._number_results(op)
+
+    def _number(self, value: Value, key: Hashable) -> None:
+        """Give `value` the number of its key."""
+        self.numbers[value] = self._known.setdefault(key, len(self._known))
+
+    def _number_results(self, op: Op) -> None:
+        """Number results so that equal values have one number, whatever barriers are between."""
+        read = [self.numbers[v] for v in op.operands]
+        if op.name == "optimization_barrier":
+            self.numbers.update(zip(op.results, read, strict=True))
+            return
+        same = OPS[op.name].pure or op in self.gathers
+        for i, value in enumerate(op.results):
+            plain = same and not op.regions
+            self._number(value, (op.name, op.attrs, *read, i) if plain else value)
+
+
+@dataclass(slots=True)
+class Index:
+    """One gathered index: `dims` of the values that walk along it; those in `derived` follow from
+    what was gathered, the others every core can make or slice.
+    """
+
+    level: Level
+    axes: tuple[str, ...]
+    dims: dict[Value, int] = field(default_factory=dict)
+    derived: set[Value] = field(default_factory=set)
+    entries: list[Op] = field(default_factory=list)
+    _todo: list[Op] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, level: Level, first: Op) -> Index:
+        """The index that `first` gathers, with all other gathers that meet it.
+
+        Raises: TwoIndicesError.
+        """
+        index = cls(level, first.attrs.axes)
+        index._mark(first.result, first.attrs.dim, derived=True)
+        while index._todo:
+            index._follow(index._todo.pop())
+        index.entries = [op for op in level.gathers if op.result in index.derived]
+        return index
+
+    def _mark(self, value: Value, dim: int, derived: bool) -> None:
+        """Note that `value` walks along the index, and look around it."""
+        fresh = value not in self.dims
+        if self.dims.setdefault(value, dim) != dim:
+            raise TwoIndicesError
+        op = self.level.made.get(value)
+        if op is not None and op in self.level.gathers and op.attrs.dim == dim:
+            derived = True
+        if derived and value not in self.derived:
+            self.derived.add(value)
+            self._todo += self.level.users.get(value, ())
+        if fresh and op is not None and (is_cheap(op) or value in self.level.gathered):
+            self._todo.append(op)
+
+    def _follow(self, op: Op) -> None:
+        """Carry the index from marked operands or results of `op` to the others."""
+        if not (is_cheap(op) or op.name in FOLDING):
+            return
+        for factor in factors(op):
+            marked = [(v, d) for v, d in factor if self.dims.get(v) == d]
+            derived = any(v in self.derived and v in op.operands for v, _ in marked)
+            backward = any(v in op.results for v, _ in marked)
+            if not (derived or backward) or len({v.type.shape[d] for v, d in factor}) > 1:
+                continue
+            for value, dim in factor:
+                self._mark(value, dim, derived and value in op.results)
+
+    def inside(self, op: Op) -> bool:
+        """True when a result of `op` walks along the index."""
+        return op not in self.entries and any(v in self.dims for v in op.results)
+
+    def ends(self, op: Op) -> bool:
+        """True for a sum, maximum or minimum along the index, alone or scattered back to where the
+        index lives.
+        """
+        if self.inside(op) or not any(v in self.derived for v in op.operands):
+            return False
+        if op.name == "reduce_scatter":
+            own = op.attrs.axes == self.axes and op.attrs.dim == self.dims[op.operands[0]]
+            return bool(own and op.attrs.reduction == "add")
+        if op.name == "reduce":
+            return op.attrs.kind in FOLDS
+        return op.name == "dot_general" and all(v in self.dims for v in op.operands)
+
+    def escapes(self) -> list[Value]:
+        """Derived values that something else reads whole."""
+        outputs = set(self.level.graph.outputs)
+        found = []
+        entering = {op.result for op in self.entries}
+        for value in self.derived - entering:
+            users = self.level.users.get(value, ())
+            if value in outputs or not all(self.inside(u) or self.ends(u) for u in users):
+                found.append(value)
+        return found
+
+
+def is_cheap(op: Op) -> bool:
+    """True for ops a core repeats rather than slice their result."""
+    return OPS[op.name].elementwise or op.name in MOVING or op.name in MAKING

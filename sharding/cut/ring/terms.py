@@ -1,0 +1,314 @@
+"""In how many passes over its blocks the reductions along an index can be taken.
+
+A reduction whose operand needs another one first (a softmax needs the row maximum and the row sum)
+waits for a later pass, unless algebra makes it wait for less: what only scales a row comes out of a
+sum, and a sum of exponentials follows a shift that is still moving, since
+exp(x - c) = exp(x - c') exp(c' - c). `loops.py` builds the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.cut.ring.index import MOVING, Index, is_cheap
+from shardwright.sharding.indices.dims import factors
+
+LINEAR = ("convert", "dot_general", "negate", "reduce", *MOVING)
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value that is the same all along the index: `source` dim i lies along dim j of what reads
+    it, for (i, j) in `dims`; other dims of `source` have size 1.
+    """
+
+    source: Value
+    dims: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A row that multiplies, or divides."""
+
+    row: Row
+    divides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A row that is added to what an exponential reads, or subtracted from it."""
+
+    row: Row
+    subtracts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """How a value depends on reductions that are not finished: not at all, as a `row`, by factors
+    (`scales`), or through exponentials of a shift (`inside` one that is not taken yet).
+    """
+
+    row: Row | None = None
+    scales: tuple[Scale, ...] = ()
+    shift: Shift | None = None
+    inside: bool = False
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every row in it."""
+        shift = () if self.shift is None else (self.shift.row,)
+        own = () if self.row is None else (self.row,)
+        return (*(s.row for s in self.scales), *shift, *own)
+
+
+FREE = Term()
+
+
+@dataclass(slots=True)
+class Pass:
+    """Reductions that one pass over the blocks takes: what each is left to be scaled by and the
+    shift it follows, with the ops that make that shift from a maximum of the same pass. `rows`
+    are the values that scale or shift and are not known yet.
+    """
+
+    folds: dict[Op, Term] = field(default_factory=dict)
+    collected: list[Value] = field(default_factory=list)
+    bridges: dict[Value, Sequence[Op]] = field(default_factory=dict)
+    rows: set[Value] = field(default_factory=set)
+
+
+def passes(index: Index) -> list[Pass]:
+    """All reductions along the index, in as few passes as the algebra above allows."""
+    folds = [op for op in index.level.graph.ops if index.ends(op)]
+    waiting = {op.result: op for op in folds}
+    collected = index.escapes()
+    found: list[Pass] = []
+    while waiting or collected:
+        step = _Terms(index, waiting, collected).next_pass()
+        assert step.folds or step.collected, "the first reduction of an index waits for no other"
+        found.append(step)
+        for op in step.folds:
+            del waiting[op.result]
+        collected = [v for v in collected if v not in step.collected]
+    return found
+
+
+class _Terms:
+    """Terms of all values while the results of `waiting` are not known, nor `collected` values as
+    a whole.
+    """
+
+    def __init__(
+        self, index: Index, waiting: Mapping[Value, Op], collected: Collection[Value]
+    ) -> None:
+        self.index = index
+        self.waiting = waiting
+        self.collected = collected
+        self.pending: set[Value] = set()
+        self.terms: dict[Value, Term | None] = {}
+        for op in index.level.graph.ops:
+            self._visit(op)
+
+    def _visit(self, op: Op) -> None:
+        """Terms of the results of `op`."""
+        for number, value in enumerate(op.results):
+            own = op.name == "optimization_barrier"
+            read = (op.operands[number],) if own else op.operands
+            inside = value in self.index.derived
+            unknown = any(v in self.pending or (v in self.collected and not inside) for v in read)
+            if value in self.waiting or unknown:
+                self.pending.add(value)
+            if inside or (value in self.index.dims and is_cheap(op)):
+                known = op in self.index.entries or not unknown
+                self.terms[value] = FREE if known else self._term(op, read, value)
+
+    def term(self, value: Value) -> Term | None:
+        """The term of an operand along the index or beside it; None for what must wait."""
+        if value in self.terms:
+            return self.terms[value]
+        return None if value in self.pending else FREE
+
+    def _term(self, op: Op, read: Sequence[Value], result: Value) -> Term | None:
+        """The term of a result along the index that reads what is not known."""
+        if op.name == "broadcast_in_dim" and op.operands[0] not in self.index.dims:
+            return Term(row=_row(op))
+        terms = [self.term(v) for v in read]
+        if any(t is None for t in terms):
+            return None
+        known = [t for t in terms if t is not None]
+        if op.name in LINEAR:
+            return self.linear(op, read, known, result)
+        rule = RULES.get(op.name)
+        return None if rule is None else rule(self, op, known)
+
+    def linear(
+        self, op: Op, read: Sequence[Value], terms: Sequence[Term], result: Value
+    ) -> Term | None:
+        """The one term that is not free, its rows following the dims of the result."""
+        bound = [(v, t) for v, t in zip(read, terms, strict=True) if t != FREE]
+        if len(bound) != 1:
+            return None
+        value, term = bound[0]
+        if (term.inside or term.row is not None) and op.name not in (*MOVING, "convert"):
+            return None
+        if op.name == "reduce" and op.attrs.kind != "add":
+            return None
+        moves = {
+            d: e
+            for factor in factors(op)
+            for v, d in factor
+            if v is value
+            for w, e in factor
+            if w is result and v.type.shape[d] == w.type.shape[e]
+        }
+        return _moved(term, moves)
+
+    def is_zero(self, value: Value) -> bool:
+        """True for a constant of zeros."""
+        op = self.index.level.made.get(value)
+        while op is not None and op.name in ("broadcast_in_dim", "convert", "reshape"):
+            op = self.index.level.made.get(op.operands[0])
+        return op is not None and op.name == "constant" and not any(op.attrs.data)
+
+    def next_pass(self) -> Pass:
+        """What can be reduced before anything in `waiting` is known."""
+        step = Pass(rows={v for v, t in self.terms.items() if t is not None and t.row})
+        for result, op in self.waiting.items():
+            term = self._fold_term(op, result)
+            if term == FREE or (term is not None and self._bridge(term, step)):
+                step.folds[op] = term
+        step.collected = [v for v in self.collected if self.terms[v] == FREE]
+        return step
+
+    def _fold_term(self, op: Op, result: Value) -> Term | None:
+        """What the result of a reduction is left to be multiplied by."""
+        terms = [self.term(v) for v in op.operands]
+        if any(t is None for t in terms):
+            return None
+        known = [t for t in terms if t is not None]
+        if all(t == FREE for t in known):
+            return FREE
+        return self.linear(op, op.operands, known, result) if op.name in LINEAR else None
+
+    def _bridge(self, term: Term, step: Pass) -> bool:
+        """Note how the shift of `term` follows from one maximum of the same pass; False when it
+        does not.
+        """
+        if term.inside or term.row is not None:
+            return False
+        if term.shift is None:
+            return True
+        source = term.shift.row.source
+        if source not in step.bridges:
+            found = self._ops_between(source, step)
+            if found is None:
+                return False
+            step.bridges[source] = found
+        return True
+
+    def _ops_between(self, source: Value, step: Pass) -> list[Op] | None:
+        """The ops from a maximum of `step` to `source`; None when anything else is in between."""
+        ops: dict[Op, None] = {}
+        roots: set[Value] = set()
+        seen: set[Value] = set()
+        todo = [source]
+        while todo:
+            value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in self.waiting:
+                roots.add(value)
+                continue
+            op = self.index.level.made[value]
+            if not is_cheap(op):
+                return None
+            ops[op] = None
+            own = op.name == "optimization_barrier"
+            read = (op.operands[op.results.index(value)],) if own else op.operands
+            todo += [v for v in read if v in self.pending]
+        makers = [self.waiting[v] for v in roots]
+        if len(makers) != 1 or makers[0].name != "reduce" or makers[0].attrs.kind != "max":
+            return None
+        if step.folds.get(makers[0]) != FREE:
+            return None
+        order = {op: i for i, op in enumerate(self.index.level.graph.ops)}
+        return sorted(ops, key=order.__getitem__)
+
+
+def _row(op: Op) -> Row:
+    """What `broadcast_in_dim` repeats along the index."""
+    (source,) = op.operands
+    sizes = source.type.shape
+    return Row(source, tuple((i, d) for i, d in enumerate(op.attrs.dims) if sizes[i] > 1))
+
+
+def _moved(term: Term, moves: Mapping[int, int]) -> Term | None:
+    """`term` with its rows along other dims; None when a dim of a row is gone."""
+    if any(d not in moves for row in term.rows for _, d in row.dims):
+        return None
+
+    def moved(row: Row) -> Row:
+        return Row(row.source, tuple((i, moves[d]) for i, d in row.dims))
+
+    return Term(
+        row=None if term.row is None else moved(term.row),
+        scales=tuple(Scale(moved(s.row), s.divides) for s in term.scales),
+        shift=None if term.shift is None else Shift(moved(term.shift.row), term.shift.subtracts),
+        inside=term.inside,
+    )
+
+
+def _add(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+    """A row beside a free value shifts it; two values of one term keep it."""
+    left, right = known
+    subtracts = op.name == "subtract"
+    if left == FREE and right.row is not None:
+        return Term(shift=Shift(right.row, subtracts), inside=True)
+    if right == FREE and left.row is not None and not subtracts:
+        return Term(shift=Shift(left.row, False), inside=True)
+    return left if left == right and not left.inside and left.row is None else None
+
+
+def _scale(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+    """A row is a factor; of two other values one is free."""
+    left, right = known
+    if left.inside or right.inside:
+        return None
+    divides = op.name == "divide"
+    if right.row is not None and left.row is None:
+        return replace(left, scales=(*left.scales, Scale(right.row, divides)))
+    if left.row is not None and right.row is None and not divides:
+        return replace(right, scales=(*right.scales, Scale(left.row, False)))
+    if right == FREE:
+        return left
+    return right if left == FREE and not divides else None
+
+
+def _exponential(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+    """The exponential of a shifted value follows the shift."""
+    (term,) = known
+    return replace(term, inside=False) if term.inside else None
+
+
+def _select(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+    """A choice between two values of one term, or zero."""
+    which, left, right = known
+    if which != FREE or left.inside or right.inside:
+        return None
+    if left == right or (right == FREE and terms.is_zero(op.operands[2])):
+        return left if left.row is None else None
+    return right if left == FREE and terms.is_zero(op.operands[1]) and right.row is None else None
+
+
+RULES = {
+    "add": _add,
+    "divide": _scale,
+    "exponential": _exponential,
+    "multiply": _scale,
+    "select": _select,
+    "subtract": _add,
+}

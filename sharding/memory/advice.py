@@ -1,0 +1,74 @@
+"""What to change in a plan that does not fit, with the bytes that the plan itself says it saves.
+
+State that is split can be split again, state that every data-parallel rank holds can be spread, and
+what is live per sample halves with the samples. These are sums over buffers, exact for state; the
+changes are planned for real by `orchestrator/report/memory_report.py` when the user asks why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.compiler.program import BufferInfo, StepPlan
+from shardwright.sharding.memory.footprint import Footprint, category_of
+from shardwright.sharding.partition.mesh import SHARD_AXIS
+
+MIN_SAVED = 1e-3
+"""Part of the peak below which a change is not worth saying (our choice): counts and scales."""
+
+STATE = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change and the bytes per core it saves."""
+
+    change: str
+    saves_bytes: int
+
+
+def advice(memory: Footprint, plan: StepPlan) -> list[Advice]:
+    """Changes that save something to speak of, largest first."""
+    least = MIN_SAVED * memory.peak_bytes
+    found = [a for a in _changes(memory, plan) if a.saves_bytes > least]
+    return sorted(found, key=lambda a: -a.saves_bytes)
+
+
+def advice_text(memory: Footprint, plan: StepPlan, limit_bytes: int) -> str:
+    """The changes in one line, for an error about that limit."""
+    changes = advice(memory, plan)
+    told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
+    if changes and changes[0].saves_bytes < memory.peak_bytes - limit_bytes:
+        told.append("not enough alone")
+    return "; ".join([*told, "`plan --explain memory` plans each change"])
+
+
+def _changes(memory: Footprint, plan: StepPlan) -> Iterator[Advice]:
+    ways = plan.mesh.get(SHARD_AXIS, 1)
+    state = [b for b in plan.buffers.values() if category_of(b) in STATE]
+    split = [b for b in state if _splits_again(b, ways)]
+    saved = sum(b.local_type.num_bytes // 2 for b in split)
+    yield Advice(f"shard over twice the cores, mesh.{SHARD_AXIS} = {2 * ways}", saved)
+    whole = [b for b in state if category_of(b) == "optimizer" and not _axes(b)]
+    kept = sum(b.local_type.num_bytes for b in whole)
+    yield Advice("spread the optimizer state, strategy.zero = 1", kept - kept // max(ways, 1))
+    again = memory.argument_bytes["gathered"]
+    yield Advice("gather weights again, strategy.reshard_after_forward = true", again)
+    batch = [b for b in plan.buffers.values() if b.role == "batch" and b.local_type.rank]
+    if min((b.local_type.shape[0] for b in batch), default=1) > 1:
+        live = memory.categories["activations"]
+        yield Advice("half the strategy.micro_batch", live // 2)
+
+
+def _axes(buffer: BufferInfo) -> set[str]:
+    """Every axis a buffer is split over."""
+    return {a for axes in buffer.axes for a in axes}
+
+
+def _splits_again(buffer: BufferInfo, ways: int) -> bool:
+    """True when the dim that is split over the shard axis divides twice as often."""
+    if ways == 1:
+        return any(n % 2 == 0 for n in buffer.local_type.shape)
+    sizes = zip(buffer.local_type.shape, buffer.axes, strict=True)
+    return any(n % 2 == 0 for n, axes in sizes if SHARD_AXIS in axes)

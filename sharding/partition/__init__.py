@@ -1,0 +1,1 @@
+"""Partitioning by Shardy: a mesh, where values lie on it, and the partitioned graph."""

@@ -1,0 +1,288 @@
+"""The Shardy adapter: our graph and specs in, a partitioned graph out, with the partitioner in a
+process of its own (`partitioner`).
+
+There the graph is printed to StableHLO, gets its shardings by op ordinal, goes through propagation,
+explicit reshards and collectives (passes measured on jaxlib 0.10.2), and is imported again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.serialize import dump, load
+from shardwright.compiler.ir.types import Graph
+from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import (
+    PartitionedGraph,
+    Slot,
+    decode_partitioned,
+    encode_partitioned,
+)
+from shardwright.sharding.partition.partitioner import PartitionUnit, ask
+from shardwright.sharding.partition.shardy_import import ShardyReader
+from shardwright.sharding.partition.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
+
+Ties = Sequence[tuple[int, int]]
+_ERROR_TAIL = 2000
+_ORDINAL = "op"  # file name of the locations of an answer: the line is the op's ordinal
+PROPAGATE = (
+    "builtin.module(sdy-propagation-pipeline)",
+    "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))",
+    "builtin.module(func.func(sdy-reshard-to-collectives))",
+    "builtin.module(canonicalize)",
+)
+RULES_PASS = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+RULELESS = {
+    "func.return",
+    "sdy.mesh",
+    "sdy.sharding_constraint",
+    "stablehlo.constant",
+    "stablehlo.iota",
+    "stablehlo.optimization_barrier",
+    "stablehlo.return",
+    "stablehlo.while",
+}
+
+
+def partition(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: Sequence[Slot] = (),
+    outputs: Sequence[Slot] = (),
+    tied: Ties = (),
+    unit: PartitionUnit | None = None,
+) -> PartitionedGraph:
+    """Partition `graph` over `mesh`: in a child process, or with the `unit` that answers requests.
+
+    `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it
+    leaves out is the partitioner's choice, the same one for each (input, output) of `tied`.
+
+    A request has no locations, so that equal graphs make equal ones: where an op comes from changes
+    with every line of the user's file, and with what jax has traced before in the same process.
+    The answer names ops of the request, whose locations it gets here.
+
+    Raises: ShardingError when the child refuses, ExecutionError when it crashes or does not end in
+    time.
+    """
+    origins = [op.loc for op in graph.walk()]
+    request = encode_request(graph, mesh, specs, inputs, outputs, tied)
+    place = _places(origins)
+    try:
+        return decode_partitioned((unit or ask)(request), place)
+    except ShardingError as refused:
+        told = refused.diagnostic
+        loc = told.loc and place(told.loc)
+        raise ShardingError(told.code, told.message, loc, told.hint) from refused
+
+
+def encode_request(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    tied: Ties = (),
+) -> bytes:
+    """The child's input, without locations."""
+    body = {
+        "graph": dump(graph, with_locs=False),
+        "mesh": [mesh.axes, mesh.origins],
+        "specs": [[key, spec.dims, spec.unreduced] for key, spec in specs.items()],
+        "tied": tied,
+        "inputs": [s.row() for s in inputs],
+        "outputs": [s.row() for s in outputs],
+    }
+    data: bytes = msgpack.packb(body)
+    return data
+
+
+def answer_request(request: bytes) -> bytes:
+    """What the partitioner's process does, in this one: an encoded partitioned graph."""
+    body = msgpack.unpackb(request, use_list=False)
+    graph = load(body["graph"])
+    mesh = Mesh(*body["mesh"])
+    specs = {key: ShardingSpec(dims, unreduced) for key, dims, unreduced in body["specs"]}
+    inputs = tuple(Slot(*s) for s in body["inputs"])
+    outputs = tuple(Slot(*s) for s in body["outputs"])
+    names = [Loc(_ORDINAL, number) for number, _ in enumerate(graph.walk())]
+    return encode_partitioned(_answer(graph, mesh, specs, inputs, outputs, body["tied"], names))
+
+
+def _places(origins: Sequence[Loc]) -> Callable[[Loc], Loc]:
+    """From the name of an op in a request to where it comes from."""
+    return lambda loc: origins[loc.line] if loc.file == _ORDINAL else loc
+
+
+def partition_here(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: tuple[Slot, ...] = (),
+    outputs: tuple[Slot, ...] = (),
+    tied: Ties = (),
+) -> PartitionedGraph:
+    """`partition` without a child process; loads jaxlib, and native code may end the process."""
+    origins = [op.loc for op in graph.walk()]
+    return _answer(graph, mesh, specs, inputs, outputs, tied, origins)
+
+
+def _answer(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: tuple[Slot, ...],
+    outputs: tuple[Slot, ...],
+    tied: Ties,
+    origins: Sequence[Loc],
+) -> PartitionedGraph:
+    """The partitioned graph, its ops and refusals with the locations of `origins`, one per op."""
+    from shardwright.compiler.frontend.context import make_context
+    from shardwright.compiler.frontend.stablehlo import import_parsed
+
+    with make_context():
+        module = _parse(graph, mesh, specs)
+        _check_rules(module, origins)
+        _attach(module, specs)
+        _tie(module, tied)
+        _run_passes(module.operation, PROPAGATE)
+        reader = ShardyReader(mesh, origins, module.operation.get_asm(large_elements_limit=8))
+        imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
+        return reader.finish(imported, inputs, outputs)
+
+
+def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> str:
+    """What the partitioner starts from, as StableHLO text: for dumps, and for other partitioners;
+    loads jaxlib.
+    """
+    from shardwright.compiler.frontend.context import make_context
+
+    with make_context():
+        module = _parse(graph, mesh, specs)
+        _attach(module, specs)
+        text: str = module.operation.get_asm(binary=False)
+        return text
+
+
+def _parse(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> Any:
+    """`graph` as an MLIR module whose ops carry their ordinals; a context must be entered."""
+    from shardwright.compiler.frontend.context import parse_module
+
+    placed = {value for key, value in value_ids(graph) if key in specs}
+    text = to_stablehlo(graph, mesh=mesh.sizes, ids=True, locs=True, placed=placed)
+    return parse_module(text)
+
+
+def _run_passes(module: Any, passes: Sequence[str]) -> None:
+    """Run passes on a module's operation, one by one. Raises ShardingError naming the one that
+    fails."""
+    from jaxlib.mlir import ir, passmanager
+
+    for text in passes:
+        manager = passmanager.PassManager.parse(text)
+        # Verified after each of their inner passes, propagation takes three times as long.
+        manager.enable_verifier(text == passes[-1])
+        try:
+            manager.run(module)
+        except ir.MLIRError as error:
+            raise ShardingError(
+                "SW_PARTITIONER_PASS", f"pass {text} failed: {str(error)[:_ERROR_TAIL]}"
+            ) from error
+
+
+def _check_rules(module: Any, origins: Sequence[Loc]) -> None:
+    """Refuse ops the partitioner has no rule for: their shardings would be lost without a word."""
+    copy = module.operation.clone()
+    _run_passes(copy, [RULES_PASS])
+    for op in _walk(_function(copy)):
+        if op.name not in RULELESS and "sdy.sharding_rule" not in op.attributes:
+            loc = origins[int(op.attributes["shardwright.id"].value)]
+            raise ShardingError(
+                "SW_PARTITIONER_RULE",
+                f"partitioning requires a rule for {op.name}, the partitioner has none",
+                loc,
+            )
+
+
+def _function(module: Any) -> Any:
+    """The only function of a module's operation."""
+    (block,) = module.regions[0].blocks
+    (function,) = (op.operation for op in block.operations if op.operation.name == "func.func")
+    return function
+
+
+def _walk(op: Any) -> Iterator[Any]:
+    """Ops inside of `op`, without the scalar bodies of reductions."""
+    for region in op.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                inner = view.operation
+                yield inner
+                if inner.name == "stablehlo.while":
+                    yield from _walk(inner)
+
+
+def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:
+    """Put `specs` on arguments, results and ops; ids have then done their work."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    function = _function(module.operation)
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    for name, key, types in (
+        ("arg_attrs", INPUT, kind.inputs),
+        ("res_attrs", OUTPUT, kind.results),
+    ):
+        entries = [_slot_attribute(specs.get((key, i))) for i in range(len(types))]
+        function.attributes[name] = ir.ArrayAttr.get(entries)
+    for op in _walk(function):
+        if "shardwright.id" not in op.attributes:
+            continue
+        ordinal = int(op.attributes["shardwright.id"].value)
+        del op.attributes["shardwright.id"]
+        given = [specs.get((ordinal, i)) for i in range(len(op.results))]
+        if any(given) and op.name != "sdy.sharding_constraint":
+            pairs = zip(given, op.results, strict=True)
+            shardings = [_sharding(spec, len(r.type.shape)) for spec, r in pairs]
+            op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
+
+
+def _tie(module: Any, tied: Ties) -> None:
+    """Ask for one sharding of each input and the output that takes its place in the next step."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    block = _function(module.operation).regions[0].blocks[0]
+    end = list(block.operations)[-1]
+    for number, (i, j) in enumerate(tied):
+        for value in (block.arguments[i], end.operation.operands[j]):
+            with ir.InsertionPoint(end), ir.Location.unknown():
+                sdy.ShardingGroupOp(value, number)
+
+
+def _slot_attribute(spec: ShardingSpec | None) -> Any:
+    """The attribute dictionary of an argument or result."""
+    from jaxlib.mlir import ir
+
+    entries = {} if spec is None else {"sdy.sharding": _sharding(spec, len(spec.dims))}
+    return ir.DictAttr.get(entries)
+
+
+def _sharding(spec: ShardingSpec | None, rank: int) -> Any:
+    """A closed sharding; without a spec every dim is open."""
+    from jaxlib.mlir.dialects import sdy
+
+    dims = spec.dims if spec is not None else ((),) * rank
+    entries = [
+        sdy.DimensionShardingAttr.get(
+            [sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=spec is not None
+        )
+        for axes in dims
+    ]
+    return sdy.TensorShardingAttr.get("mesh", entries)

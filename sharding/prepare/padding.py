@@ -1,0 +1,284 @@
+"""A step whose indices are padded to sizes that divide: a vocabulary, heads, columns.
+
+Every value that walks along a padded index grows; what is in the padding never reaches a value of
+the step, because a sum, a maximum or a product over the index masks it first. An op that cannot
+take a padded dim reads and gives the original size, so that padding changes no result, only cost.
+State is stored padded: `Slot.shape` keeps the user's shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from shardwright.compiler.diagnostics import UNKNOWN_LOC
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    IotaAttrs,
+    PadAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
+from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.sharding.indices.dims import Dim, factors
+from shardwright.sharding.indices.indices import Class, IndexClasses
+from shardwright.sharding.indices.inner import contracted
+
+Shape = tuple[int, ...]
+LOOKED_UP = ("gather", "scatter")
+
+
+def padded_shapes(
+    indices: IndexClasses, sizes: Mapping[Class, Fraction], values: Sequence[Value]
+) -> dict[Value, Shape]:
+    """The shapes of values whose dims are of padded families; `sizes` says by how much."""
+    found = {}
+    for value in values:
+        grown = list(value.type.shape)
+        for dim, family in indices.families(value):
+            grown[dim] = _grown(grown[dim], sizes.get(family, Fraction(1)))
+        found[value] = tuple(grown)
+    return found
+
+
+def _grown(size: int, by: Fraction) -> int:
+    """A size that grows by a factor; one that is no multiple of the index stays."""
+    new = size * by
+    return int(new) if new.denominator == 1 and size > 1 else size
+
+
+def pad_indices(
+    graph: Graph, sizes: Mapping[Class, Fraction], indices: IndexClasses, same: Mapping[int, int]
+) -> Graph:
+    """`graph` with the families of `sizes` padded.
+
+    `same` maps outputs to the inputs whose place they take; other outputs keep their shape.
+    """
+    shapes = padded_shapes(indices, sizes, graph.inputs)
+    level = _Level(indices, sizes)
+    inputs = tuple(Value(_typed(v, shapes[v])) for v in graph.inputs)
+    level.env.update(zip(graph.inputs, inputs, strict=True))
+    for op in graph.ops:
+        level.add(op)
+    outputs = tuple(
+        level.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
+        for j, v in enumerate(graph.outputs)
+    )
+    return Graph(inputs, tuple(level.ops), outputs, graph.name)
+
+
+def _typed(value: Value, shape: Shape) -> TensorType:
+    return tensor_type(shape, value.type.dtype)
+
+
+class _Level:
+    """One level being rebuilt: `env` maps its values to new ones."""
+
+    def __init__(self, indices: IndexClasses, sizes: Mapping[Class, Fraction]) -> None:
+        self.indices = indices
+        self.sizes = sizes
+        self.env: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+        self.made: dict[Value, Op] = {}
+        self._fitted: dict[tuple[Value, Shape], Value] = {}
+        self._masked: dict[tuple[Value, int, str], Value] = {}
+
+    def add(self, op: Op) -> None:
+        """`op` on padded operands."""
+        if op.name == "loop":
+            self._loop(op)
+            return
+        if all(self.env[v].type == v.type for v in op.operands):
+            self._emit(op, tuple(self.env[v] for v in op.operands), op.attrs)
+            return
+        factor = _factors_of_growth(op, self.env)
+        operands = tuple(self.fitted(v, _shape(v, factor)) for v in op.operands)
+        results = tuple(_shape(v, factor) for v in op.results)
+        attrs = _resized(op, operands, results)
+        made = None if attrs is _NONE else self._tried(op, operands, attrs, results)
+        if made is None:
+            self._emit(op, tuple(self.fitted(v, v.type.shape) for v in op.operands), op.attrs)
+            return
+        masked = self._masked_operands(op, operands)
+        self._emit(op, masked, attrs)
+
+    def _tried(
+        self, op: Op, operands: Sequence[Value], attrs: Any, results: Sequence[Shape]
+    ) -> Op | None:
+        """The op in padded shapes; None when it does not have these."""
+        try:
+            made = make_op(op.name, operands, attrs, loc=op.loc)
+        except ValueError:
+            return None
+        return made if [v.type.shape for v in made.results] == list(results) else None
+
+    def _emit(self, op: Op, operands: tuple[Value, ...], attrs: Any) -> None:
+        """Append `op` with other operands and new results."""
+        new = make_op(op.name, operands, attrs, loc=op.loc)
+        self._append(new)
+        self.env.update(zip(op.results, new.results, strict=True))
+
+    def _append(self, op: Op) -> Value:
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(op.results, op))
+        return op.results[0]
+
+    def _loop(self, op: Op) -> None:
+        """Carries are padded by their families, at all four places."""
+        body = op.regions[0]
+        shapes = padded_shapes(self.indices, self.sizes, body.inputs)
+        operands = tuple(
+            self.fitted(v, shapes[w]) for v, w in zip(op.operands, body.inputs, strict=True)
+        )
+        inner = _Level(self.indices, self.sizes)
+        inputs = tuple(Value(_typed(v, shapes[v])) for v in body.inputs)
+        inner.env.update(zip(body.inputs, inputs, strict=True))
+        for step in body.ops:
+            inner.add(step)
+        pairs = zip(body.outputs, body.inputs, strict=True)
+        outputs = tuple(inner.fitted(v, shapes[w]) for v, w in pairs)
+        region = Graph(inputs, tuple(inner.ops), outputs, body.name)
+        new = make_op(op.name, operands, op.attrs, (region,), loc=op.loc)
+        self._append(new)
+        self.env.update(zip(op.results, new.results, strict=True))
+
+    def fitted(self, value: Value, shape: Shape) -> Value:
+        """The new form of `value` in `shape`: dims cut, then padded."""
+        new = self.env[value]
+        if new.type.shape == shape:
+            return new
+        key = (new, shape)
+        if key not in self._fitted:
+            self._fitted[key] = self._again(new, shape) or self._cut_and_padded(new, shape)
+        return self._fitted[key]
+
+    def _again(self, new: Value, shape: Shape) -> Value | None:
+        """What only repeats or counts is made again in another size."""
+        op = self.made.get(new)
+        if op is None:
+            return None
+        type, loc = tensor_type(shape, new.type.dtype), op.loc
+        if op.name == "constant" and op.attrs.is_splat:
+            return self._append(
+                make_op("constant", (), ConstantAttrs(op.attrs.data, type), loc=loc)
+            )
+        if op.name == "iota":
+            return self._append(make_op("iota", (), IotaAttrs(op.attrs.dim, type), loc=loc))
+        if op.name != "broadcast_in_dim":
+            return None
+        given = op.operands[0].type.shape
+        if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
+            return None
+        attrs = BroadcastInDimAttrs(op.attrs.dims, shape)
+        return self._append(make_op("broadcast_in_dim", op.operands, attrs, loc=loc))
+
+    def _cut_and_padded(self, new: Value, shape: Shape) -> Value:
+        given = new.type.shape
+        cut = tuple(min(a, b) for a, b in zip(given, shape, strict=True))
+        loc = self.made[new].loc if new in self.made else UNKNOWN_LOC
+        if cut != given:
+            attrs = SliceAttrs((0,) * len(cut), cut, (1,) * len(cut))
+            new = self._append(make_op("slice", (new,), attrs, loc=loc))
+        if cut != shape:
+            zero = self._splat(0, tensor_type((), new.type.dtype))
+            high = tuple(b - a for a, b in zip(cut, shape, strict=True))
+            none = (0,) * len(cut)
+            new = self._append(make_op("pad", (new, zero), PadAttrs(none, high, none), loc=loc))
+        return new
+
+    def _masked_operands(self, op: Op, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Operands without their padding along the dims that `op` sums over."""
+        summed: dict[Value, list[int]] = {}
+        for value, dim in contracted(op) if op.name not in LOOKED_UP else ():
+            summed.setdefault(value, []).append(dim)
+        kind = op.attrs.kind if op.name == "reduce" else "add"
+        found = []
+        for value, new in zip(op.operands, operands, strict=True):
+            for dim in dict.fromkeys(summed.get(value, ())):
+                if new.type.shape[dim] != value.type.shape[dim]:
+                    new = self._mask(new, dim, value.type.shape[dim], kind)
+            found.append(new)
+        return tuple(found)
+
+    def _mask(self, value: Value, dim: int, size: int, kind: str) -> Value:
+        """`value` with what a fold of `kind` ignores behind the first `size` elements of `dim`."""
+        key = (value, dim, kind)
+        if key not in self._masked:
+            counted = tensor_type(value.type.shape, DType.I32)
+            number = self._append(make_op("iota", (), IotaAttrs(dim, counted)))
+            limit = self._splat(size, counted)
+            inside = self._append(make_op("compare", (number, limit), CompareAttrs("LT")))
+            rest = self._splat(identity(kind, value.type.dtype)[()], value.type)
+            self._masked[key] = self._append(make_op("select", (inside, value, rest)))
+        return self._masked[key]
+
+    def _splat(self, number: Any, type: TensorType) -> Value:
+        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
+        return self._append(make_op("constant", (), ConstantAttrs(data, type)))
+
+
+def _shape(value: Value, growth: Mapping[Dim, Fraction]) -> Shape:
+    """The shape of a value whose dims grow."""
+    dims = enumerate(value.type.shape)
+    return tuple(_grown(size, growth.get((value, d), Fraction(1))) for d, size in dims)
+
+
+def _factors_of_growth(op: Op, env: Mapping[Value, Value]) -> dict[Dim, Fraction]:
+    """By how much each dim of `op` grows: as its operands did, along dims that walk together."""
+    own = {
+        (v, d): Fraction(env[v].type.shape[d], size)
+        for v in op.operands
+        for d, size in enumerate(v.type.shape)
+        if size
+    }
+    found: dict[Dim, Fraction] = {}
+    for group in factors(op):
+        most = max((own.get(dim, Fraction(1)) for dim in group), default=Fraction(1))
+        if most > 1:
+            found.update(dict.fromkeys(group, most))
+    for dim in contracted(op):
+        if own.get(dim, Fraction(1)) > 1 and (op.name in ("reduce", *LOOKED_UP)):
+            found[dim] = own[dim]
+    return found
+
+
+_NONE = object()
+
+
+def _resized(op: Op, operands: Sequence[Value], results: Sequence[Shape]) -> Any:
+    """The attributes of `op` in padded shapes; `_NONE` when it has no such form."""
+    attrs = op.attrs
+    match op.name:
+        case "broadcast_in_dim":
+            return BroadcastInDimAttrs(attrs.dims, results[0])
+        case "reshape":
+            same = math.prod(results[0]) == math.prod(operands[0].type.shape)
+            return ReshapeAttrs(results[0]) if same else _NONE
+        case "slice":
+            limit = _whole_dims(op.operands[0], attrs.limit, operands[0])
+            return SliceAttrs(attrs.start, limit, attrs.stride)
+        case "dynamic_slice":
+            sizes = _whole_dims(op.operands[0], attrs.sizes, operands[0])
+            return dataclasses.replace(attrs, sizes=sizes)
+        case "gather":
+            sizes = _whole_dims(op.operands[0], attrs.slice_sizes, operands[0])
+            return dataclasses.replace(attrs, slice_sizes=sizes)
+        case "convolution" | "reduce_window" | "select_and_scatter" | "sort":
+            return _NONE
+    return attrs
+
+
+def _whole_dims(old: Value, sizes: Sequence[int], new: Value) -> Shape:
+    """`sizes`, where they were the whole dim of `old` that of `new`."""
+    rows = zip(sizes, old.type.shape, new.type.shape, strict=True)
+    return tuple(after if size == before else size for size, before, after in rows)

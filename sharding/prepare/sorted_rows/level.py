@@ -1,0 +1,110 @@
+"""What is known of the values of one level without running it: constants, counts, repetitions.
+
+Values that a loop only passes on are known inside of it, when they are constants or counts. Unlike
+the labels of `sharding/indices/dims.py`, these facts are proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.compiler.ir.analysis import invariant_carries, known_elements
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.support.intervals import Interval
+from shardwright.compiler.support.walks import answered
+from shardwright.sharding.indices.dims import factors
+
+SHAPING = ("broadcast_in_dim", "convert", "reshape")
+_ENDS = ("constant", "iota", "broadcast_in_dim")
+MOST = 1 << 24  # elements of a table of places; larger lists of rows are not proven
+
+
+@dataclass(slots=True)
+class Level:
+    """A graph level, the ops that made its values, and the ranges of its integers."""
+
+    graph: Graph
+    made: Mapping[Value, Op]
+    ranges: Mapping[Value, Interval]
+    _repeats: dict[tuple[Value, int], bool] = field(default_factory=dict)
+
+    def inside(self, loop: Op) -> Level:
+        """The level of a loop's body."""
+        body = loop.regions[0]
+        made = {}
+        for i in invariant_carries(loop):
+            outer = self.made.get(loop.operands[i])
+            if outer is not None and not outer.operands:
+                made[body.inputs[i]] = outer
+        return Level(body, {**made, **body.producers()}, self.ranges)
+
+    def repeats(self, value: Value, dim: int) -> bool:
+        """True when a value is proven to be the same along `dim`."""
+        return answered((value, dim), self._repeats, self._read, self._is_repeated)
+
+    def _read(self, asked: tuple[Value, int]) -> list[tuple[Value, int]]:
+        """The dims that have to be repetitions for a dim to be one."""
+        value, dim = asked
+        op = self.made.get(value)
+        if op is None or value.type.shape[dim] == 1:
+            return []
+        if op.name == "broadcast_in_dim" and dim in op.attrs.dims:
+            return [(op.operands[0], op.attrs.dims.index(dim))]
+        if op.name in _ENDS or not OPS[op.name].elementwise:
+            return []
+        along = [f for f in factors(op) if asked in f]
+        return [(v, d) for f in along for v, d in f if v is not value]
+
+    def _is_repeated(self, asked: tuple[Value, int]) -> bool:
+        value, dim = asked
+        op = self.made.get(value)
+        if value.type.shape[dim] == 1 or op is None:
+            return value.type.shape[dim] == 1
+        match op.name:
+            case "constant":
+                whole = op.attrs.is_splat or elements(self, value)
+                return whole is True or (whole is not None and not varies(whole, dim))
+            case "iota":
+                return bool(op.attrs.dim != dim)
+            case "broadcast_in_dim" if dim not in op.attrs.dims:
+                return True
+        follows = op.name == "broadcast_in_dim" or OPS[op.name].elementwise
+        return follows and all(self._repeats[one] for one in self._read(asked))
+
+    def peeled(self, value: Value) -> tuple[Value, tuple[int, ...]]:
+        """What a value repeats, and where the dims of that are in it."""
+        dims = tuple(range(value.type.rank))
+        while (op := self.made.get(value)) is not None and op.name == "broadcast_in_dim":
+            source = op.operands[0]
+            if any(n != value.type.shape[d] for n, d in _sizes(source, op)):
+                break
+            dims = tuple(dims[d] for d in op.attrs.dims)
+            value = source
+        return value, dims
+
+
+def _sizes(source: Value, op: Op) -> list[tuple[int, int]]:
+    return list(zip(source.type.shape, op.attrs.dims, strict=True))
+
+
+def is_count(level: Level, value: Value, dim: int) -> bool:
+    """True for 0, 1, 2, ... along `dim`."""
+    op = level.made.get(value)
+    return op is not None and op.name == "iota" and op.attrs.dim == dim
+
+
+def varies(array: np.ndarray, dim: int) -> bool:
+    """True when an array is not the same along `dim`."""
+    return bool((array != np.take(array, [0], dim)).any())
+
+
+def elements(level: Level, value: Value) -> np.ndarray | None:
+    """The elements of a value of constants and counts; None for others, and for large ones."""
+    op = level.made.get(value)
+    if op is not None and op.name == "constant" and value.type.num_elements <= MOST:
+        return np.asarray(OPS["constant"].reference(op, [])[0])
+    return known_elements(level.made, value)

@@ -1,0 +1,215 @@
+"""Where a weight is gathered and where a gradient is reduced, and the constraints that say so in
+the graph.
+
+A weight stays sharded through everything that only weights are in, and is gathered where it meets a
+batch value, at the narrowest point of the code that leads there. A gradient is reduced where the
+batch dim disappears. Both become `sharding_constraint` ops, so that the partitioner has nothing
+left to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.rewrite import with_operands, with_regions
+from shardwright.sharding.partition.spec import ShardingSpec
+
+NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
+CARRYING = ("loop", "optimization_barrier")
+REDUCING = ("convolution", "dot_general", "reduce", "scatter")
+CUTTING = (
+    "concatenate",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "pad",
+    "reshape",
+    "reverse",
+    "slice",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherUse:
+    """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered
+    value. `spec` is its layout then; None is the one it is used in.
+    """
+
+    op: Op
+    index: int
+    point: Value
+    chain: tuple[Op, ...] = ()
+    spec: ShardingSpec | None = None
+
+
+def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
+    """Every operand, at any depth, where a value of `weights` meets a value with a batch label."""
+    made = graph.producers()
+    found: list[GatherUse] = []
+    for op in graph.ops:
+        for region in op.regions:
+            found += gather_uses(region, batch, weights)
+        if op.name not in CARRYING and any(v in batch for v in (*op.operands, *op.results)):
+            meeting = ((i, v) for i, v in enumerate(op.operands) if v in weights)
+            found += [
+                _narrowest(op, i, v, made) for i, v in meeting if v not in batch and v.type.rank
+            ]
+    return found
+
+
+def layout_borders(
+    graph: Graph, batch: Mapping[Value, int], spec_of: Callable[[Value], ShardingSpec | None]
+) -> Iterator[tuple[list[GatherUse], list[Value]]]:
+    """Ops without batch values that end or begin a weight's layout: (operands to gather, results to
+    lay out).
+
+    They cut, join or split the sharded dim itself, so the layout has no continuation on the other
+    side.
+    """
+    made = graph.producers()
+    for op in graph.ops:
+        for region in op.regions:
+            yield from layout_borders(region, batch, spec_of)
+        if op.name not in CUTTING or any(v in batch for v in (*op.operands, *op.results)):
+            continue
+        shaped = [(i, v, spec_of(v)) for i, v in enumerate(op.operands) if v.type.rank]
+        after = [spec_of(v) for v in op.results]
+        if not any(after):
+            yield [_narrowest(op, i, v, made) for i, v, spec in shaped if spec is not None], []
+        elif not all(spec for _, _, spec in shaped):
+            yield [], list(op.results)
+
+
+def _narrowest(op: Op, index: int, value: Value, made: Mapping[Value, Op]) -> GatherUse:
+    """Walk back from `value` through unary ops to the earliest point with the fewest bytes."""
+    path: list[Op] = []
+    point, best = value, 0
+    while (step := made.get(value)) is not None and step.name in NARROWING:
+        value = step.operands[0]
+        path.append(step)
+        if value.type.num_bytes <= point.type.num_bytes:
+            point, best = value, len(path)
+    return GatherUse(op, index, point, tuple(reversed(path[:best])))
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Who reads each value of a level; what leaves the level has no single user."""
+
+    ops: Mapping[Value, list[Op]]
+    outputs: frozenset[Value]
+
+    def chain(self, value: Value) -> Iterator[Value]:
+        """What `value` becomes while its only reader is a shape or type change."""
+        while len(readers := self.ops.get(value, [])) == 1 and value not in self.outputs:
+            if readers[0].name not in NARROWING:
+                return
+            value = readers[0].result
+            yield value
+
+
+def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Users]]:
+    """Ops, at any depth, that read a batch value and give none, with the readers of their level."""
+    users = Users(graph.uses(), frozenset(graph.outputs))
+    for op in graph.ops:
+        for region in op.regions:
+            yield from reduction_ops(region, batch)
+        if op.name in CARRYING or any(v in batch for v in op.results):
+            continue
+        if any(v in batch for v in op.operands):
+            yield op, users
+
+
+@dataclass(slots=True)
+class Annotator:
+    """Builds the graph with constraints; values that are not touched stay the same objects.
+
+    `layouts` says which values get a constraint, and what it is; `used` where a gathered value is.
+    `specs` collects the spec of every constraint's result, `points` the constraints that gather.
+    """
+
+    gathers: Mapping[tuple[Op, int], GatherUse]
+    layouts: Mapping[Value, ShardingSpec]
+    used: Callable[[Value], ShardingSpec]
+    specs: dict[Value, ShardingSpec] = field(default_factory=dict)
+    points: list[Op] = field(default_factory=list)
+
+    def run(self, graph: Graph) -> Graph:
+        """`graph` with a constraint at each gather point and at each reduction target."""
+        level = _Level(self, graph)
+        for op in graph.ops:
+            level.copy(op)
+        outputs = tuple(level.renamed.get(v, v) for v in graph.outputs)
+        return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+
+    def constrain(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
+        """A constraint op on `value`."""
+        op = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
+        self.specs[op.result] = spec
+        return op
+
+
+class _Level:
+    """One level under construction: ops so far, renamed values, what has been gathered."""
+
+    def __init__(self, owner: Annotator, graph: Graph) -> None:
+        self.owner = owner
+        self.made = graph.producers()
+        self.ops: list[Op] = []
+        self.renamed: dict[Value, Value] = {}
+        self.whole: dict[object, Value] = {}
+
+    def copy(self, op: Op) -> None:
+        """Append `op` on gathered and constrained operands, then constrain its results."""
+        operands = tuple([self._operand(op, i, v) for i, v in enumerate(op.operands)])
+        regions = tuple(self.owner.run(r) for r in op.regions)
+        self.ops.append(with_regions(with_operands(op, operands), regions))
+        for value in op.results:
+            spec = self.owner.layouts.get(value)
+            if spec is not None:
+                pin = self.owner.constrain(value, spec, op.loc)
+                self.ops.append(pin)
+                self.renamed[value] = pin.result
+
+    def _operand(self, op: Op, index: int, value: Value) -> Value:
+        """What `op` reads as operand `index`."""
+        use = self.owner.gathers.get((op, index))
+        if use is None:
+            return self.renamed.get(value, value)
+        gathered = self._whole_point(use)
+        for step in use.chain:
+            gathered = self._whole_step(step, gathered)
+        return gathered
+
+    def _whole_point(self, use: GatherUse) -> Value:
+        """The gathered value of the use's point, once per level and content."""
+        spec = use.spec or self.owner.used(use.point)
+        key = (self._content(use.point), spec)
+        if key not in self.whole:
+            source = self.renamed.get(use.point, use.point)
+            pin = self.owner.constrain(source, spec, use.op.loc)
+            self.owner.points.append(pin)
+            self.ops.append(pin)
+            self.whole[key] = pin.result
+        return self.whole[key]
+
+    def _whole_step(self, step: Op, operand: Value) -> Value:
+        """`step` again, on the gathered operand, once per level."""
+        key = (step.name, step.attrs, operand)
+        if key not in self.whole:
+            again = make_op(step.name, (operand,), step.attrs, loc=step.loc)
+            self.ops.append(again)
+            self.whole[key] = again.result
+        return self.whole[key]
+
+    def _content(self, value: Value) -> object:
+        """Equal for values that are the same unary ops of the same value."""
+        op = self.made.get(value)
+        if op is None or op.name not in NARROWING:
+            return value
+        return (op.name, op.attrs, self._content(op.operands[0]))

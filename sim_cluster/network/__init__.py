@@ -1,0 +1,1 @@
+"""The network of a run, and what collectives cost on it."""

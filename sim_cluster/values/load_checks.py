@@ -1,0 +1,114 @@
+"""What a simulated machine checks before it takes a program, in the runtime's order.
+
+Container checks (magic, format version, features, digests) are the reader's; here are those that
+compare the file with the machine: architecture, logical NeuronCore size, memory. The messages name
+the status the Neuron runtime would return (nrt_status of its API documentation).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.isa.program import Program
+from shardwright.compiler.machine.target import HYPOTHETICAL_LNC, Target, load_target, logical
+
+_GENERATIONS = ("v1", "v2", "v3", "v4")
+_GIB = 2**30
+
+
+def check_loadable(
+    program: Program,
+    meta: Mapping[str, Any],
+    machine: Target,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a program the machine cannot run; `meta` is the container's.
+
+    Raises LoadError: SW_LOAD_ARCHITECTURE, SW_LOAD_LNC, SW_LOAD_MEMORY.
+    """
+    environment = os.environ if environment is None else environment
+    _check_architecture(program, machine, environment)
+    made, hypothetical = int(meta.get("lnc", 1)), bool(meta.get("hypothetical"))
+    _check_lnc(made, program, environment)
+    _check_cores(made, program, machine, hypothetical)
+    _check_memory(program, logical(machine, made, hypothetical))
+
+
+def _check_architecture(program: Program, machine: Target, env: Mapping[str, str]) -> None:
+    made, here = load_target(program.target).core.generation, machine.core.generation
+    newer = _GENERATIONS.index(made) > _GENERATIONS.index(here)
+    legacy_allowed = env.get("NEURON_RT_ALLOW_LEGACY_NEFF", "0") not in ("", "0")
+    if made == here or (not newer and legacy_allowed):
+        return
+    hint = f"compile with --target {machine.name}"
+    if not newer:
+        hint += ", or set NEURON_RT_ALLOW_LEGACY_NEFF=1 to try it"
+    raise LoadError(
+        "SW_LOAD_ARCHITECTURE",
+        f"program {program.name} requires NeuronCore-{made} ({program.target}), got"
+        f" NeuronCore-{here} ({machine.name}); NRT_UNSUPPORTED_NEFF_VERSION (10)",
+        None,
+        hint,
+    )
+
+
+def _check_lnc(made: int, program: Program, env: Mapping[str, str]) -> None:
+    text = env.get("NEURON_LOGICAL_NC_CONFIG", "")
+    if text and text != str(made):
+        raise LoadError(
+            "SW_LOAD_LNC",
+            f"program {program.name} was compiled for logical NeuronCores of {made}, the runtime is"
+            f" set to {text}; NRT_INVALID (2)",
+            None,
+            f"compile with --logical-nc-config {text} or set NEURON_LOGICAL_NC_CONFIG={made}",
+        )
+
+
+def _check_cores(made: int, program: Program, machine: Target, hypothetical: bool) -> None:
+    if made != program.lnc and program.functions:
+        raise LoadError(
+            "SW_LOAD_LNC",
+            f"program {program.name} has subgraphs for {program.lnc} physical cores, its file says"
+            f" {made}; NRT_INVALID (2)",
+            None,
+            "the file is damaged; compile again",
+        )
+    allowed = HYPOTHETICAL_LNC if hypothetical else machine.allowed_lnc
+    if made not in allowed:
+        raise LoadError(
+            "SW_LOAD_LNC",
+            f"program {program.name} was compiled for logical NeuronCores of {made}, {machine.name}"
+            f" has those of {' or '.join(map(str, allowed))}; NRT_INVALID (2)",
+            None,
+            f"compile with --logical-nc-config {allowed[0]}",
+        )
+
+
+def _check_memory(program: Program, machine: Target) -> None:
+    named = sum(b.dtype.bytes * _elements(b.shape) for b in program.buffers if b.kind == "named")
+    parts = {
+        "tensors": named,
+        "shared scratchpad": program.arena_bytes + program.scratch_bytes,
+        "runtime": machine.reserve_bytes_per_core,
+    }
+    total = sum(parts.values())
+    if total <= machine.hbm_bytes_per_core:
+        return
+    split = ", ".join(f"{name} {size / _GIB:.2f} GiB" for name, size in parts.items())
+    raise LoadError(
+        "SW_LOAD_MEMORY",
+        f"program {program.name} requires {total / _GIB:.2f} GiB ({split}), a core of"
+        f" {machine.name} has {machine.hbm_bytes_per_core / _GIB:.2f} GiB; NRT_RESOURCE (4)",
+        None,
+        "use more cores, a smaller batch, or shard the tensors",
+    )
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

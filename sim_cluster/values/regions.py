@@ -1,0 +1,553 @@
+"""L1: a region as whole-array NumPy, one axis per atom.
+
+`prepare` turns a `RegionProgram` into a callable once: shapes, strides, functions and lifetimes are
+worked out there, and a call only computes offsets from registers. Loads are views where the type
+allows it; stores come last, so that a region may update a tensor in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.compiler.diagnostics import SimulationError
+from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.support.rounding import EXACT, Draws
+from shardwright.sim_cluster.instructions.index_watch import Outside
+from shardwright.sim_cluster.instructions.indexed import PUT_ROWS, legal_rows, split_atoms, window
+from shardwright.sim_cluster.values import elementwise as ew
+from shardwright.sim_cluster.values.contract import plan_contract
+from shardwright.sim_cluster.values.host_memory import region_bytes, require_memory
+from shardwright.sim_cluster.values.rounding import narrow
+
+Registers = Mapping[int, int]
+Arrays = Sequence[np.ndarray]
+Values = list[Any]
+Step = Callable[[Values, Arrays, Registers], Any]
+Prepared = Callable[[Arrays, Registers], None]
+
+_STORES = ("store", "store_indexed")
+
+
+def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) -> None:
+    """Execute a `compute` region on flat typed arrays, one per tensor of the function, in place.
+
+    Raises SimulationError when a view leaves its tensor or an op is unknown.
+    """
+    with np.errstate(all="ignore"):
+        prepare(program, tuple(DType.from_numpy(t.dtype) for t in tensors))(tensors, registers)
+
+
+def prepare(
+    program: RegionProgram,
+    dtypes: Sequence[DType],
+    outside: Outside | None = None,
+    draws: Draws | None = None,
+) -> Prepared:
+    """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
+    tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
+    moved within its rounding.
+    """
+    if program.kind != "compute":
+        raise SimulationError(
+            "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
+        )
+    require_memory(region_bytes(program), f"region {program.name}")
+    planner = _Planner(program, dtypes, outside, draws)
+    steps = planner.plan()
+    count = len(program.nodes)
+
+    def run(arrays: Arrays, registers: Registers) -> None:
+        values: Values = [None] * count
+        number = 0
+        try:
+            for number, step, dead in steps:
+                values[number] = step(values, arrays, registers)
+                for d in dead:
+                    values[d] = None
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
+            node = program.nodes[number]
+            code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_REGION"
+            raise SimulationError(
+                code, f"region {program.name}, node {number} ({node.op}): {error}"
+            ) from error
+
+    return run
+
+
+def affine(expression: Affine, factor: int = 1) -> Callable[[Registers], int]:
+    """`expression * factor` as a fast function of the registers."""
+    const, terms = expression.const * factor, tuple((r, c * factor) for r, c in expression.terms)
+    if not terms:
+        return lambda registers: const
+    if len(terms) == 1:
+        ((register, coefficient),) = terms
+        return lambda registers: const + coefficient * registers[register]
+    return lambda registers: const + sum(c * registers[r] for r, c in terms)
+
+
+@dataclass(slots=True)
+class _Value:
+    """What planning knows of a node's array: shape, element type, and whether its memory is the
+    node's own.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Where a bounded coordinate goes: its value at index 0, size and unit of the dim, step per
+    axis, padding the dim needs, and where index 0 is in the padded dim.
+    """
+
+    start: int
+    size: int
+    unit: int
+    steps: Mapping[int, int]
+    sides: tuple[int, int]
+    first: int
+    after: int  # bounded dims behind this one
+
+    def place(self) -> tuple[Any, ...]:
+        """The index of a padded array at which index 0 of the coordinate is first."""
+        return (..., slice(self.first, None), *(slice(None) for _ in range(self.after)))
+
+
+def _reach(bound: Bound, sizes: Sequence[int], after: int = 0) -> _Reach:
+    steps = {a: s for a, s in enumerate(bound.strides) if s}
+    ends = [s * (sizes[a] - 1) for a, s in steps.items()]
+    low = bound.offset + sum(min(0, e) for e in ends)
+    high = bound.offset + sum(max(0, e) for e in ends)
+    sides = (max(0, -low), max(0, high + 1 - bound.size))
+    first = bound.offset + sides[0]
+    return _Reach(bound.offset, bound.size, bound.unit, steps, sides, first, after)
+
+
+class _Planner:
+    """Turns the nodes of one region into steps."""
+
+    def __init__(
+        self,
+        program: RegionProgram,
+        dtypes: Sequence[DType],
+        outside: Outside | None,
+        draws: Draws | None,
+    ) -> None:
+        self.program = program
+        self.outside = outside
+        self.draws = draws
+        self.dtypes = dtypes
+        self.sizes = program.atoms or (
+            1,
+        )  # a region of scalars gets one axis, so that values stay arrays
+        self.values: list[_Value] = []
+        self.num_stores = sum(node.op in _STORES for node in program.nodes)
+        self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in _STORES)
+        self.position = {number: at for at, number in enumerate(self.order)}
+        self.last_use = self._last_uses()
+
+    def plan(self) -> list[tuple[int, Step, tuple[int, ...]]]:
+        """[(node, step, nodes whose arrays die after it)], stores last."""
+        steps = [self._node(number, node) for number, node in enumerate(self.program.nodes)]
+        dead: list[list[int]] = [[] for _ in steps]
+        for value, at in self.last_use.items():
+            dead[at].append(value)
+        return [(number, steps[number], tuple(dead[at])) for at, number in enumerate(self.order)]
+
+    def _last_uses(self) -> dict[int, int]:
+        """Position of the last reader of each value."""
+        last: dict[int, int] = {}
+        for number, node in enumerate(self.program.nodes):
+            for i in node.inputs:
+                last[i] = max(last.get(i, -1), self.position[number])
+        return last
+
+    def _node(self, number: int, node: Node) -> Step:
+        build = _BUILDERS.get(node.op, _Planner._elementwise)
+        step, owned = build(self, number, node)
+        if self.draws is not None and node.op not in EXACT:
+            step = self._drawn(node, step, self.draws)
+        self.values.append(_Value(self.shape(node.atoms), node.dtype, owned))
+        return step
+
+    def _drawn(self, node: Node, step: Step, draws: Draws) -> Step:
+        """`step` with its result moved within its rounding."""
+        op, dtype, terms = node.op, node.dtype, self._terms(node)
+        given = self.program.nodes[node.inputs[0]].dtype if node.inputs else dtype
+        widens = op == "convert" and given.is_float and given.bytes <= dtype.bytes
+        if widens or (op == "reduce" and node.attrs["kind"] not in ("add", "multiply")):
+            return step
+
+        def run(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            sizes = terms(values, arrays, registers) if terms else None
+            return draws.moved(op, step(values, arrays, registers), dtype, sizes)
+
+        return run
+
+    def _terms(self, node: Node) -> Step | None:
+        """Of a node that adds up, the sums of the magnitudes of its terms."""
+        if node.op == "reduce" and node.attrs["kind"] == "add":
+            (source,), axes = node.inputs, tuple(sorted(node.attrs["over"]))
+            return lambda values, arrays, registers: ew.reduce_array(
+                np.abs(values[source]), "add", axes
+            )
+        if node.op != "contract":
+            return None
+        lhs, rhs = node.inputs
+        nodes, held = self.program.nodes, ew.storage(node.dtype)
+        contract = plan_contract(self.sizes, nodes[lhs].atoms, nodes[rhs].atoms, node.attrs["over"])
+        return lambda values, arrays, registers: contract(
+            np.abs(values[lhs]).astype(held), np.abs(values[rhs]).astype(held)
+        )
+
+    def shape(self, atoms: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a value that spans `atoms`."""
+        spanned = set(atoms)
+        return tuple(size if a in spanned else 1 for a, size in enumerate(self.sizes))
+
+    def strides(self, view: View, atoms: Sequence[int]) -> tuple[int, ...]:
+        """Element strides of a view per axis, 0 where the value does not span the atom."""
+        spanned = set(atoms)
+        return tuple(view.strides[a] if a in spanned else 0 for a in range(len(self.sizes)))
+
+    def _load(self, number: int, node: Node) -> tuple[Step, bool]:
+        if "bounds" in node.attrs:
+            return self._load_windows(node), True
+        view: View = node.attrs["view"]
+        tensor, dtype = view.tensor, self.dtypes[view.tensor]
+        item, stored = dtype.bytes, dtype.numpy
+        offset = affine(view.offset, item)
+        shape = self.shape(node.atoms)
+        strides = tuple(s * item for s in self.strides(view, node.atoms))
+        held = ew.storage(node.dtype)
+        if held == stored:
+            copied = self._is_stored_directly(number)
+
+            def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+                window = np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)
+                return window.copy() if copied else window
+
+            return load, copied
+        return (
+            lambda values, arrays, registers: np.ndarray(
+                shape, stored, arrays[tensor], offset(registers), strides
+            ).astype(held)
+        ), True
+
+    def _load_windows(self, node: Node) -> Step:
+        """Windows that may leave the tensor: the dims they move along are padded with zeros."""
+        view: View = node.attrs["view"]
+        tensor, stored, held = view.tensor, self.dtypes[view.tensor], ew.storage(node.dtype)
+        item = stored.bytes
+        bounds: Sequence[Bound] = node.attrs["bounds"]
+        reaches = [_reach(b, self.sizes, len(bounds) - i - 1) for i, b in enumerate(bounds)]
+        offset = affine(view.offset + -sum(r.start * r.unit for r in reaches), item)
+        bounded = {a for r in reaches for a in r.steps}
+        shape = self.shape(node.atoms)
+        still = [1 if a in bounded else n for a, n in enumerate(shape)]
+        moving = self.strides(view, node.atoms)
+        strides = [0 if a in bounded else s * item for a, s in enumerate(moving)]
+        whole = (*still, *(r.size for r in reaches))
+        steps = (*strides, *(r.unit * item for r in reaches))
+        sides = ((0, 0),) * len(still) + tuple(r.sides for r in reaches)
+
+        def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            inside = np.ndarray(whole, stored.numpy, arrays[tensor], offset(registers), steps)
+            padded = np.pad(inside, sides)
+            found = list(padded.strides[: len(shape)])
+            for r, step in zip(reaches, padded.strides[len(shape) :], strict=True):
+                padded = padded[r.place()]
+                for atom, coefficient in r.steps.items():
+                    found[atom] = coefficient * step
+            return strided(padded, shape, found).astype(held)
+
+        return load
+
+    def _is_stored_directly(self, number: int) -> bool:
+        """True when a view must become a copy: another store could change the memory before it is
+        read.
+        """
+        read_by_store = any(n.op in _STORES and number in n.inputs for n in self.program.nodes)
+        return self.num_stores > 1 and read_by_store
+
+    def _load_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
+        view: View = node.attrs["view"]
+        index, *tests = node.inputs
+        note = self._counter(tests)
+        index_atoms = self.program.nodes[index].atoms
+        rows, row_stride = node.attrs["rows"], node.attrs["stride"]
+        fill = node.attrs.get("mode", "clamp") == "fill"
+        offset, strides = affine(view.offset), self.strides(view, node.atoms)
+        shape, dtype = self.shape(node.atoms), node.dtype
+        pick = self._row_picker(node, index_atoms, row_stride, rows)
+        tensor = view.tensor
+
+        def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            note(values)
+            where, legal = legal_rows(values[index], rows)
+            result = ew.hold(pick(arrays[tensor], offset(registers), strides, where), dtype)
+            if fill and legal is not None:
+                result = np.where(legal, result, np.zeros((), result.dtype))
+            return np.broadcast_to(result, shape)
+
+        return load, False
+
+    def _counter(self, tests: Sequence[int]) -> Callable[[Values], None]:
+        """Tells `outside` how many points fail the test of an indexed load."""
+        outside, program = self.outside, self.program
+        if outside is None or not tests:
+            return lambda values: None
+        tell, (test,) = outside, tests
+
+        def note(values: Values) -> None:
+            failed = int(values[test].size - np.count_nonzero(values[test]))
+            if failed:
+                tell(program, failed)
+
+        return note
+
+    def _row_picker(
+        self, node: Node, index_atoms: Sequence[int], row_stride: int, rows: int
+    ) -> Callable[[np.ndarray, int, tuple[int, ...], np.ndarray], np.ndarray]:
+        """Function (array, offset, strides, rows index) -> picked elements, one axis per atom."""
+        rank = len(self.sizes)
+        others = [a for a in range(rank) if a in node.atoms and a not in index_atoms]
+        sizes = self.sizes
+        along = [a for a in range(rank) if a in index_atoms]
+        order = tuple([*along, *others, *(a for a in range(rank) if a not in {*along, *others})])
+        back = tuple(order.index(a) for a in range(rank))
+        ones = (1,) * (rank - len(along) - len(others))
+        index_shape, other_shape = tuple(sizes[a] for a in along), tuple(sizes[a] for a in others)
+        whole_rows = split_atoms(sizes, node.attrs["view"].strides, node.atoms, index_atoms)
+        grid = self.shape(node.atoms)
+
+        def pick(
+            array: np.ndarray, offset: int, strides: tuple[int, ...], where: np.ndarray
+        ) -> np.ndarray:
+            if whole_rows:
+                source = window(
+                    array, offset, (rows, *other_shape), (row_stride, *(strides[a] for a in others))
+                )
+                picked: np.ndarray = source[where.reshape(index_shape)]
+                return picked.reshape(index_shape + other_shape + ones).transpose(back)
+            address = offset + where * row_stride + _grid(grid, strides)
+            if address.min() < 0:
+                raise IndexError(f"address {address.min()} lies before the tensor")
+            result: np.ndarray = array[address]
+            return result
+
+        return pick
+
+    def _constant(self, number: int, node: Node) -> tuple[Step, bool]:
+        value = ew.rounded(
+            np.asarray(node.attrs["value"]).astype(ew.storage(node.dtype)), node.dtype
+        )
+        array = np.broadcast_to(value, self.shape(node.atoms))
+        return (lambda values, arrays, registers: array), False
+
+    def _register(self, number: int, node: Node) -> tuple[Step, bool]:
+        value, held, shape = (
+            affine(node.attrs["value"]),
+            ew.storage(node.dtype),
+            self.shape(node.atoms),
+        )
+        return (
+            lambda values, arrays, registers: np.broadcast_to(
+                np.asarray(value(registers)).astype(held), shape
+            )
+        ), False
+
+    def _iota(self, number: int, node: Node) -> tuple[Step, bool]:
+        atom, start, dtype = node.attrs["atom"], affine(node.attrs["start"]), node.dtype
+        shape = self.shape(node.atoms)
+        ramp = (np.arange(self.sizes[atom], dtype=np.int64) * node.attrs["step"]).reshape(
+            self.shape((atom,))
+        )
+
+        def iota(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            line = ew.rounded((ramp + start(registers)).astype(ew.storage(dtype)), dtype)
+            return np.broadcast_to(line, shape)
+
+        return iota, False
+
+    def _reduce(self, number: int, node: Node) -> tuple[Step, bool]:
+        (source,) = node.inputs
+        kind, axes, dtype = node.attrs["kind"], tuple(sorted(node.attrs["over"])), node.dtype
+        return (
+            lambda values, arrays, registers: ew.rounded(
+                ew.reduce_array(values[source], kind, axes), dtype
+            )
+        ), True
+
+    def _contract(self, number: int, node: Node) -> tuple[Step, bool]:
+        lhs, rhs = node.inputs
+        nodes, dtype, held = self.program.nodes, node.dtype, ew.storage(node.dtype)
+        contract = plan_contract(self.sizes, nodes[lhs].atoms, nodes[rhs].atoms, node.attrs["over"])
+
+        def run(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            a, b = values[lhs].astype(held, copy=False), values[rhs].astype(held, copy=False)
+            return ew.rounded(contract(a, b), dtype)
+
+        return run, True
+
+    def _convert(self, number: int, node: Node) -> tuple[Step, bool]:
+        (source,) = node.inputs
+        given, wanted = self.program.nodes[source].dtype, node.dtype
+        if given is wanted:
+            self.values[source].owned = False  # two nodes share the memory now
+            return (lambda values, arrays, registers: values[source]), False
+        return (lambda values, arrays, registers: ew.convert(values[source], given, wanted)), True
+
+    def _bitcast(self, number: int, node: Node) -> tuple[Step, bool]:
+        (source,) = node.inputs
+        given, wanted = self.program.nodes[source].dtype, node.dtype
+
+        def bitcast(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            bits = np.ascontiguousarray(values[source].astype(given.numpy)).view(wanted.numpy)
+            return ew.hold(bits, wanted)
+
+        return bitcast, True
+
+    def _compare(self, number: int, node: Node) -> tuple[Step, bool]:
+        a, b = node.inputs
+        fn = ew.COMPARE[node.attrs["direction"]]
+        return self._spread(lambda values, arrays, registers: fn(values[a], values[b]), node), False
+
+    def _elementwise(self, number: int, node: Node) -> tuple[Step, bool]:
+        operand = self.program.nodes[node.inputs[-1]].dtype
+        fn, inputs, dtype = ew.function(node.op, operand), node.inputs, node.dtype
+        target = self._reusable(number, node) if ew.works_in_place(fn) else -1
+        step = _call(fn, inputs, target)
+        if dtype.is_narrow:
+            step = _rounding(step, dtype)
+        return self._spread(step, node), self._is_full(node)
+
+    def _is_full(self, node: Node) -> bool:
+        """True when broadcasting the inputs already gives the atoms of the node."""
+        spanned = {a for i in node.inputs for a in self.program.nodes[i].atoms}
+        return all(a in spanned or self.sizes[a] == 1 for a in node.atoms)
+
+    def _spread(self, step: Step, node: Node) -> Step:
+        """`step` broadcast to the node's atoms when its inputs span fewer."""
+        if self._is_full(node):
+            return step
+        shape = self.shape(node.atoms)
+        return lambda values, arrays, registers: np.broadcast_to(
+            step(values, arrays, registers), shape
+        )
+
+    def _reusable(self, number: int, node: Node) -> int:
+        """An input whose memory the result may take: own, dead after this node, same shape and
+        storage; else -1.
+        """
+        shape, held = self.shape(node.atoms), ew.storage(node.dtype)
+        for i in node.inputs:
+            value = self.values[i]
+            fits = value.shape == shape and ew.storage(value.dtype) == held
+            if value.owned and fits and self.last_use[i] == self.position[number]:
+                return i
+        return -1
+
+    def _store(self, number: int, node: Node) -> tuple[Step, bool]:
+        view: View = node.attrs["view"]
+        (source,) = node.inputs
+        tensor, dtype = view.tensor, self.dtypes[view.tensor]
+        offset, item, stored = affine(view.offset, dtype.bytes), dtype.bytes, dtype.numpy
+        shape = self.shape(node.atoms)
+        strides = tuple(s * item for s in self.strides(view, node.atoms))
+
+        rounds = dtype.is_narrow and self.program.nodes[source].dtype is not dtype
+
+        def store(values: Values, arrays: Arrays, registers: Registers) -> None:
+            value = narrow(values[source], dtype) if rounds else values[source]
+            np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)[...] = value
+
+        return store, False
+
+    def _store_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
+        view: View = node.attrs["view"]
+        source, index = node.inputs
+        nodes, rank = self.program.nodes, len(self.sizes)
+        if not split_atoms(self.sizes, view.strides, node.atoms, nodes[index].atoms):
+            raise SimulationError(
+                "SW_L1_REGION",
+                f"region {self.program.name}: store_indexed moves its view along the index",
+            )
+        atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
+        picked = nodes[index].atoms
+        along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
+        others = [a for a in range(rank) if a in atoms and a not in along]
+        rest = [a for a in range(rank) if a not in atoms]
+        turned = (*along, *others, *rest)
+        put = PUT_ROWS[node.attrs["kind"]]
+        full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
+        other_shape = tuple(self.sizes[a] for a in others)
+        strides, offset = tuple(view.strides[a] for a in others), affine(view.offset)
+        rows, row_stride, tensor = node.attrs["rows"], node.attrs["stride"], view.tensor
+
+        def store(values: Values, arrays: Arrays, registers: Registers) -> None:
+            where = values[index].transpose(turned).reshape(-1)
+            data = np.broadcast_to(values[source], full).transpose(turned)
+            data = data.reshape((where.size, *other_shape))
+            legal = (where >= 0) & (where < rows)
+            if not legal.all():
+                where, data = where[legal], data[legal]
+            target = window(
+                arrays[tensor], offset(registers), (rows, *other_shape), (row_stride, *strides)
+            )
+            if where.size:
+                put(target, where.astype(np.int64), data)
+
+        return store, False
+
+
+def _call(fn: ew.Function, inputs: Sequence[int], target: int) -> Step:
+    """A step that applies `fn`, into the memory of input `target` unless that is -1."""
+    if len(inputs) == 1:
+        (a,) = inputs
+        if target < 0:
+            return lambda values, arrays, registers: fn(values[a])
+        return lambda values, arrays, registers: fn(values[a], out=values[a])
+    if len(inputs) == 2:
+        a, b = inputs
+        if target < 0:
+            return lambda values, arrays, registers: fn(values[a], values[b])
+        return lambda values, arrays, registers: fn(values[a], values[b], out=values[target])
+    return lambda values, arrays, registers: fn(*(values[i] for i in inputs))
+
+
+def _rounding(step: Step, dtype: DType) -> Step:
+    """`step` with its result rounded to a narrow float type."""
+    return lambda values, arrays, registers: ew.rounded(step(values, arrays, registers), dtype)
+
+
+def _grid(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Element offset of every point of a strided window."""
+    total = np.zeros((1,) * len(shape), np.int64)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        line = np.arange(size, dtype=np.int64) * stride
+        total = total + line.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return total
+
+
+_BUILDERS: dict[str, Callable[[_Planner, int, Node], tuple[Step, bool]]] = {
+    "load": _Planner._load,
+    "load_indexed": _Planner._load_indexed,
+    "constant": _Planner._constant,
+    "register": _Planner._register,
+    "iota": _Planner._iota,
+    "reduce": _Planner._reduce,
+    "contract": _Planner._contract,
+    "convert": _Planner._convert,
+    "bitcast_convert": _Planner._bitcast,
+    "compare": _Planner._compare,
+    "store": _Planner._store,
+    "store_indexed": _Planner._store_indexed,
+}

@@ -1,0 +1,156 @@
+"""What the house is held to, counted in its sources: who knows ops by name, who builds graphs, what
+lies at the roots, which imports hide in functions.
+
+    python -m tests.support.house
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardwright.compiler.ir.opdef import OPS
+from tests.test_layers import PACKAGES, ROOT, imported_modules, source_files
+
+KNOW_OPS = (
+    "compiler/ir/",
+    "compiler/frontend/rules/",
+    "compiler/frontend/importer.py",
+)
+"""Where an op's name belongs: its definition, its text, its import."""
+BUILD_GRAPHS = ("compiler/ir/", "compiler/frontend/")
+Counts = dict[str, int]
+
+
+def counted() -> tuple[Counts, dict[str, Counter[str]]]:
+    """All counts, and who makes up those that have a file."""
+    where: dict[str, Counter[str]] = {name: Counter() for name in FINDERS}
+    for file in source_files():
+        path = file.relative_to(ROOT).as_posix()
+        tree = ast.parse(file.read_text())
+        for name, (find, outside) in FINDERS.items():
+            if not path.startswith(outside):
+                where[name][path] += sum(1 for _ in find(tree))
+    counts = {name: found.total() for name, found in where.items()}
+    counts["modules that build a Graph"] = sum(1 for n in where["graphs built"].values() if n)
+    for package in PACKAGES:
+        files = [p for p in (ROOT / package).glob("*.py") if not p.name.startswith("__")]
+        counts[f"files at the root of {package}"] = len(files)
+    counts["imports in functions that close a circle"] = len(hidden_circles())
+    return counts, where
+
+
+def tables_of_ops(tree: ast.Module) -> Iterator[ast.AST]:
+    """Collections at the top of a module that name two ops or more."""
+    for statement in tree.body:
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        if value is not None and len(list(_names(value))) > 1:
+            yield statement
+
+
+def tests_for_ops(tree: ast.Module) -> Iterator[ast.AST]:
+    """Comparisons of something's `name` with the name of an op, or with some of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            named = any(isinstance(side, ast.Attribute) and side.attr == "name" for side in sides)
+            if named and any(True for side in sides for _ in _names(side)):
+                yield node
+
+
+def graphs_built(tree: ast.Module) -> Iterator[ast.AST]:
+    """Calls of `Graph`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Graph":
+            yield node
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Names of ops among the strings of an expression."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value in OPS:
+            yield inner.value
+
+
+FINDERS = {
+    "tables of op names": (tables_of_ops, KNOW_OPS),
+    "tests for op names": (tests_for_ops, KNOW_OPS),
+    "graphs built": (graphs_built, BUILD_GRAPHS),
+}
+
+
+def hidden_circles() -> list[tuple[str, str]]:
+    """Imports inside of functions of a module that, at its top, imports who asks: (who, whom)."""
+    top: dict[str, set[str]] = {}
+    hidden: dict[str, set[str]] = {}
+    for file in source_files():
+        name = _module(file)
+        tree = ast.parse(file.read_text())
+        outer = ast.Module([s for s in tree.body if not _is_definition(s)], [])
+        every = {module for module, _ in imported_modules(tree)}
+        top[name] = {module for module, _ in imported_modules(outer)}
+        hidden[name] = every - top[name]
+    known = set(top)
+
+    def modules(names: set[str]) -> set[str]:
+        return {n if n in known else n.rpartition(".")[0] for n in names} & known
+
+    reach = {name: modules(found) for name, found in top.items()}
+    return [
+        (name, target)
+        for name, found in hidden.items()
+        for target in sorted(modules(found))
+        if name in _reached(target, reach)
+    ]
+
+
+def _reached(start: str, reach: dict[str, set[str]]) -> set[str]:
+    found, todo = set[str](), [start]
+    while todo:
+        fresh = reach[todo.pop()] - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("shardwright", *parts)).removesuffix(".__init__")
+
+
+def size_of(package: str) -> tuple[int, int]:
+    """Lines and tokens of a package, comments and blank lines among the lines alone."""
+    lines = tokens = 0
+    for file in (ROOT / package).rglob("*.py"):
+        text = file.read_text()
+        lines += text.count("\n")
+        found = tokenize.generate_tokens(io.StringIO(text).readline)
+        tokens += sum(1 for token in found if token.type not in _LAYOUT)
+    return lines, tokens
+
+
+_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+
+
+def main() -> None:
+    """Print all counts, and the files that make up most of each."""
+    counts, where = counted()
+    for name, count in counts.items():
+        print(f"{name:42} {count:6}")
+        for path, part in where.get(name, Counter()).most_common(5):
+            print(f"    {path:50} {part:4}")
+    for package in PACKAGES:
+        lines, tokens = size_of(package)
+        print(f"{package:42} {lines:6} lines {tokens:7} tokens")
+
+
+if __name__ == "__main__":
+    main()
