@@ -279,6 +279,14 @@ ORDERS = (
         models=LAYOUT,
     ),
     Order(
+        key="strategy.gradient_accumulation_fusion",
+        purpose="a sum where a gradient is made saves its way through memory",
+        fastest=("true", "false"),
+        smallest=("true", "false"),
+        beside=STEPS,
+        models=LAYOUT,
+    ),
+    Order(
         key="strategy.accumulate_dtype",
         purpose="short accumulators are smaller and no slower",
         fastest=("auto", "float32"),
