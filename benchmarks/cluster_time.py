@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.job import step_of, unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import step_of
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.timing.faults import Faults
 from shardwright.sim_cluster.timing.step_time import Step, time_step
 

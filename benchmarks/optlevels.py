@@ -29,8 +29,8 @@ from shardwright.compiler.outline import outline
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road.build import Built, build_task, layout_of
-from shardwright.orchestrator.road.job import unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.timing.step_time import Step, time_step
 
 LEVELS = (1, 2, 3)

@@ -23,7 +23,7 @@ from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report.explain_sensitivity import LEAST, moved_by
 from shardwright.orchestrator.report.limits import STATEMENTS
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.validation.predict import build_workload

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.job import executor_of
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
 from shardwright.orchestrator.service.service import UnitService
 

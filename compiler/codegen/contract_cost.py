@@ -16,9 +16,10 @@ from shardwright.compiler.codegen.contract_plan import (
     natural_rows,
     tile_count,
 )
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import Walk, contiguous_run
+from shardwright.compiler.codegen.space import contiguous_run
 from shardwright.compiler.codegen.turned_store import turned_block
 from shardwright.compiler.codegen.whole_panel import fetch_ns, whole_elements
 from shardwright.compiler.isa.program import Engine

@@ -25,13 +25,13 @@ from shardwright.compiler.codegen.contract_plan import (
     needed_by_epilogue,
     tile_count,
 )
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import (
     CODELESS,
     SINKS,
     Space,
     Split,
-    Walk,
     contiguous_run,
     near_divisor,
     split,

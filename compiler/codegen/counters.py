@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.codegen.domain import Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.walks import answered
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.space import Space, Value
+    from shardwright.compiler.codegen.space import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,6 @@ def fold_counters(space: Space) -> None:
 
 def _written(count: _Count, counter: Value, number: list[int], first: int) -> list[Value]:
     """The values that make `count`, from number `first` on; `number` is where others went."""
-    from shardwright.compiler.codegen.space import Walk
-
     walk = Walk(count.start, count.steps)
     plain = replace(counter, inputs=(), attrs={})
     made = [replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk)]

@@ -15,7 +15,8 @@ from dataclasses import replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from shardwright.compiler.codegen.space import SPLATS, Space, Value
+from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.space import SPLATS, Space
 from shardwright.compiler.codegen.turned_store import is_plain
 from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from shardwright.compiler.dtypes import DType

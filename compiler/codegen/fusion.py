@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.masks import MASK
 from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
-from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space, Value
+from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space
 from shardwright.compiler.codegen.values import ACTIVATIONS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.domain import Value, Walk
 from shardwright.compiler.codegen.reductions import columns
-from shardwright.compiler.codegen.space import Value, Walk
 from shardwright.compiler.codegen.values import Frame, copy_engine
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType

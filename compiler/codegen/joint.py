@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.space import CODELESS, PARTS, Space, Value
+from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.space import CODELESS, PARTS, Space
 from shardwright.compiler.isa.region import Tensor
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json

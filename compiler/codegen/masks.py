@@ -19,7 +19,8 @@ from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.space import Space, Value, Walk
+    from shardwright.compiler.codegen.domain import Value, Walk
+    from shardwright.compiler.codegen.space import Space
 
 MASK = "mask"
 NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}

@@ -18,8 +18,8 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     natural_rows,
 )
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
-from shardwright.compiler.codegen.space import Walk
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
 

@@ -9,8 +9,8 @@ any value that does not span the partition atom.
 from __future__ import annotations
 
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.row_sums import in_passing
-from shardwright.compiler.codegen.space import Value
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

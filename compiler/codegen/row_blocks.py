@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import Rates
-from shardwright.compiler.codegen.space import Walk
 from shardwright.compiler.isa.program import AccessPattern, Space
 from shardwright.compiler.isa.region import Affine
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.space import Value
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space

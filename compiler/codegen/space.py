@@ -15,55 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.codegen.counters import fold_counters
+from shardwright.compiler.codegen.domain import Limited, Value, Walk
 from shardwright.compiler.codegen.masks import MASK, fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
 
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
 CODELESS = (*SPLATS, MASK)  # made where they are read
 PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
-
-
-@dataclass(frozen=True, slots=True)
-class Limited:
-    """A bounded coordinate of a walk (`isa.region.Bound`): start, size, unit, step per atom."""
-
-    start: int
-    size: int
-    unit: int
-    strides: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """How an address (or an iota value) moves: start, and a step per atom that moves it."""
-
-    offset: Affine
-    strides: Mapping[int, int]
-    tensor: int = -1
-    bounds: tuple[Limited, ...] = ()
-
-    def stride(self, atom: int | None) -> int:
-        """Step along `atom`, 0 when it does not move."""
-        return self.strides.get(atom, 0) if atom is not None else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce
-    and contract.
-    """
-
-    op: str
-    inputs: tuple[int, ...]
-    atoms: frozenset[int]
-    dtype: DType
-    walk: Walk | None = None
-    over: frozenset[int] = frozenset()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Builder, pieces
+from shardwright.compiler.codegen.domain import Value, Walk
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
@@ -24,8 +25,6 @@ from shardwright.compiler.codegen.space import (
     CODELESS,
     SINKS,
     Space,
-    Value,
-    Walk,
     contiguous_run,
     near_divisor,
     split,

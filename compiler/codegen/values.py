@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope
+from shardwright.compiler.codegen.domain import Value, Walk
 from shardwright.compiler.codegen.masks import MASK, NEGATED
-from shardwright.compiler.codegen.space import CODELESS, Space, Value, Walk
+from shardwright.compiler.codegen.space import CODELESS, Space
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

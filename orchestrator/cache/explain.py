@@ -164,8 +164,8 @@ class Explanation:
 def explain(job: JobConfig) -> Explanation:
     """What the cache has of a job. Raises the DiagnosticError of a stage that refuses it."""
     from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.job import time_programs
     from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.road.timing import time_programs
 
     job = from_store(job)
     cache = open_cache(job.cache)

@@ -5,12 +5,14 @@ behind what. Both show what the report says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.shown.charts import bytes_text, share_bar, table, time_chart, us_text
-from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.sharding.memory.footprint import Footprint
+
+if TYPE_CHECKING:
+    from shardwright.orchestrator.road.build import Built
 
 _LISTED = 40  # tensors at the peak
 _BAR = 24

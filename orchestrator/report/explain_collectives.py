@@ -28,8 +28,9 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
     """
     from shardwright.orchestrator.report.report import collective_rows
     from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.job import step_of, time_programs, unit_service
     from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.road.timing import step_of, time_programs
+    from shardwright.orchestrator.road.units import unit_service
     from shardwright.sim_cluster.network.network import Network
 
     with unit_service(job, None) as service:

@@ -39,8 +39,8 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
     from shardwright.compiler.outline import outline
     from shardwright.compiler.passes.pipeline import run, unit_passes
     from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.job import unit_service
     from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.road.units import unit_service
 
     with unit_service(job, None) as service:
         built = build(job, service, Stages())

@@ -13,8 +13,9 @@ from rich.table import Table
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.job import step_of, unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import step_of
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
 from shardwright.sim_cluster.timing.sensitivity import SHARE, Moved, sensitivity
 

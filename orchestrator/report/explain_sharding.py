@@ -31,8 +31,8 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
     from shardwright.orchestrator.road.build import decide, partition_unit, placed_task
-    from shardwright.orchestrator.road.job import unit_service
     from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.road.units import unit_service
     from shardwright.sharding.cut.pipeline.balance import by_stage
     from shardwright.sharding.explain import explain_sharding
 

@@ -121,7 +121,7 @@ def suggestions(
 
 def explain(job: JobConfig, report: Report) -> dict[str, Any]:
     """The section of the report, with `suggestions`."""
-    from shardwright.orchestrator.road.job import unit_service
+    from shardwright.orchestrator.road.units import unit_service
 
     memory: dict[str, Any] = report["memory"]
     with unit_service(job, None) as service:

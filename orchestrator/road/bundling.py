@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.program import BufferInfo
-from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.service.units import source_digest
 from shardwright.sharding.memory import footprint
 from shardwright.sharding.memory.footprint import Footprint
+
+if TYPE_CHECKING:
+    from shardwright.orchestrator.road.build import Built
 
 _ALIGNMENT = 256
 

@@ -6,20 +6,17 @@ it back -> time -> values against the unsharded step -> report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import Bundle, load_bundle, write_bundle
 from shardwright.compiler.steps import note
-from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import JobConfig, output_folder
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.step import time_text
-from shardwright.orchestrator.host import executor_kind, num_cpus
 from shardwright.orchestrator.report.page.page import PAGE, REPORT, write_report
 from shardwright.orchestrator.report.report import base_report
 from shardwright.orchestrator.road.budgets import check_budgets, check_state
@@ -34,17 +31,15 @@ from shardwright.orchestrator.road.numerics import (
 )
 from shardwright.orchestrator.road.plan_cache import settled
 from shardwright.orchestrator.road.stages import Stages
-from shardwright.orchestrator.road.timing import Timings, timed
+from shardwright.orchestrator.road.timing import time_programs
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.road.unsharded import Unsharded, unsharded
-from shardwright.orchestrator.road.usage import check_executor, check_usage
+from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.service.events import EventLog
-from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.ray_session import RaySession
-from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.values.value_run import Values, run_values
-from shardwright.sim_cluster.timing.step_time import Step
 
 GIB = 2**30
 
@@ -124,42 +119,6 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 0 if report["numerics"]["passed"] else 72
 
 
-def unit_service(
-    job: JobConfig, progress: Progress | None, executor: Callable[[], Executor] | None = None
-) -> UnitService:
-    """The unit service of a job: its executor (its own, started when first needed, unless one is
-    given), its cache, its log."""
-    events = EventLog(Path(job.output.events) if job.output.events else None)
-    note, left = (progress.unit, progress.left_to_others) if progress else (None, None)
-    return UnitService(executor or executor_of(job), open_cache(job.cache), note, events, left)
-
-
-def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
-    """How to start the job's executor; `many`: for more units than its own. Raises UsageError for a
-    time limit where nothing can end a unit."""
-    run = job.run
-    limits = Limits(run.unit_timeout_s, int(run.unit_memory_gib * GIB))
-    check_executor(run)
-
-    def start() -> Executor:
-        from shardwright.orchestrator.service import process_backend
-
-        match executor_kind(run.executor):
-            case "ray":
-                from shardwright.orchestrator.service.ray_backend import RayExecutor
-
-                return RayExecutor(run.workers, limits)
-            case "process":
-                return process_backend.ProcessExecutor(run.workers, limits)
-            case "auto" if (run.workers or num_cpus()) > 1 or limits.timeout_s:
-                kind = process_backend.ProcessExecutor if many else process_backend.AutoExecutor
-                return kind(run.workers, limits)
-            case _:
-                return InlineExecutor(limits)
-
-    return start
-
-
 def write_and_load(built: Built, path: Path) -> Bundle:
     """Write the bundle and load it back from disk: everything after this comes from the files.
     Raises UsageError (SW_OUTPUT) where it cannot be written."""
@@ -182,36 +141,6 @@ def program_sizes(bundle: Bundle) -> dict[str, int]:
         name: (folder / f"{sha}.neff").stat().st_size
         for name, sha in bundle.manifest.programs.items()
     }
-
-
-def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
-    """What is timed of a job."""
-    cluster, layout = built.job.cluster, built.layout
-    return Step(
-        programs=programs,
-        schedules=built.plan.step.schedules,
-        transfers=built.plan.step.transfers,
-        mesh=built.plan.step.mesh,
-        target=layout.target,
-        instances=cluster.instances,
-        placement=built.placement,
-        packets=layout.packets,
-        collectives=layout.collectives,
-        whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
-        runtime=cluster.runtime,
-        faults=layout.faults,
-    )
-
-
-def time_programs(
-    built: Built, programs: Mapping[str, Program], service: UnitService, traced: bool = False
-) -> Timings:
-    """The step under every profile, and without its faults; with a trace when `traced`.
-
-    Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
-    """
-    cluster = built.job.cluster
-    return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
 
 
 def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:

@@ -309,7 +309,8 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     from shardwright.orchestrator.dump.step import time_text
     from shardwright.orchestrator.report.report import base_report
     from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.job import time_programs, unit_service
+    from shardwright.orchestrator.road.timing import time_programs
+    from shardwright.orchestrator.road.units import unit_service
 
     executor = asked.shared.executor if asked.shared else None
     with _dumped(asked.dump_dir):
@@ -327,8 +328,8 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
 def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job with what fits it best; traces and dumps are of that alone."""
     from shardwright.orchestrator.road.build import Planned, planned
-    from shardwright.orchestrator.road.job import executor_of, unit_service
     from shardwright.orchestrator.road.stages import Stages
+    from shardwright.orchestrator.road.units import executor_of, unit_service
     from shardwright.orchestrator.whatif.fitting import Road, asked_as, chosen
 
     executor = asked.shared.executor if asked.shared else executor_of(job)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import PS_PER_US
+from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
@@ -47,6 +49,36 @@ class Timings:
     band: Mapping[str, StepTiming]
     healthy: StepTiming | None = None
     trace: bytes = b""
+
+
+def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
+    """What is timed of a job."""
+    cluster, layout = built.job.cluster, built.layout
+    return Step(
+        programs=programs,
+        schedules=built.plan.step.schedules,
+        transfers=built.plan.step.transfers,
+        mesh=built.plan.step.mesh,
+        target=layout.target,
+        instances=cluster.instances,
+        placement=built.placement,
+        packets=layout.packets,
+        collectives=layout.collectives,
+        whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
+        runtime=cluster.runtime,
+        faults=layout.faults,
+    )
+
+
+def time_programs(
+    built: Built, programs: Mapping[str, Program], service: UnitService, traced: bool = False
+) -> Timings:
+    """The step under every profile, and without its faults; with a trace when `traced`.
+
+    Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
+    """
+    cluster = built.job.cluster
+    return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
 
 
 def timed(

@@ -21,10 +21,11 @@ from shardwright.orchestrator.config.config import JobConfig, output_folder
 from shardwright.orchestrator.dump import Dump
 from shardwright.orchestrator.road.budgets import check_budgets, check_state
 from shardwright.orchestrator.road.build import Planned, compile_parts, planned, with_programs
-from shardwright.orchestrator.road.job import program_sizes, unit_service, write_and_load
+from shardwright.orchestrator.road.job import program_sizes, write_and_load
 from shardwright.orchestrator.road.parts import Parts
 from shardwright.orchestrator.road.plan_cache import settled
 from shardwright.orchestrator.road.stages import Stages, Traces
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together

@@ -28,8 +28,8 @@ from shardwright.orchestrator.compile.compile_flags import flags_alone, of_envir
 from shardwright.orchestrator.compile.compile_log import FileLog
 from shardwright.orchestrator.compile.modules import OpenModule, finished, open_module
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.job import unit_service
 from shardwright.orchestrator.road.parts import Parts, parts_of
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled
 from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together

@@ -19,9 +19,8 @@ from shardwright.compiler.support.documents import parse_json
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import TABLES, JobConfig
 from shardwright.orchestrator.road.build import Built, build_task, layout_of
-from shardwright.orchestrator.road.job import step_of
 from shardwright.orchestrator.road.stages import Stages
-from shardwright.orchestrator.road.timing import Question, answers, with_host
+from shardwright.orchestrator.road.timing import Question, answers, step_of, with_host
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
 from shardwright.orchestrator.validation.published import Workload

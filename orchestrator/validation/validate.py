@@ -128,7 +128,7 @@ def training(question: Asked) -> dict[str, Any]:
     `calibration.toml` and used. Raises UsageError as `run`.
     """
     assert question.training is not None
-    from shardwright.orchestrator.road.job import unit_service
+    from shardwright.orchestrator.road.units import unit_service
 
     asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]

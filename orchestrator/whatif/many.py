@@ -16,9 +16,9 @@ from typing import Any
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import num_cpus
-from shardwright.orchestrator.road.job import executor_of
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, Shared, plan
 from shardwright.orchestrator.road.stages import Traces
+from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.shared import SharedExecutor
 

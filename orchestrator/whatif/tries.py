@@ -19,8 +19,8 @@ from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.tried import auto_values
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.build import planned
-from shardwright.orchestrator.road.job import unit_service
 from shardwright.orchestrator.road.stages import Stages, Traces
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.change import Change, changed, frugal

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 import msgpack
 
-from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError, Loc, ShardingError
-from shardwright.compiler.support.child import Child, serve
+from shardwright.compiler.diagnostics import ExecutionError, Loc, ShardingError
+from shardwright.compiler.support.child import Child
 
 PartitionUnit = Callable[[bytes], bytes]
 
@@ -65,7 +64,7 @@ def _child(python: str) -> Iterator[Child]:
         child = None
     if child is None:
         try:
-            child = Child([python, "-m", "shardwright.sharding.partition.partitioner"])
+            child = Child([python, "-m", "shardwright.sharding.partition"])
         except OSError as error:
             raise _not_started(python, error) from error
     try:
@@ -131,20 +130,3 @@ def _crashed(status: int, said: str) -> ExecutionError:
         f"the partitioner ended with status {status}:\n{said[-_STDERR_TAIL:]}",
         hint="run it again with --dump-dir DIR, and report *-shardy_input.mlir from there",
     )
-
-
-def _answer(request: bytes) -> bytes:
-    """What the process says to a request; refusals are answers too."""
-    from shardwright.sharding.partition.shardy import answer_request
-
-    try:
-        answer: dict[str, Any] = {"graph": answer_request(request)}
-    except DiagnosticError as error:
-        d = error.diagnostic
-        loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
-        answer = {"error": (d.code, d.message, loc, d.hint)}
-    return bytes(msgpack.packb(answer))
-
-
-if __name__ == "__main__":
-    serve(_answer)

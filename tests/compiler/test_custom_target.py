@@ -16,8 +16,9 @@ from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.road.build import build, layout_of
-from shardwright.orchestrator.road.job import time_programs, unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import time_programs
+from shardwright.orchestrator.road.units import unit_service
 from tests.support.small_job import write_job
 
 HALF = {"chips_per_instance": 8, "shape": [2, 4], "efa_gbps": 800, "efa_devices": 8}

@@ -18,8 +18,9 @@ from shardwright.compiler.surface.flags import TARGETS
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.road.build import build, layout_of
-from shardwright.orchestrator.road.job import time_programs, unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import time_programs
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.network.network import Network
 from tests.support.compiled import graph_of, run_levels
 from tests.support.small_job import write_job

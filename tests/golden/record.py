@@ -23,9 +23,8 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.report import base_report
 from shardwright.orchestrator.road.build import Built, build
 from shardwright.orchestrator.road.bundling import manifest_of
-from shardwright.orchestrator.road.job import time_programs
 from shardwright.orchestrator.road.stages import Stages, Traces
-from shardwright.orchestrator.road.timing import Timings
+from shardwright.orchestrator.road.timing import Timings, time_programs
 from shardwright.orchestrator.service.service import UnitService
 
 Rows = dict[str, Any]

@@ -14,8 +14,8 @@ import pytest
 from shardwright.compiler.isa import costs
 from shardwright.compiler.isa.program import Program
 from shardwright.orchestrator.cache.cache import Cache
-from shardwright.orchestrator.road.job import step_of
 from shardwright.orchestrator.road.stages import Traces
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.sim_cluster.timing.step_time import time_step

@@ -11,8 +11,8 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.road.build import layout_of, placed_task
-from shardwright.orchestrator.road.job import unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 
 JOB = """
 [model]

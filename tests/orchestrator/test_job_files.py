@@ -20,7 +20,7 @@ from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import TABLES
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road.build import layout_of
-from shardwright.orchestrator.road.job import executor_of
+from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.submission import submit
 from tests.support.small_job import JOB, SIZES
 

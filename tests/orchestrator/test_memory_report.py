@@ -13,8 +13,8 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report.memory_report import MOMENTS, _highest, _timeline
 from shardwright.orchestrator.road.build import planned
-from shardwright.orchestrator.road.job import unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sharding.memory.arena import Moment
 from tests.support.small_job import SIZES
 

@@ -14,7 +14,7 @@ from shardwright.orchestrator.config.job_flags import add_job_flags, changed_key
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.build import layout_of
-from shardwright.orchestrator.road.job import unit_service
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.validation.predict import Predictor, job_of
 from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
 from shardwright.orchestrator.whatif.change import compared

@@ -22,8 +22,8 @@ from shardwright.orchestrator.cache.entry import EntryName, pack_entry
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report import explanations
-from shardwright.orchestrator.road.job import executor_of
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.service import progress as progress_module
 from shardwright.orchestrator.service.batch import Batch, Counts, UnitRow
 from shardwright.orchestrator.service.events import EventLog

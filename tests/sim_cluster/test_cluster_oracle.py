@@ -16,7 +16,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.timing.evaluate import Segment
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.timing.actors import CollectiveDuration
 from shardwright.sim_cluster.timing.classes import refine

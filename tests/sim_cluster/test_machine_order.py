@@ -13,8 +13,9 @@ from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.timing.evaluate import Segment
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.job import step_of, unit_service
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import step_of
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import PROFILES
 from shardwright.sim_cluster.timing.classes import refine

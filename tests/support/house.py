@@ -89,9 +89,9 @@ def hidden_circles() -> list[tuple[str, str]]:
     hidden: dict[str, set[str]] = {}
     for file in source_files():
         name = _module(file)
-        tree = ast.parse(file.read_text())
-        outer = ast.Module([s for s in tree.body if not _is_definition(s)], [])
-        every = {module for module, _ in imported_modules(tree)}
+        body = [s for s in ast.parse(file.read_text()).body if not _is_for_types(s)]
+        outer = ast.Module([s for s in body if not _is_definition(s)], [])
+        every = {module for module, _ in imported_modules(ast.Module(body, []))}
         top[name] = {module for module, _ in imported_modules(outer)}
         hidden[name] = every - top[name]
     known = set(top)
@@ -119,6 +119,11 @@ def _reached(start: str, reach: dict[str, set[str]]) -> set[str]:
 
 def _is_definition(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def _is_for_types(statement: ast.stmt) -> bool:
+    """A block that only type checkers read."""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _module(file: Path) -> str:

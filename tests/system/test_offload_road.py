@@ -15,7 +15,7 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import altered
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.memory.footprint import host_bytes
 from shardwright.sim_cluster.timing.step_time import Step, time_step
 from tests.support.small_job import SIZES, Road, build_on, bundle_of, run_steps

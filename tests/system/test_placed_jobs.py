@@ -14,8 +14,10 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report.report import base_report
 from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.job import time_programs, unit_service, write_and_load
+from shardwright.orchestrator.road.job import write_and_load
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import time_programs
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.__main__ import main as simulate
 from tests.support.small_job import write_job
 

@@ -16,7 +16,7 @@ import pytest
 
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.config.config import load
-from shardwright.orchestrator.road.job import executor_of
+from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit
 from shardwright.orchestrator.service.process_backend import AutoExecutor, ProcessExecutor
 from tests.support.interrupts import heard_by_children

@@ -15,7 +15,7 @@ from shardwright.compiler.machine.target import (
     logical,
     target_names,
 )
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.timing.sensitivity import (
     COUNTED,

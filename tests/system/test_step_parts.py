@@ -14,7 +14,7 @@ from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.compiler.neff.schedule import flat
 from shardwright.compiler.timing.evaluate import function_segments
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.profiles import under_profile
 from shardwright.sim_cluster.timing import step_parts as parts_module
 from shardwright.sim_cluster.timing.faults import Faults

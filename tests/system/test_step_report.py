@@ -14,7 +14,7 @@ from shardwright.compiler.neff.schedule import run_counts
 from shardwright.orchestrator.report import step_report
 from shardwright.orchestrator.report.memory_report import memory_section
 from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts
 from shardwright.sim_cluster.timing.step_time import Replayed, time_step
 from tests.support.small_job import Road

@@ -14,8 +14,7 @@ import pytest
 from shardwright.compiler.diagnostics import LoadError, SimulationError
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.cache import Cache
-from shardwright.orchestrator.road.job import step_of
-from shardwright.orchestrator.road.timing import Question, Timings, answers, timed
+from shardwright.orchestrator.road.timing import Question, Timings, answers, step_of, timed
 from shardwright.orchestrator.service.executor import Executor, InlineExecutor, WorkUnit
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from shardwright.orchestrator.service.service import UnitService

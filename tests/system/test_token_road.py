@@ -12,7 +12,7 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.timing.step_time import StepTiming, time_step
 from tests.support.cells import long_in_matrix

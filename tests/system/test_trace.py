@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.road.job import step_of
+from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.cut.pipeline.schedules import stage_schedules
 from shardwright.sim_cluster.timing.faults import Faults
 from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.levels import Levels
-from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.support.walks import answered
 
 

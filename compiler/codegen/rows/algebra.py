@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from shardwright.compiler.codegen.space import Space, Value
+from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before

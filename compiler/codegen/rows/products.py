@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.balance import Copy
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
@@ -18,7 +19,6 @@ from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
 from shardwright.compiler.codegen.rows.sums import Sums, divided
-from shardwright.compiler.codegen.space import Value
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

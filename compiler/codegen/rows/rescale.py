@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.online import Running
-from shardwright.compiler.codegen.space import Value
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.program import Engine

@@ -22,8 +22,8 @@ from shardwright.compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Walk
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part

@@ -13,16 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import (
-    CODELESS,
-    SINKS,
-    Space,
-    Walk,
-    contiguous_run,
-    joined_atoms,
-)
+from shardwright.compiler.codegen.space import CODELESS, SINKS, Space, contiguous_run, joined_atoms
 from shardwright.compiler.codegen.values import BINARY
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps

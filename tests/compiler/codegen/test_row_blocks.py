@@ -13,10 +13,11 @@ from region_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distan
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import Walk, normalise
+from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for, walk
