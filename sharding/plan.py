@@ -2,8 +2,8 @@
 
 `build_plan` is the whole road in one call. `prepare`, `partitioned` and `complete` are its steps,
 for callers that run the partition unit (bytes to bytes) elsewhere or time them. A graph with
-repeats is partitioned in its folded form (`fold.py`). The plan is what compilation, the loader and
-the report read.
+repeats is partitioned in its folded form (`prepare/fold.py`). The plan is what compilation, the
+loader and the report read.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ runs.
 
 Each value's type is divided by its spec; ops whose attributes or meaning change have a rule in
 `rules/`, found by op name. Groups stay symbolic (mesh axes), so one graph serves every rank, and
-the rank enters as `axis_index`. What comes out is cut by `stages.py`.
+the rank enters as `axis_index`. What comes out is cut by `cut/stages.py`.
 """
 
 from __future__ import annotations

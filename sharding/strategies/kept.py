@@ -3,7 +3,7 @@
 A layer loop gathers a slice of a stacked weight in every iteration. With
 `reshard_after_forward = false` the first loop that gathers a slice also writes it to a stack of its
 own, and the loops after it read that stack instead of gathering again. Layers of unrolled code need
-none of this: what they gathered is a value like any other (`residuals.py`).
+none of this: what they gathered is a value like any other (`cut/residuals.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,25 @@
-"""Machines of tests: files that say how one differs from a known one."""
+"""Costs and machines the network tests share, and machines of files."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from shardwright.collectives.topology import Topology
+from shardwright.compiler.machine.target import load_target
+from shardwright.sim_cluster.network.collective_costs import collective_costs
+from shardwright.sim_cluster.network.network import cluster_topology
+from shardwright.sim_cluster.profiles import PROFILES as MACHINE_PROFILES
+
+FIRST = load_target("trn1n.32xlarge")
+PROFILES = {name: collective_costs(FIRST, name) for name in MACHINE_PROFILES}
+CONSERVATIVE, NOMINAL, PEAK = (PROFILES[n] for n in ("conservative", "nominal", "peak"))
+
+
+def machine(name: str, instances: int = 1) -> Topology:
+    """The topology of a target, wires included."""
+    return cluster_topology(load_target(name), instances)
 
 
 def machine_file(folder: Path, base: str = "trn1n.32xlarge", **facts: Any) -> str:
