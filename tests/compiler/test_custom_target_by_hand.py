@@ -22,6 +22,8 @@ COUNTS = {  # fact -> its least and largest whole number
     "mesh_max_bytes": (0, MOST),
     "rdh_max_bytes": (0, MOST),
     "flat_ring_min_bytes": (0, MOST),
+    "sbuf_bytes_per_partition": (64, 1 << 20),
+    "semaphores": (1, 4096),
 }
 ABOVE_0 = {
     *("hbm_gib_per_chip", "hbm_gb_per_s_per_chip", "chip_bf16_tflops_published"),

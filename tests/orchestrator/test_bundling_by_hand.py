@@ -98,8 +98,8 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
         return SimpleNamespace(trace=b"trace")
 
     monkeypatch.setattr("shardwright.orchestrator.road.build.build", lambda *given: built)
-    monkeypatch.setattr("shardwright.orchestrator.road.job.unit_service", service)
-    monkeypatch.setattr("shardwright.orchestrator.road.job.time_programs", timed)
+    monkeypatch.setattr("shardwright.orchestrator.road.units.unit_service", service)
+    monkeypatch.setattr("shardwright.orchestrator.road.timing.time_programs", timed)
     monkeypatch.setattr(
         "shardwright.orchestrator.report.report.base_report", lambda *given: {"given": given[3:]}
     )
