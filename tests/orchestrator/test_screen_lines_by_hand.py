@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,94 +14,98 @@ from shardwright.orchestrator.report.bars import EMPTY
 MIB, GIB = 2**20, 2**30
 
 
-def report() -> dict[str, Any]:
-    """A step of 2 ms; 4 GiB of 8 GiB."""
-    compiler = {"optlevel": 3, "model_type": "transformer", "attention": "fused"}
-    return {
-        "provenance": {},
-        "mesh": {"dp": 4, "tp": 8},
-        "graph": {"name": "llama", "params": 7.1e9, "flops_per_step": 2.5e15},
-        "job": {
-            "strategy": {"name": "fsdp"},
-            "cluster": {"instances": 2, "target": "trn1n.32xlarge"},
-            "compiler": compiler,
-        },
-        "batch": {"num_microbatches": 3, "tokens_per_sample": 4096, "global_batch": 1500},
-        "cores": 1024,
-        "context": "",
-        "logical_cores": {
-            "lnc": 2,
-            "regions_cut": 30,
-            "regions_alone": 10,
-            "alone_ps": 500_000_000,
-            "hypothetical": False,
-            "per_instance": 64,
-            "hbm_bytes": 24 * GIB,
-        },
-        "placement": {"name": "torus", "axes": {"tp": "a ring", "dp": "4 of them"}},
-        "streams": {
-            "compute_packet_bytes": 4096,
-            "streams": [
-                stream(0, ["all_gather dp", "all_reduce tp"], 65536, 400_000_000),
-                stream(1, ["reduce_scatter dp"], 32768, 100_000_000),
-            ],
-        },
-        "memory": {
-            "limit_bytes": 8 * GIB,
-            "peak_bytes": 4 * GIB,
-            "fits": True,
-            "categories": {"parameters": 3 * GIB, "activations": GIB - MIB, "other": MIB},
-            "per_stage": [
-                {"peak_bytes": 4 * GIB},
-                {"peak_bytes": 3 * GIB},
-                {"peak_bytes": 3 * GIB},
-            ],
-        },
-        "timing": {
-            "step_time_s": 2e-3,
-            "step_time_ps": 2_000_000_000,
-            "profile": "nominal",
-            "band_s": [1e-3, 3.5e-3],
-            "breakdown_ps": {"compute": 1_500_000_000, "memory": 499_500_000, "idle": 500_000},
-            "tokens_per_s": 12_345.6,
-            "mfu": 0.4,
-            "hfu": 0.5125,
-            "peak_flops_per_s": 6.08e15,
-            "confidence": "extrapolated",
-            "confidence_why": "no run like it",
-            "per_stage": [staged(100_000_000), staged(50_000_000), staged(50_000_000)],
-        },
-        "cost": {"usd_per_hour": 49.56, "usd_per_step": 0.0275, "usd_per_1e6_tokens": 1.25},
-        "price": {
-            "machine": "trn1n.32xlarge",
-            "kind": "on-demand",
-            "given": False,
-            "usd_per_hour": 24.78,
-            "published": ["on-demand"],
-        },
-        "bottleneck": {"text": "compute: engines are busy"},
-        "limits": {"assumed": ["a", "b", "c"]},
-        "goodput": {
-            "goodput": 0.9875,
-            "checkpoint_s": 2.5,
-            "interval_steps": 40,
-            "mtbf_s": 7_200_000,
-        },
-        "pipeline": {
-            "num_microbatches": 8,
-            "schedule": "1f1b",
-            "stages": [{"layers": [5, 3]}, {"layers": [4]}, {"layers": [4]}],
-        },
-        "findings": [],
-    }
-
-
 def stream(number: int, kinds: list[str], packet: int, ps: int) -> dict[str, Any]:
     return {"stream": number, "collectives": kinds, "packet_bytes": packet, "time_ps": ps}
 
 
 def staged(bubble: int) -> dict[str, Any]:
     return {"breakdown_ps": {"bubble": bubble}}
+
+
+COMPILER = {"optlevel": 3, "model_type": "transformer", "attention": "fused"}
+REPORT: dict[str, Any] = {
+    "provenance": {},
+    "mesh": {"dp": 4, "tp": 8},
+    "graph": {"name": "llama", "params": 7.1e9, "flops_per_step": 2.5e15},
+    "job": {
+        "strategy": {"name": "fsdp"},
+        "cluster": {"instances": 2, "target": "trn1n.32xlarge"},
+        "compiler": COMPILER,
+    },
+    "batch": {"num_microbatches": 3, "tokens_per_sample": 4096, "global_batch": 1500},
+    "cores": 1024,
+    "context": "",
+    "logical_cores": {
+        "lnc": 2,
+        "regions_cut": 30,
+        "regions_alone": 10,
+        "alone_ps": 500_000_000,
+        "hypothetical": False,
+        "per_instance": 64,
+        "hbm_bytes": 24 * GIB,
+    },
+    "placement": {"name": "torus", "axes": {"tp": "a ring", "dp": "4 of them"}},
+    "streams": {
+        "compute_packet_bytes": 4096,
+        "streams": [
+            stream(0, ["all_gather dp", "all_reduce tp"], 65536, 400_000_000),
+            stream(1, ["reduce_scatter dp"], 32768, 100_000_000),
+        ],
+    },
+    "memory": {
+        "limit_bytes": 8 * GIB,
+        "peak_bytes": 4 * GIB,
+        "fits": True,
+        "categories": {"parameters": 3 * GIB, "activations": GIB - MIB, "other": MIB},
+        "per_stage": [
+            {"peak_bytes": 4 * GIB},
+            {"peak_bytes": 3 * GIB},
+            {"peak_bytes": 3 * GIB},
+        ],
+    },
+    "timing": {
+        "step_time_s": 2e-3,
+        "step_time_ps": 2_000_000_000,
+        "profile": "nominal",
+        "band_s": [1e-3, 3.5e-3],
+        "breakdown_ps": {"compute": 1_500_000_000, "memory": 499_500_000, "idle": 500_000},
+        "tokens_per_s": 12_345.6,
+        "mfu": 0.4,
+        "hfu": 0.5125,
+        "peak_flops_per_s": 6.08e15,
+        "confidence": "extrapolated",
+        "confidence_why": "no run like it",
+        "per_stage": [staged(100_000_000), staged(50_000_000), staged(50_000_000)],
+    },
+    "cost": {"usd_per_hour": 49.56, "usd_per_step": 0.0275, "usd_per_1e6_tokens": 1.25},
+    "price": {
+        "machine": "trn1n.32xlarge",
+        "kind": "on-demand",
+        "given": False,
+        "usd_per_hour": 24.78,
+        "published": ["on-demand"],
+    },
+    "bottleneck": {"text": "compute: engines are busy"},
+    "limits": {"assumed": ["a", "b", "c"]},
+    "goodput": {
+        "goodput": 0.9875,
+        "checkpoint_s": 2.5,
+        "interval_steps": 40,
+        "mtbf_s": 7_200_000,
+    },
+    "pipeline": {
+        "num_microbatches": 8,
+        "schedule": "1f1b",
+        "stages": [{"layers": [5, 3]}, {"layers": [4]}, {"layers": [4]}],
+    },
+    "findings": [],
+}
+"""A step of 2 ms; 4 GiB of 8 GiB."""
+
+
+def report() -> dict[str, Any]:
+    """A report of a test's own."""
+    return deepcopy(REPORT)
 
 
 def changed(**tables: Any) -> dict[str, Any]:

@@ -498,7 +498,12 @@ def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         params="f32", activations="bf16", statistics="f32", gradients="bf16", stream="bf16"
     )
     sizes = {"layers": 3, "hidden": 66, "heads": 4, "kv_heads": 2, "ffn": 130, "vocab": 97}
-    other = {"optimizer": "sgd", "remat": "full", "dropout": 0.25, "one_hot_loss": True}
+    other: dict[str, Any] = {
+        "optimizer": "sgd",
+        "remat": "full",
+        "dropout": 0.25,
+        "one_hot_loss": True,
+    }
     run = dataclasses.replace(
         parsed(tmp_path, BERT).workload,
         family="llama",
@@ -524,7 +529,7 @@ def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         seq_len=48,
         precision=Precision(params="f32", activations="bf16", statistics="f32", stream="bf16"),
         name="named",
-        **other,  # type: ignore[arg-type]
+        **other,
     )
     assert asked == [("llama", shown, options, 2)]
     task_of(dataclasses.replace(run, replicated_kv=True, fused_projections=True, vocab=100))
