@@ -9,9 +9,10 @@ of the target before anybody else sees it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
@@ -36,11 +37,11 @@ from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import RegionProgram, Tensor
-from shardwright.compiler.machine.target import FIRST_TARGET, Limits, load_target
+from shardwright.compiler.machine.target import FIRST_TARGET, Limits, Target, load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.schedule.allocate import allocate
 from shardwright.compiler.schedule.engine_order import order_engines
-from shardwright.compiler.timing.evaluate import instr_cost, judged_ps
+from shardwright.compiler.timing.evaluate import busiest_ps, instr_cost, judged_ps
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
@@ -127,6 +128,7 @@ class Codes:
         self._emitted: dict[tuple[tuple[Candidate, ...], bool], Builder] = {}
         self._distinct: dict[Hashable, list[Builder]] = {}  # by size: who has code of its own
         # By builder, which `_distinct` keeps, and turns.
+        self._placed: dict[Hashable, _Placed] = {}
         self._made: dict[Hashable, Generated | CapacityError] = {}
 
     def searched(self) -> Generated:
@@ -145,7 +147,8 @@ class Codes:
         planned = self._planned(recipe.share, self.effort)
         options_of = zip(planned, recipe.positions, strict=True)
         chosen = [tried[position] for tried, position in options_of]
-        made = self._build(chosen, recipe.ways, recipe.loads_apart)
+        made = self._build(chosen, recipe.ways, loads_apart=recipe.loads_apart)
+        assert made is not None
         _verify(made.region, self.limits)
         return replace(made, recipe=recipe)
 
@@ -183,11 +186,12 @@ class Codes:
         tried = effort.loads_apart and self.kinds & {"strip", "row"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
+        taken = self._time(made)
         try:
-            apart = self._build(chosen, ways, loads_apart=True)
+            apart = self._build(chosen, ways, taken, loads_apart=True)
         except CapacityError:
             return None
-        return apart if self._time(apart) < self._time(made) else None
+        return apart if apart and self._time(apart) < taken else None
 
     def _planned(self, share: float, effort: Effort) -> list[Sequence[Candidate]]:
         """Per nest what a search of `effort` tries."""
@@ -223,14 +227,25 @@ class Codes:
         return builder
 
     def _build(
-        self, chosen: Sequence[Candidate], ways: int, loads_apart: bool = False
-    ) -> Generated:
+        self,
+        chosen: Sequence[Candidate],
+        ways: int,
+        below: float = math.inf,
+        loads_apart: bool = False,
+    ) -> Generated | None:
+        """None when an engine alone is busy for `below` ps or longer, in whatever order."""
         builder = self._code(tuple(chosen), loads_apart)
         beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
         key = id(builder), beside if any(beside) else ()
         if key not in self._made:
             try:
-                self._made[key] = self._ordered(builder, ways)
+                if key not in self._placed:
+                    self._placed[key] = self._place(builder, ways)
+                placed = self._placed[key]
+                if below < math.inf and placed.busiest_ps >= below:
+                    return None
+                order_engines(placed.region, self.tensors, self.limits)
+                self._made[key] = Generated(placed.region, placed.next_register)
             except CapacityError as error:
                 self._made[key] = error
         made, notes = self._made[key], tuple(c.note for c in chosen if c.note)
@@ -238,18 +253,32 @@ class Codes:
             raise made
         return made if made.notes == notes else replace(made, notes=notes)
 
-    def _ordered(self, builder: Builder, ways: int) -> Generated:
-        """Code with `ways` iterations side by side, addresses and tokens."""
+    def _place(self, builder: Builder, ways: int) -> _Placed:
+        """Code with `ways` iterations side by side, and addresses."""
         region = Region(self.program, *builder.code())
         if ways > 1:
             cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
             overlap(region, self.tensors, ways, cost)
         allocate(region, self.limits)
-        order_engines(region, self.tensors, self.limits)
-        return Generated(region, builder.next_register)
+        return _Placed(region, builder.next_register, self.tensors, self.machine)
 
     def _time(self, made: Generated) -> int:
         return judged_ps(made.region, self.tensors, self.machine)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Code with addresses, before engines wait for each other."""
+
+    region: Region
+    next_register: int
+    tensors: Sequence[Tensor]
+    machine: Target
+
+    @cached_property
+    def busiest_ps(self) -> int:
+        """Busy time of the busiest engine, which no order is faster than."""
+        return busiest_ps(self.region, self.tensors, self.machine)
 
 
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]

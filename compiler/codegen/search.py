@@ -7,6 +7,7 @@ simulated time on the nominal machine. Nothing here knows what a candidate is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -101,19 +102,25 @@ class _Once(Generic[Made]):
     one tiling several times.
     """
 
-    def __init__(self, build: Callable[[Sequence[Any]], Made], time: Callable[[Made], int]) -> None:
+    def __init__(
+        self, build: Callable[[Sequence[Any], float], Made | None], time: Callable[[Made], int]
+    ) -> None:
         self._build, self._time = build, time
         self._made: dict[tuple[Any, ...], Made | CapacityError] = {}
         self._times: dict[int, int] = {}  # by the identity of the code, which `_made` keeps alive
 
-    def build(self, chosen: Sequence[Any]) -> Made:
+    def build(self, chosen: Sequence[Any], below: float) -> Made | None:
         """Raises CapacityError, again too."""
         key = tuple(chosen)
         if key not in self._made:
             try:
-                self._made[key] = self._build(chosen)
+                made = self._build(chosen, below)
             except CapacityError as error:
                 self._made[key] = error
+            else:
+                if made is None:
+                    return None
+                self._made[key] = made
         found = self._made[key]
         if isinstance(found, CapacityError):
             raise found
@@ -129,15 +136,15 @@ class _Once(Generic[Made]):
 def fastest(
     nests: Sequence[Sequence[Candidate]],
     effort: Effort,
-    build: Callable[[Sequence[Candidate], int], Made],
+    build: Callable[[Sequence[Candidate], int, float], Made | None],
     time: Callable[[Made], int],
 ) -> tuple[Made, Sequence[Candidate], int]:
     """The fastest code found for `nests` on the walks that `effort` allows, the candidate of each
-    nest, and how many iterations lie side by side.
+    nest, and how many iterations lie side by side; `build` as for `walk`.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
-    once = _Once(lambda chosen: build(chosen[:-1], chosen[-1]), time)
+    once = _Once(lambda chosen, below: build(chosen[:-1], chosen[-1], below), time)
     found: list[tuple[Made, Sequence[Any]]] = []
     failure: CapacityError | None = None
     for ways in effort.ways:
@@ -154,17 +161,17 @@ def fastest(
 
 def walk(
     choices: Sequence[Sequence[Any]],
-    build: Callable[[Sequence[Any]], Made],
+    build: Callable[[Sequence[Any], float], Made | None],
     time: Callable[[Made], int],
 ) -> tuple[Made, Sequence[Any]]:
     """The best code found by changing one choice at a time, from the first option of each on, and
-    its choices.
+    its choices. `build` is given the time to beat, and may answer None where code cannot.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
     chosen = [options[0] for options in choices]
     best: Made | None = None
-    shortest, failure = 0, None
+    shortest, failure = math.inf, None
     alone = all(len(options) == 1 for options in choices)
     for number, options in enumerate(choices):
         for option in options:
@@ -172,12 +179,14 @@ def walk(
                 continue
             trial = [*chosen[:number], option, *chosen[number + 1 :]]
             try:
-                made = build(trial)
+                made = build(trial, shortest)
             except CapacityError as error:
                 failure = failure or error
                 continue
+            if made is None:
+                continue
             taken = 0 if alone else time(made)
-            if best is None or taken < shortest:
+            if taken < shortest:
                 best, shortest, chosen = made, taken, trial
     if best is None:
         assert failure is not None

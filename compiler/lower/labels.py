@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 Label = tuple["Atom", ...]
 Labels = tuple[Label, ...]
@@ -43,7 +44,7 @@ def leaves(label: Iterable[Atom]) -> list[Atom]:
     """The root atoms `label` stands for now, major to minor."""
     found: list[Atom] = []
     for atom in label:
-        root = find(atom)
+        root = atom if atom.parent is None else find(atom)
         if root.parts is None:
             found.append(root)
         else:
@@ -63,7 +64,7 @@ def find(atom: Atom) -> Atom:
 
 def all_leaves(labels: Labels) -> list[Atom]:
     """The root atoms of all dims, in order."""
-    return leaves(atom for label in labels for atom in label)
+    return leaves(chain.from_iterable(labels))
 
 
 def distinct(labels: Labels) -> bool:
@@ -76,6 +77,8 @@ def distinct(labels: Labels) -> bool:
 
 def unify(a: Label, b: Label) -> bool:
     """Make two labels of equal total size walk the same indices; False when sizes do not divide."""
+    if a == b:
+        return True
     left, right = leaves(a), leaves(b)
     while left and right:
         x, y = _pop(left), _pop(right)

@@ -221,6 +221,15 @@ def region_time(
     return region_times(region, tensors, target, (Shares(),), recorded)[0]
 
 
+def busiest_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
+    """Busy time of the busiest engine of a region that shares nothing: `judged_ps` is no less,
+    whatever waits for what.
+    """
+    costs = _Costs(region, tensors, target, (Shares(),), recorded=False)
+    costs.bodies(region.body)
+    return costs.busiest_ps(0)
+
+
 def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
     """How long a region is judged to take by those who choose between codes and merges: beside
     neighbours that fill `JUDGED_RECOVERY` of its stalls.

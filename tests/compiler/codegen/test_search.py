@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from shardwright.compiler.codegen import generate
@@ -18,7 +20,7 @@ from shardwright.compiler.codegen.search import (
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.timing.evaluate import region_time
+from shardwright.compiler.timing.evaluate import busiest_ps, judged_ps, region_time
 from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
 
 
@@ -38,7 +40,7 @@ def test_the_shortest_time_wins_one_nest_at_a_time() -> None:
     times = {(1.0, 1.0): 50, (2.0, 1.0): 40, (3.0, 1.0): 45, (2.0, 2.0): 30}
     built: list[tuple[float, ...]] = []
 
-    def build(chosen: list[Candidate]) -> tuple[float, ...]:
+    def build(chosen: list[Candidate], below: float) -> tuple[float, ...]:
         built.append(tuple(c.cost for c in chosen))
         return built[-1]
 
@@ -48,7 +50,7 @@ def test_the_shortest_time_wins_one_nest_at_a_time() -> None:
 
 
 def test_what_does_not_fit_is_passed_over_and_the_first_reason_is_kept() -> None:
-    def build(chosen: list[Candidate]) -> float:
+    def build(chosen: list[Candidate], below: float) -> float:
         if chosen[0].cost < 3:
             raise CapacityError("SW_SBUF_CAPACITY", f"tile {chosen[0].cost}")
         return chosen[0].cost
@@ -62,7 +64,7 @@ def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
     """The second tiling only pays with two iterations side by side."""
     times = {(1.0, 1): 50, (2.0, 1): 60, (1.0, 2): 55, (2.0, 2): 30}
 
-    def build(chosen: list[Candidate], ways: int) -> tuple[float, int]:
+    def build(chosen: list[Candidate], ways: int, below: float) -> tuple[float, int]:
         (candidate,) = chosen
         return candidate.cost, ways
 
@@ -79,7 +81,7 @@ def test_what_several_walks_or_candidates_come_to_is_built_and_timed_once() -> N
     built: list[tuple[float, int]] = []
     timed: list[tuple[float, int]] = []
 
-    def build(chosen: list[Candidate], ways: int) -> tuple[float, int]:
+    def build(chosen: list[Candidate], ways: int, below: float) -> tuple[float, int]:
         built.append((chosen[0].cost, ways))
         if chosen[0] is second and ways == 4:
             raise CapacityError("SW_SBUF_CAPACITY", "tile")
@@ -94,6 +96,19 @@ def test_what_several_walks_or_candidates_come_to_is_built_and_timed_once() -> N
     assert fastest(nests, effort, build, time) == ((1.0, 4), [first], 4)
     assert sorted(built) == [(1.0, 1), (1.0, 4), (2.0, 1), (2.0, 4)]
     assert sorted(timed) == [(1.0, 1), (1.0, 4), (2.0, 1)]
+
+
+def test_code_that_cannot_win_is_not_finished() -> None:
+    """Of three, the second has an engine that is busy for as long as the first takes in all, and
+    the third one that is busy for less."""
+    first, second, third = candidates(1.0, 2.0, 3.0)
+    busiest, times = {1.0: 10, 2.0: 40, 3.0: 35}, {1.0: 40, 3.0: 36}
+
+    def build(chosen: list[Candidate], below: float) -> float | None:
+        (candidate,) = chosen
+        return candidate.cost if busiest[candidate.cost] < below else None
+
+    assert walk([[first, second, third]], build, times.__getitem__) == (3.0, [third])
 
 
 def products() -> Maker:
@@ -112,6 +127,26 @@ def softmax() -> Maker:
     return m
 
 
+@pytest.mark.parametrize(("make", "fewer"), [(products, False), (softmax, True)])
+def test_code_that_is_not_finished_could_not_have_won(make, fewer, monkeypatch) -> None:
+    """A search that finishes all code finds the same, and no code takes less than its bound."""
+
+    def searched() -> tuple[object, int]:
+        m, machine = make(), load_target(TARGET)
+        codes = Codes(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))
+        recipe = codes.searched().recipe
+        tried = [made.region for made in codes._made.values()]
+        for region in tried:
+            least = busiest_ps(region, m.tensors, machine)
+            assert 0 < least <= judged_ps(region, m.tensors, machine)
+        return recipe, len(tried)
+
+    recipe, few = searched()
+    monkeypatch.setattr(sys.modules[Codes.__module__], "busiest_ps", lambda *_: 0)
+    whole, many = searched()
+    assert recipe == whole and (few < many if fewer else few <= many)
+
+
 @pytest.mark.parametrize("make", [products, softmax])
 def test_a_higher_level_is_never_slower(make) -> None:
     m, machine = make(), load_target(TARGET)
@@ -124,22 +159,22 @@ def test_a_higher_level_is_never_slower(make) -> None:
 
 
 @pytest.mark.parametrize("make", [products, softmax])
-def test_tilings_that_come_to_the_same_code_are_ordered_once(
+def test_tilings_that_come_to_the_same_code_are_placed_once(
     make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m, asked, ordered = make(), [], []
-    build, order = Codes._build, Codes._ordered
+    build, place = Codes._build, Codes._place
 
-    def counted(self, chosen, ways, **apart):
+    def counted(self, chosen, ways, *below, **apart):
         asked.append(ways)
-        return build(self, chosen, ways, **apart)
+        return build(self, chosen, ways, *below, **apart)
 
     def recorded(self, builder, ways):
         beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
         ordered.append((repr(builder.code()), beside))
-        return order(self, builder, ways)
+        return place(self, builder, ways)
 
     monkeypatch.setattr(Codes, "_build", counted)
-    monkeypatch.setattr(Codes, "_ordered", recorded)
+    monkeypatch.setattr(Codes, "_place", recorded)
     generate(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))
     assert len(ordered) == len(set(ordered)) < len(asked)
