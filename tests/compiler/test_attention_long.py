@@ -72,7 +72,7 @@ def stored(positions: int) -> tuple[int, int]:
 SIZES = (65536, 1048576, 16384, 262144)
 
 
-@pytest.mark.parametrize("positions", long_in_matrix(SIZES, SIZES[1:2], SIZES[2:]))
+@pytest.mark.parametrize("positions", long_in_matrix(SIZES, SIZES[:2], SIZES[2:]))
 def test_what_is_stored_grows_with_the_positions(positions: int) -> None:
     largest, total = stored(positions)
     assert largest == positions * DEPTH

@@ -51,7 +51,9 @@ def loss(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("recovery", [0.5, 1.0])
 @pytest.mark.parametrize("flags", [{"optlevel": 3}, {"model_type": "transformer"}])
-@pytest.mark.parametrize("shape", [(512, 256, 1024), (300, 384, 200)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((512, 256, 1024), marks=pytest.mark.matrix), (300, 384, 200)]
+)
 def test_what_searches_longer_never_loses(shape, flags: dict, recovery: float) -> None:
     """Beside neighbours that fill half of the stalls, or all of them."""
     rows, width, inner = shape

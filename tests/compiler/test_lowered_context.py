@@ -15,6 +15,7 @@ from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
 from tests.compiler.test_lowered_step import run_lowered_step
+from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, worst
 
 POSITIONS, CORES = 256, 2
@@ -31,7 +32,7 @@ CONFIG = {
 }
 
 
-@pytest.mark.parametrize("context", ["gather", "ring"])
+@pytest.mark.parametrize("context", long_in_matrix(["gather", "ring"], ["gather"]))
 def test_masks_are_made_where_they_are_read(context: str) -> None:
     task = llama.train_task(CONFIG, seq_len=POSITIONS)
     plan = build_plan(

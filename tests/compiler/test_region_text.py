@@ -61,7 +61,7 @@ def test_regions_of_every_op_read_back() -> None:
     assert nodes > {"load", "load_indexed", "store_indexed", "contract", "iota", "convert"}
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_regions_of_every_row_of_the_op_harness_read_back() -> None:
     assert_rows_read_back(CASES)
 

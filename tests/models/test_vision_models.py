@@ -43,8 +43,7 @@ def test_inference(name: str) -> None:
     check_against_jax(forward, *arguments, bound=FP32_BOUND)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", diagonals(NAMES, 2))
 def test_inference_in_bf16(name: str) -> None:
     """Bound by what bf16 costs JAX itself (docs/numerics.md)."""
     forward, arguments = inference(MODELS[name](jnp.bfloat16))
@@ -73,7 +72,7 @@ def precise_step(name: str, dtype: Any = jnp.float32) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "cores"),
-    diagonals([(name, cores) for name in NAMES for cores in (1, 4)], 2),
+    diagonals([(name, cores) for name in NAMES for cores in (1, 4)], 3),
 )
 def test_training_step(name: str, cores: int, tmp_path: Path) -> None:
     errors = errors_after_a_step(MODELS[name](), cores, tmp_path)

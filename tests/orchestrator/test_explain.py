@@ -31,6 +31,7 @@ def job(tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.matrix
 def test_every_function_lists_its_regions(job, capsys) -> None:
     assert main([*job, "--explain", "fusion", "--json"]) == 0
     functions = json.loads(capsys.readouterr().out)["fusion"]

@@ -21,6 +21,7 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
+from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import cut_step, plan_of, state_after, step_errors
@@ -68,9 +69,13 @@ def _count(graph: Graph, name: str) -> int:
     return sum(op.name == name for op in graph.ops)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+SHIFTS = [(0, 0), (1, 0), (0, 1), (1, 2), (2, 1), (3, 3), (LAYERS, LAYERS), (9, 9)]
+SHIFTED = [(mesh, shifts) for shifts in SHIFTS for mesh in MESHES]
+QUICK = [("fsdp", (0, 1)), ("hsdp", (1, 2)), ("fsdp", (LAYERS, LAYERS))]
+
+
 @pytest.mark.parametrize(
-    "shifts", [(0, 0), (1, 0), (0, 1), (1, 2), (2, 1), (3, 3), (LAYERS, LAYERS), (9, 9)], ids=str
+    ("mesh", "shifts"), long_in_matrix(SHIFTED, [c for c in SHIFTED if c not in QUICK]), ids=str
 )
 def test_shifts_change_no_bit_and_no_traffic(mesh: str, shifts: tuple[int, int]) -> None:
     assert state_after(overlap(_step(mesh), Shifts(*shifts)), _deep()) == _state(mesh)
@@ -78,8 +83,15 @@ def test_shifts_change_no_bit_and_no_traffic(mesh: str, shifts: tuple[int, int])
     assert moved == sorted(traffic(_step(mesh)), key=repr)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("shifts", [(0, 0), (0, 1), (1, 2), (LAYERS, LAYERS)], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "shifts"),
+    long_in_matrix(
+        [c for c in SHIFTED if c[1] in ((0, 0), (0, 1), (1, 2), (LAYERS, LAYERS))],
+        [c for c in SHIFTED if c[1] == (0, 0)],
+        [("hsdp", (0, 1)), ("hsdp", (LAYERS, LAYERS))],
+    ),
+    ids=str,
+)
 def test_accumulators_in_the_loop_move_with_what_is_added(
     mesh: str, shifts: tuple[int, int]
 ) -> None:

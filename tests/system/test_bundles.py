@@ -29,6 +29,7 @@ from tests.support.small_job import (
 )
 
 
+@pytest.mark.matrix
 def test_a_second_run_compiles_nothing_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

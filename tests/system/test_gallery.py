@@ -11,8 +11,10 @@ import pytest
 
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
+from tests.support.cells import long_in_matrix
 from tests.support.gallery import (
     EXAMPLES,
+    EXHAUSTIVE,
     NEEDS,
     PLANNED,
     QUICK,
@@ -45,7 +47,7 @@ def test_job_files_are_understood(folder: str) -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.matrix) for name in PLANNED],
+    long_in_matrix(PLANNED, [n for n in PLANNED if n not in (*QUICK, *EXHAUSTIVE)], EXHAUSTIVE),
 )
 def test_a_plan_says_what_is_recorded(folder: str) -> None:
     """`python -m tests.support.gallery FOLDER` records it anew."""

@@ -45,7 +45,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "prime": partial(prime_model.train_task, seq_len=7),
     "experts": sorted_experts,
 }
-IN_MATRIX = ("attention with biases", "prime")
+IN_MATRIX = ("prime",)
 
 
 @dataclass(frozen=True)

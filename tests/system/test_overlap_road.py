@@ -57,7 +57,9 @@ ALONE = (
     "four streams",
     GROUPS,
 )
-"""In the matrix: `both` and `BUCKETS` have most of what they do."""
+"""In no quick test: `both` and `BUCKETS` have most of what they do."""
+REST = ("buckets of another layer", GROUPS)
+IN_MATRIX = ("both", *(name for name in ALONE if name not in REST))
 
 
 def _task() -> TrainTask:
@@ -92,7 +94,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
 
 
 @pytest.mark.parametrize(
-    "name", long_in_matrix((n for n in KNOBS if n not in ("none", LAST)), ALONE)
+    "name", long_in_matrix((n for n in KNOBS if n not in ("none", LAST)), IN_MATRIX, REST)
 )
 def test_a_knob_changes_programs_and_times_but_no_value(
     name: str, ready: Callable[[str], Ready]
@@ -165,6 +167,7 @@ def test_buckets_save_launches_and_move_the_same(ready: Callable[[str], Ready]) 
     assert given.step_time_ps < plain.step_time_ps
 
 
+@pytest.mark.matrix
 def test_files_run_the_collectives_of_the_plan(ready: Callable[[str], Ready]) -> None:
     """In groups of two layers one gather per group and pass, one reduction, one sum over copies."""
     for knobs in ("none", GROUPS):

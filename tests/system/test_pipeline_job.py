@@ -30,6 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return found
 
 
+@pytest.mark.matrix
 def test_time_and_memory_of_every_stage(report: dict) -> None:
     timing, memory = report["timing"], report["memory"]
     assert report["mesh"] == {"pp": STAGES, "dp_shard": 4, "tp": 2}

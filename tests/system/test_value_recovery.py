@@ -264,6 +264,7 @@ def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
+@pytest.mark.matrix
 def test_a_job_without_the_comparison_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,7 +559,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-@pytest.mark.parametrize("seed", long_in_matrix(range(4), (1, 2, 3)))
+@pytest.mark.parametrize("seed", long_in_matrix(range(4), (0,), (1, 2, 3)))
 def test_a_head_with_anything_in_it_is_read_or_refused(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path, seed: int
 ) -> None:

@@ -173,17 +173,17 @@ def reference(name: str, task: TrainTask, batch: int) -> Reference:
 ONLY_IN_MATRIX = (
     "llama pp tp",
     "llama fsdp cp tp",
-    "llama bf16 fsdp",
     "flax pp dp",
-    "grouped experts fsdp",
     "sorted experts fsdp ep",
-    "deep prime hsdp",
     "llama two physical cores",
     "odd llama tp",
     "llama ring",
     "llama bf16 fsdp kept",
 )
 EXHAUSTIVE = (
+    "llama bf16 fsdp",
+    "grouped experts fsdp",
+    "deep prime hsdp",
     "llama hsdp",
     "prime fsdp",
     "flax hsdp",

@@ -34,10 +34,14 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
 
 
 @pytest.mark.parametrize(
-    "coded",
-    [pytest.param(False, id="legal"), pytest.param(True, id="coded", marks=pytest.mark.matrix)],
+    ("seq_len", "coded"),
+    [
+        pytest.param(2048, False, id="2048-legal"),
+        pytest.param(8192, False, id="8192-legal", marks=pytest.mark.matrix),
+        pytest.param(2048, True, id="2048-coded", marks=pytest.mark.matrix),
+        pytest.param(8192, True, id="8192-coded", marks=pytest.mark.exhaustive),
+    ],
 )
-@pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
 def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
     groups = settled_step(seq_len, coded).groups
     moved = sum(traffic(groups, part.members) for part in groups.parts.values())
@@ -58,8 +62,14 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     assert sorted(kinds)[-2:] == [2, 5]
 
 
-@pytest.mark.parametrize("coded", [False, pytest.param(True, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("seq_len", [32768, pytest.param(16384, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("seq_len", "coded"),
+    [
+        (32768, False),
+        pytest.param(16384, True, marks=pytest.mark.matrix),
+        pytest.param(32768, True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
     """Rows that no SBUF holds are streamed; a backward pass whose sums over rows do not fit as one
     region is split into row regions that share no score.
