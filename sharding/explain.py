@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.indices.inner import contracted
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partition.findings import TRAFFIC, surprises
+from shardwright.sharding.partition.findings import surprises
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.partition.partitioner import PartitionUnit
@@ -34,7 +35,7 @@ KEEPING = (
 )
 """Ops whose result still is the leaf they read, in another layout, type or form."""
 
-ADDING = ("add", "all_reduce", "reduce_scatter")
+ADDING = REDUCTIONS_OF_RANKS | {"add"}
 """Ops whose result is a sum of parts where their first operand is one."""
 
 

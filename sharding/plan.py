@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
 from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_as, counted_runs, run_counts
 from shardwright.compiler.program import StepPlan
@@ -29,7 +30,7 @@ from shardwright.sharding.cut.stages import split_step
 from shardwright.sharding.cut.summed import summed_in_loops
 from shardwright.sharding.localize import localize
 from shardwright.sharding.memory.footprint import Footprint, footprint
-from shardwright.sharding.partition.findings import TRAFFIC, with_findings
+from shardwright.sharding.partition.findings import with_findings
 from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit, ask

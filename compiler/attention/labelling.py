@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.labels import (
     Atom,
@@ -26,9 +27,6 @@ from shardwright.compiler.lower.labels import (
 
 Space = frozenset[Atom]
 """Kinds of index, each by one representative atom."""
-
-_TOUCHING = frozenset(("concatenate", "dynamic_slice", "pad", "reverse", "slice"))
-_IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
 
 
 class Labelling:
@@ -117,11 +115,11 @@ class Labelling:
             self._contraction(op)
         elif not labelled or op.name == "loop":
             return
-        elif op.name in _IDENTITIES:
+        elif op.name in IDENTITIES:
             for operand, result in zip(op.operands, op.results, strict=True):
                 if operand in self.labels:
                     self._set(result, self.labels[operand], [operand])
-        elif op.name in _TOUCHING:
+        elif OPS[op.name].kind in (Kind.PART, Kind.JOIN):
             self._touching(op, labelled)
         elif op.name in _SHAPED:
             if op.operands[0] in self.labels:

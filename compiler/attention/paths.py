@@ -11,21 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
-_VIEWS = frozenset(
-    (
-        "broadcast_in_dim",
-        "convert",
-        "negate",
-        "optimization_barrier",
-        "reshape",
-        "sharding_constraint",
-        "transpose",
-    )
-)
+_VIEWS = of(Kind.IDENTITY, Kind.VIEW) | {"convert", "negate"}
 _SCALINGS = frozenset(("divide", "multiply"))
 _TERMS = frozenset(("add", "subtract"))
 _KEEPING = _VIEWS | {"concatenate", "maximum", "pad", "reduce_precision", "select", "slice"}

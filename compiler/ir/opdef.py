@@ -1,12 +1,13 @@
 """What an op is: one `OpDef` per name, filled by the `@op` decorator of the files in `ops/`.
 
-`infer` is the type rule, `flops` the useful arithmetic, `reference` the meaning in NumPy.
-Everything else that knows ops (importer, localizer, lowering) keeps its own table keyed by the
-same name.
+`infer` is the type rule, `flops` the useful arithmetic, `reference` the meaning in NumPy, `kind`
+and the traits beside it what passes may take for granted (`traits.py` has sets of them). What does
+one thing per op (importer, localizer, lowering) keeps its own table keyed by the same name.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,22 +22,47 @@ Flops = Callable[[Op], int]
 Reference = Callable[[Op, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 
 
+class Kind(enum.Enum):
+    """What an op does with the elements of its operands."""
+
+    ELEMENTWISE = "computes each element from those at its place"
+    IDENTITY = "gives its operands back; others may look at where it stands"
+    LITERAL = "makes a tensor that is known when the program is compiled"
+    VIEW = "names all elements by other indices, repeating some"
+    PART = "takes some elements by their indices, in a regular pattern"
+    JOIN = "puts whole tensors together along their dims"
+    UPDATE = "writes a tensor over a part of another"
+    CONTRACTION = "adds up products over dims of both operands"
+    REDUCTION = "combines all elements along dims"
+    WINDOW = "combines elements of windows that move along dims"
+    INDEXED = "takes or combines elements at indices that are themselves elements"
+    SORT = "orders elements along a dim"
+    CONTROL = "runs regions"
+    COLLECTIVE = "exchanges elements between ranks"
+    RANK = "depends on the rank that runs it, without traffic"
+    TRANSFER = "moves elements between the memories of a core and its host"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
     """The definition of one op name.
 
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
-    ValueError in the form "X requires Y, got Z". `pure` is False for ops that must not be merged
+    ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
+    follow from those at their place: all of that kind, and the identity of one value. `combines`:
+    its attributes name how elements are combined. `pure` is False for ops that must not be merged
     with equal ones (collectives, barriers); a dead op of any kind may go, because all ranks run
     the same program.
     """
 
     name: str
+    kind: Kind
     attrs: type | None
     infer: Infer
     flops: Flops
     reference: Reference
     elementwise: bool = False
+    combines: bool = False
     pure: bool = True
 
 

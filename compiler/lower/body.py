@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.joins import joins_stages
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.traits import IDENTITIES, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
@@ -38,11 +39,10 @@ from shardwright.compiler.support.intervals import Interval
 if TYPE_CHECKING:
     from shardwright.compiler.lower.positions import Positions
 
-IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
-INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY
-LABEL_VIEWS = INVERTIBLE | {"broadcast_in_dim"}
-VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice", "reverse", "unfold"}
-UPDATES = frozenset(("dynamic_update_slice", "scatter", STORE))
+INVERTIBLE = IDENTITIES | {"reshape", "transpose"}
+LABEL_VIEWS = of(Kind.IDENTITY, Kind.VIEW)
+VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.PART)
+UPDATES = WRITES | {STORE}
 
 
 def is_constant_like(op: Op) -> bool:
@@ -181,7 +181,7 @@ class Body:
             source = self.stored(source, op)
             starts = self.starts(op, source, op.attrs.sizes, op.operands[1:])
             self.windows[op.result] = Window(starts, op.attrs.sizes, (1,) * source.type.rank)
-        sources = op.operands if op.name in IDENTITY else (source,)
+        sources = op.operands if op.name in IDENTITIES else (source,)
         for result, seen in zip(op.results, sources, strict=True):
             self.look_through(result, seen, op)
 
@@ -274,7 +274,7 @@ class Body:
     def owned(self, op: Op, value: Value) -> Value:
         """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""
         base, chain = self.base(value)
-        plain = all(self.views[v].name in IDENTITY for v in chain)
+        plain = all(self.views[v].name in IDENTITIES for v in chain)
         mutable = not self.is_free(value) and base not in self.constants
         if plain and mutable and op.result in self._in_place:
             return base
@@ -326,10 +326,10 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         if op.name in VIEWS:
-            sources = op.operands if op.name in IDENTITY else op.operands[:1] * len(op.results)
+            sources = op.operands if op.name in IDENTITIES else op.operands[:1] * len(op.results)
             base.update({r: base.get(v, v) for r, v in zip(op.results, sources, strict=True)})
-        read = op.operands[1:] if op.name in VIEWS - IDENTITY else op.operands
-        if op.name not in IDENTITY:
+        read = op.operands[1:] if op.name in VIEWS - IDENTITIES else op.operands
+        if op.name not in IDENTITIES:
             for value in dict.fromkeys(base.get(v, v) for v in read):
                 readers.setdefault(value, []).append(op)
     kept = {base.get(v, v) for v in graph.outputs}

@@ -10,9 +10,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.lower.body import IDENTITY
 from shardwright.compiler.lower.labels import Labels, fresh
 from shardwright.compiler.lower.registry import Lowering, register
 from shardwright.compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
@@ -38,7 +38,7 @@ def _make(body: Body, op: Op) -> None:
 def dense_source(body: Body, op: Op, source: Value) -> Value:
     """`source`, or a copy of it, dense in memory; `op` sends it."""
     base, chain = body.base(source)
-    plain = all(body.views[v].name in IDENTITY | {"reshape"} for v in chain)
+    plain = all(body.views[v].name in IDENTITIES | {"reshape"} for v in chain)
     if not plain or body.is_free(source) or base in body.constants:
         return body.copy(source, op)
     return source

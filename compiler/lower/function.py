@@ -14,9 +14,10 @@ from typing import Any
 
 from shardwright.compiler.attention import find_attention
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
-from shardwright.compiler.lower.body import IDENTITY, UPDATES, Body
+from shardwright.compiler.lower.body import UPDATES, Body
 from shardwright.compiler.lower.canonical import canonical
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
@@ -341,10 +342,12 @@ def _donated(graph: Graph, aliases: Mapping[int, Value]) -> set[Value]:
     for k, owner in aliases.items():
         path: list[Value] = []
         value = graph.outputs[k]
-        while value is not owner and value in made and made[value].name in UPDATES | IDENTITY:
+        while value is not owner and value in made and made[value].name in UPDATES | IDENTITIES:
             op = made[value]
             path.append(value)
-            value = op.operands[op.results.index(value)] if op.name in IDENTITY else op.operands[0]
+            value = (
+                op.operands[op.results.index(value)] if op.name in IDENTITIES else op.operands[0]
+            )
         if value is owner:
             found.update(path)
     return found

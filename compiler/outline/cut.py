@@ -18,9 +18,10 @@ from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.body import IDENTITY, VIEWS
+from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.outline import pieces
@@ -31,7 +32,7 @@ from shardwright.compiler.steps import step
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 
-BITCASTS = IDENTITY | {"reshape"}
+BITCASTS = IDENTITIES | {"reshape"}
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +221,7 @@ class _Cutter:
         op = self.producers.get(value)
         if op is None or op not in self.cheap:
             return ()
-        return (op.operands[op.results.index(value)],) if op.name in IDENTITY else op.operands
+        return (op.operands[op.results.index(value)],) if op.name in IDENTITIES else op.operands
 
     def _find_bases(self, value: Value) -> tuple[Value, ...]:
         if value in self.known:
@@ -402,7 +403,7 @@ class _PieceBuilder:
         op = cutter.producers.get(value)
         if op is None or (op not in cutter.cheap and value not in cutter.free):
             return ()
-        return (op.operands[op.results.index(value)],) if op.name in IDENTITY else op.operands
+        return (op.operands[op.results.index(value)],) if op.name in IDENTITIES else op.operands
 
     def _make(self, value: Value) -> Value:
         cutter = self.cutter
@@ -413,7 +414,7 @@ class _PieceBuilder:
         op = cutter.producers.get(value)
         if op is None or (op not in cutter.cheap and value not in cutter.free):
             return self._input(value)
-        if op.name in IDENTITY:
+        if op.name in IDENTITIES:
             return self._behind(op, value)
         self.add(op)
         return self.now[value]

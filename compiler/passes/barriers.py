@@ -6,15 +6,16 @@ After this pass a recomputation is only kept apart by not being merged: no CSE m
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.rewrite import Level, with_regions
 
-IDENTITIES = frozenset(("move_to", "optimization_barrier", "sharding_constraint"))
+GIVEN_BACK = IDENTITIES | {"move_to"}
 
 
 def drop_barriers(graph: Graph) -> Graph:
     """`graph` in which what read a barrier reads the barrier's operand."""
-    return _without(graph, IDENTITIES)
+    return _without(graph, GIVEN_BACK)
 
 
 def without_constraints(graph: Graph) -> Graph:

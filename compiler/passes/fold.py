@@ -15,8 +15,9 @@ import numpy as np
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
-from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.empties import of_nothing
 from shardwright.compiler.passes.rewrite import Level, with_regions
@@ -333,18 +334,7 @@ def _iota(level: _Fold, op: Op) -> Value | None:
     return level.make_constant(ConstantAttrs(zero, type), op.loc)
 
 
-_SPLAT_KEEPERS = frozenset(
-    (
-        "broadcast_in_dim",
-        "dynamic_slice",
-        "gather",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-        "unfold",
-    )
-)
+_SPLAT_KEEPERS = of(Kind.VIEW, Kind.PART) | {"gather"}
 _RULES: dict[str, Rule] = {
     "add": _identity_element(0, True),
     "and": _logical(-1),

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.min_cut import UNCUTTABLE, FlowNetwork
 from shardwright.sharding.linearity import Kind, Label
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 SCALINGS = frozenset(("divide", "multiply", "negate"))
 
 
@@ -88,7 +88,7 @@ class StepView:
 def with_reduced(graph: Graph, labels: dict[Value, Label]) -> dict[Value, Label]:
     """Labels of what reductions read, where only their results have one: sums are linear."""
     for op in reversed(graph.ops):
-        if op.name in REDUCTIONS and op.result in labels:
+        if op.name in REDUCTIONS_OF_RANKS and op.result in labels:
             labels.setdefault(op.operand, labels[op.result])
     return labels
 
@@ -175,7 +175,7 @@ def _behind_reductions(view: StepView, zone: set[Value]) -> set[Value]:
     """The values of the zone that follow from a reduction over cores in it."""
     found: set[Value] = set()
     for op in view.graph.ops:
-        if op.name in REDUCTIONS or any(v in found for v in op.operands):
+        if op.name in REDUCTIONS_OF_RANKS or any(v in found for v in op.operands):
             found.update(v for v in op.results if v in zone)
     return found
 

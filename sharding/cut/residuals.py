@@ -12,30 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.traits import CHEAP, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
 
-_EXPENSIVE = frozenset(
-    ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")
-)
+_NEVER_REPEATED = (
+    of(Kind.CONTRACTION, Kind.WINDOW, Kind.CONTROL, Kind.COLLECTIVE)
+    | of(Kind.INDEXED, combines=True)
+) - {"all_gather"}
 _LOOK_BACK = 6  # ops; longer chains of cheap ops are stored somewhere in between
-_COLLECTIVES = frozenset(("all_reduce", "all_to_all", "collective_permute", "reduce_scatter"))
-_MOVES_DATA = frozenset(
-    (
-        "broadcast_in_dim",
-        "concatenate",
-        "constant",
-        "dynamic_slice",
-        "iota",
-        "optimization_barrier",
-        "pad",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-)
 
 
 @dataclass(slots=True)
@@ -50,7 +36,7 @@ class _Chooser:
 
     def recompute(self, op: Op) -> bool:
         """Whether the backward program repeats a forward op instead of reading its results."""
-        if op.name in _EXPENSIVE or op.name in _COLLECTIVES:
+        if op.name in _NEVER_REPEATED:
             return False
         if not any(v in self.on_batch for v in op.results):
             return op.name != "all_gather" or self.regather
@@ -76,7 +62,7 @@ class _Chooser:
 
 def _is_cheap(op: Op) -> bool:
     """Ops that only move data or work element by element."""
-    return op.name in _MOVES_DATA or OPS[op.name].elementwise
+    return op.name in CHEAP
 
 
 def _derivable(graph: Graph, on_batch: set[Value]) -> set[Value]:

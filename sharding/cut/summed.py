@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted
 from shardwright.compiler.program import StepPlan
 from shardwright.sharding import shown
-from shardwright.sharding.cut.overlap.assign import REDUCTIONS
 
 LEAST_BYTES = 2**16
 """Of a layer's gradient in the accumulator's type. Less is added, and reduced, faster with that of
@@ -56,7 +56,7 @@ class _Ending:
     @property
     def is_reduced(self) -> bool:
         """Whether the sum is reduced over cores."""
-        return any(op.name in REDUCTIONS for op in self.ops)
+        return any(op.name in REDUCTIONS_OF_RANKS for op in self.ops)
 
     @property
     def is_in_place(self) -> bool:
@@ -137,12 +137,12 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
             break
         ops.append(op)
         value = op.result
-    return ops if any(op.name in REDUCTIONS for op in ops) else []
+    return ops if any(op.name in REDUCTIONS_OF_RANKS for op in ops) else []
 
 
 def _is_local(op: Op, walked: Collection[int]) -> bool:
     """Whether `op` does to slices along `walked` what it does to the whole."""
-    if op.name in REDUCTIONS:
+    if op.name in REDUCTIONS_OF_RANKS:
         scatters = op.name == "reduce_scatter"
         return not joins_stages(op) and not (scatters and op.attrs.dim in walked)
     return OPS[op.name].elementwise

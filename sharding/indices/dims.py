@@ -14,14 +14,12 @@ from functools import cache
 from itertools import takewhile
 
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Dim = tuple[Value, int]
 Factor = tuple[Dim, ...]
 Repeated = frozenset[int]
-
-WRITING = ("dynamic_update_slice", "scatter")
-"""What they write into is no repetition any more, along any dim."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +61,7 @@ def _form(
     place = {v: i for i, v in enumerate((*operands, *results))}
     found = FACTORS.get(name, _elementwise)(op := Op(name, operands, results, attrs))
     slots = tuple(tuple((place[v], d, v.type.shape[d]) for v, d in factor) for factor in found)
-    if name in WRITING:
+    if name in WRITES:
         return Form(slots, (_NOTHING,) * len(results))
     tied = {dim for factor in found for dim in factor}
     return Form(slots, tuple(_repeats(op) | {d for v, d in tied if v is r} for r in results))
@@ -357,7 +355,7 @@ def repeated_dims(graph: Graph) -> list[Dim]:
 
     def step(op: Op) -> bool:
         here = found.keys()
-        if op.name in _MAKING:
+        if op.name in LITERALS:
             keep(op.result, _repeats(op))
         elif op.name in _REPEATING or not here.isdisjoint((*op.operands, *op.results)):
             given = tuple([found.get(v, _NOTHING) for v in op.operands])
@@ -384,7 +382,6 @@ def repeated_dims(graph: Graph) -> list[Dim]:
 
 
 _NOTHING: Repeated = frozenset()
-_MAKING = ("constant", "iota")
 _REPEATING = ("broadcast_in_dim",)
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.strategies import Predicted, Recipe
-
-TRAFFIC = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")
 
 Key = tuple[str, tuple[str, ...], tuple[int, ...]]
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.rewrite import with_ops, with_regions
 from shardwright.compiler.support.walks import answered
@@ -21,7 +22,6 @@ from shardwright.sharding.partition.partitioned import PartitionedGraph, all_val
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
 
 SHAPE_CHANGES = ("reshape", "transpose")
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 COUNTING = ("iota", "constant", "broadcast_in_dim", "convert", "reshape", "add", "multiply")
 MAX_COUNTED = 8  # ops a core repeats rather than wait for its peers (our choice)
 
@@ -268,7 +268,7 @@ def _pending_reduction(level: _Level, value: Value, user: Op) -> list[Op] | None
         between, value, user = [inner, outer], inner.operands[0], inner
         if not level.only_use(value, user):
             return None
-    op = level.producer(value, *REDUCTIONS)
+    op = level.producer(value, *REDUCTIONS_OF_RANKS)
     return None if op is None or op.attrs.reduction != "add" else [op, *between]
 
 
@@ -343,7 +343,7 @@ def _mark_partial(graph: Graph, specs: dict[Value, ShardingSpec]) -> None:
     for op in reversed(graph.ops):
         for region in op.regions:
             _mark_partial(region, specs)
-        if op.name in REDUCTIONS:
+        if op.name in REDUCTIONS_OF_RANKS:
             pending = specs[op.result].unreduced
             axes = (*op.attrs.axes, *(a for a in pending if a not in op.attrs.axes))
             _mark(op.operands[0], axes, made, specs)

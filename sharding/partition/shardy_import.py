@@ -25,6 +25,7 @@ from shardwright.compiler.ir.ops import (
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
@@ -44,7 +45,6 @@ UNRESOLVED = (
     "sdy.sharded_to_unreduced",
     "sdy.sharding_constraint",
 )
-REDUCES = ("all_reduce", "reduce_scatter")
 COMPLETING = ("add", "max", "min", "multiply", "and", "or", "xor")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
@@ -233,7 +233,7 @@ class ShardyReader:
         ops = []
         for op in graph.ops:
             loc = self._origin(op.loc)
-            attrs = _named_reduction(op, made, loc) if op.name in REDUCES else op.attrs
+            attrs = _named_reduction(op, made, loc) if op.name in REDUCTIONS_OF_RANKS else op.attrs
             regions = tuple(self._rebuild(r) for r in op.regions)
             new = Op(op.name, op.operands, op.results, attrs, regions, loc)
             made.update(dict.fromkeys(op.results, new))
@@ -349,7 +349,7 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     it.
     """
     source = made.get(op.operands[0])
-    while source is not None and source.name in REDUCES:
+    while source is not None and source.name in REDUCTIONS_OF_RANKS:
         source = made.get(source.operands[0])
     kind = _partial_kind(source, made)
     if kind is None:

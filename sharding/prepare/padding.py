@@ -18,7 +18,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
@@ -35,7 +35,6 @@ from shardwright.sharding.indices.indices import Class, IndexClasses
 from shardwright.sharding.indices.inner import contracted
 
 Shape = tuple[int, ...]
-LOOKED_UP = ("gather", "scatter")
 
 
 def padded_shapes(
@@ -199,7 +198,7 @@ class _Level:
     def _masked_operands(self, op: Op, operands: tuple[Value, ...]) -> tuple[Value, ...]:
         """Operands without their padding along the dims that `op` sums over."""
         summed: dict[Value, list[int]] = {}
-        for value, dim in contracted(op) if op.name not in LOOKED_UP else ():
+        for value, dim in contracted(op) if OPS[op.name].kind is not Kind.INDEXED else ():
             summed.setdefault(value, []).append(dim)
         kind = op.attrs.kind if op.name == "reduce" else "add"
         found = []
@@ -247,7 +246,7 @@ def _factors_of_growth(op: Op, env: Mapping[Value, Value]) -> dict[Dim, Fraction
         if most > 1:
             found.update(dict.fromkeys(group, most))
     for dim in contracted(op):
-        if own.get(dim, Fraction(1)) > 1 and (op.name in ("reduce", *LOOKED_UP)):
+        if own.get(dim, Fraction(1)) > 1 and (OPS[op.name].kind in (Kind.REDUCTION, Kind.INDEXED)):
             found[dim] = own[dim]
     return found
 

@@ -17,13 +17,13 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.narrow import narrow
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
-from shardwright.sharding.partition.rewrite import REDUCTIONS
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.pins import CARRYING, NARROWING, GatherUse, gather_uses
@@ -217,7 +217,7 @@ def _same(now: Mapping[Value, Value], value: Value, dtype: DType) -> Value:
 
 def _reduces_gradient(op: Op, dtype: DType) -> bool:
     """True for sums of tensors over data-parallel ranks in another type than `dtype`."""
-    if op.name not in REDUCTIONS or op.attrs.reduction != "add":
+    if op.name not in REDUCTIONS_OF_RANKS or op.attrs.reduction != "add":
         return False
     kind = op.result.type
     sums = bool(REPLICATING & {*op.attrs.axes}) and kind.num_elements > 1

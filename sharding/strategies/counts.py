@@ -7,10 +7,11 @@ is free, so every reader gets an `iota` of its own, with what only moves it on t
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.rewrite import with_operands, with_ops, with_regions
 
-MOVING = ("broadcast_in_dim", "convert", "reshape", "transpose")
+MOVING = VIEWS | {"convert"}
 
 
 def own_counts(graph: Graph) -> Graph:

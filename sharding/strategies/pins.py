@@ -13,25 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.traits import VIEWS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.rewrite import with_operands, with_regions
 from shardwright.sharding.partition.spec import ShardingSpec
 
-NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
+NARROWING = VIEWS | {"convert"}
 CARRYING = ("loop", "optimization_barrier")
-REDUCING = ("convolution", "dot_general", "reduce", "scatter")
-CUTTING = (
-    "concatenate",
-    "dynamic_slice",
-    "dynamic_update_slice",
-    "gather",
-    "pad",
-    "reshape",
-    "reverse",
-    "slice",
-)
+REDUCING = of(Kind.CONTRACTION, Kind.REDUCTION) | of(Kind.INDEXED, combines=True)
+CUTTING = of(Kind.PART, Kind.JOIN, Kind.UPDATE) | of(Kind.INDEXED, combines=False) | {"reshape"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
+from shardwright.compiler.ir.traits import WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.sharding.indices.dim_sets import DimTable
-from shardwright.sharding.indices.dims import WRITING, Dim, factors, propagate, repeated_dims
+from shardwright.sharding.indices.dims import Dim, factors, propagate, repeated_dims
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 
@@ -65,7 +66,7 @@ def walked_dims(graph: Graph) -> set[Dim]:
             tied.update(factor)
             if any(dim in found for dim in factor if dim[0] in op.operands):
                 found.update(dim for dim in factor if dim[0] in op.results)
-        free = set() if op.name in WRITING else tied
+        free = set() if op.name in WRITES else tied
         found.update(
             dim for dim in dims_of(op.results) if dim not in free and not repeats(op, dim[1])
         )

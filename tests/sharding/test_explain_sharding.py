@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections import Counter
 
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.sharding.explain import Explanation, explain_sharding
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partition.findings import TRAFFIC
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.partition.shardy import answer_request, partition_here

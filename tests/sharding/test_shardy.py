@@ -28,10 +28,11 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ScatterAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
 from shardwright.sharding.partition import partitioner, shardy
-from shardwright.sharding.partition.findings import TRAFFIC, collectives, unexpected, with_findings
+from shardwright.sharding.partition.findings import collectives, unexpected, with_findings
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import (
     PartitionedGraph,

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import run, step_passes
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.localize import localize
 from shardwright.sharding.partition import shardy
-from shardwright.sharding.partition.findings import TRAFFIC, collectives, with_findings
+from shardwright.sharding.partition.findings import collectives, with_findings
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.rewrite import rewrite

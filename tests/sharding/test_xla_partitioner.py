@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import pytest
 
 import tests.support.xla_spmd as xla_spmd
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partition.findings import TRAFFIC
 from shardwright.sharding.strategies import OUTPUT, Recipe
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import captured, partitioned, unsharded

@@ -9,11 +9,11 @@ import numpy as np
 
 from shardwright.compiler.ir.ops import COLLECTIVES
 from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
-from shardwright.sharding.partition.findings import TRAFFIC
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec, replicated

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.reduce import check_reduction
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -193,13 +193,17 @@ def _no_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     )
 
 
-def _collective(name: str, attrs: type, infer: Any, flops: Any = no_flops) -> None:
+def _collective(
+    name: str, attrs: type, infer: Any, kind: Kind = Kind.COLLECTIVE, combines: bool = False
+) -> None:
     define(
         OpDef(
             name=name,
+            kind=kind,
+            combines=combines,
             attrs=attrs,
             infer=infer,
-            flops=flops,
+            flops=_reduction_flops if combines else no_flops,
             reference=_no_reference,
             pure=False,
         )
@@ -207,14 +211,15 @@ def _collective(name: str, attrs: type, infer: Any, flops: Any = no_flops) -> No
 
 
 _collective("all_gather", AllGatherAttrs, _infer_all_gather)
-_collective("reduce_scatter", ReduceScatterAttrs, _infer_reduce_scatter, _reduction_flops)
-_collective("all_reduce", AllReduceAttrs, _infer_all_reduce, _reduction_flops)
+_collective("reduce_scatter", ReduceScatterAttrs, _infer_reduce_scatter, combines=True)
+_collective("all_reduce", AllReduceAttrs, _infer_all_reduce, combines=True)
 _collective("all_to_all", AllToAllAttrs, _infer_all_to_all)
 _collective("collective_permute", CollectivePermuteAttrs, _infer_collective_permute)
-_collective("all_slice", AllSliceAttrs, _infer_all_slice)
+_collective("all_slice", AllSliceAttrs, _infer_all_slice, Kind.RANK)
 define(
     OpDef(
         name="axis_index",
+        kind=Kind.RANK,
         attrs=AxisIndexAttrs,
         infer=_infer_axis_index,
         flops=no_flops,

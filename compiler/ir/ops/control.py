@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OPS, OpDef, define
+from shardwright.compiler.ir.opdef import OPS, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -104,6 +104,7 @@ def _identity_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray,
 define(
     OpDef(
         name="loop",
+        kind=Kind.CONTROL,
         attrs=LoopAttrs,
         infer=_infer_loop,
         flops=_loop_flops,
@@ -113,6 +114,7 @@ define(
 define(
     OpDef(
         name="optimization_barrier",
+        kind=Kind.IDENTITY,
         attrs=None,
         infer=_infer_barrier,
         flops=no_flops,
@@ -123,6 +125,7 @@ define(
 define(
     OpDef(
         name="sharding_constraint",
+        kind=Kind.IDENTITY,
         attrs=ShardingConstraintAttrs,
         infer=_infer_constraint,
         flops=no_flops,

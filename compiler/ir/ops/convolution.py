@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -147,6 +147,7 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 define(
     OpDef(
         name=_NAME,
+        kind=Kind.CONTRACTION,
         attrs=ConvolutionAttrs,
         infer=_infer,
         flops=_flops,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -105,6 +105,7 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 define(
     OpDef(
         name="dot_general",
+        kind=Kind.CONTRACTION,
         attrs=DotGeneralAttrs,
         infer=_infer,
         flops=_flops,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import Infer, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -219,6 +219,7 @@ def _binary(name: str, fn: Callable[..., Any], kind: str = "number") -> None:
     define(
         OpDef(
             name=name,
+            kind=Kind.ELEMENTWISE,
             attrs=None,
             infer=_same_type(name, 2, kind),
             flops=result_elements,
@@ -232,6 +233,7 @@ def _unary(name: str, fn: Callable[..., Any], kind: str = "float") -> None:
     define(
         OpDef(
             name=name,
+            kind=Kind.ELEMENTWISE,
             attrs=None,
             infer=_same_type(name, 1, kind),
             flops=result_elements,
@@ -396,6 +398,7 @@ def _define(name: str, attrs: type | None, infer: Infer, reference: Reference, f
     define(
         OpDef(
             name=name,
+            kind=Kind.ELEMENTWISE,
             attrs=attrs,
             infer=infer,
             flops=flops,

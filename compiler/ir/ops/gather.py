@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -237,6 +237,7 @@ def _scatter_flops(op: Op) -> int:
 define(
     OpDef(
         name="gather",
+        kind=Kind.INDEXED,
         attrs=GatherAttrs,
         infer=_infer_gather,
         flops=no_flops,
@@ -246,6 +247,8 @@ define(
 define(
     OpDef(
         name="scatter",
+        kind=Kind.INDEXED,
+        combines=True,
         attrs=ScatterAttrs,
         infer=_infer_scatter,
         flops=_scatter_flops,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OPS, OpDef, define
+from shardwright.compiler.ir.opdef import OPS, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -87,6 +87,7 @@ def _identity(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 define(
     OpDef(
         name="move_to",
+        kind=Kind.TRANSFER,
         attrs=MoveToAttrs,
         infer=_infer_move,
         flops=no_flops,
@@ -97,6 +98,7 @@ define(
 define(
     OpDef(
         name=EMPTY,
+        kind=Kind.TRANSFER,
         attrs=HostEmptyAttrs,
         infer=_infer_empty,
         flops=no_flops,
@@ -107,6 +109,7 @@ define(
 define(
     OpDef(
         name=STORE,
+        kind=Kind.TRANSFER,
         attrs=None,
         infer=_infer_store,
         flops=no_flops,
@@ -117,6 +120,7 @@ define(
 define(
     OpDef(
         name=LOAD,
+        kind=Kind.TRANSFER,
         attrs=HostLoadAttrs,
         infer=_infer_load,
         flops=no_flops,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -102,6 +102,8 @@ def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
 define(
     OpDef(
         name="reduce",
+        kind=Kind.REDUCTION,
+        combines=True,
         attrs=ReduceAttrs,
         infer=_infer,
         flops=_flops,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import Infer, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -316,10 +316,11 @@ def _dynamic_update_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.nd
     return (out,)
 
 
-def _define(name: str, attrs: type | None, infer: Infer, reference: Reference) -> None:
+def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: Reference) -> None:
     define(
         OpDef(
             name=name,
+            kind=kind,
             attrs=attrs,
             infer=infer,
             flops=no_flops,
@@ -328,24 +329,40 @@ def _define(name: str, attrs: type | None, infer: Infer, reference: Reference) -
     )
 
 
-_define("broadcast_in_dim", BroadcastInDimAttrs, _infer_broadcast, _broadcast_reference)
-_define("reshape", ReshapeAttrs, _infer_reshape, lambda op, a: (a[0].reshape(op.attrs.shape),))
+_define("broadcast_in_dim", Kind.VIEW, BroadcastInDimAttrs, _infer_broadcast, _broadcast_reference)
+_define(
+    "reshape",
+    Kind.VIEW,
+    ReshapeAttrs,
+    _infer_reshape,
+    lambda op, a: (a[0].reshape(op.attrs.shape),),
+)
 _define(
     "transpose",
+    Kind.VIEW,
     TransposeAttrs,
     _infer_transpose,
     lambda op, a: (a[0].transpose(op.attrs.permutation),),
 )
-_define("slice", SliceAttrs, _infer_slice, _slice_reference)
+_define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference)
 _define(
     "concatenate",
+    Kind.JOIN,
     ConcatenateAttrs,
     _infer_concatenate,
     lambda op, a: (np.concatenate(a, axis=op.attrs.dim),),
 )
-_define("pad", PadAttrs, _infer_pad, _pad_reference)
-_define("reverse", ReverseAttrs, _infer_reverse, lambda op, a: (np.flip(a[0], op.attrs.dims),))
-_define("iota", IotaAttrs, _infer_iota, _iota_reference)
-_define("constant", ConstantAttrs, _infer_constant, lambda op, a: (op.attrs.array(),))
-_define("dynamic_slice", DynamicSliceAttrs, _infer_dynamic_slice, _dynamic_slice_reference)
-_define("dynamic_update_slice", None, _infer_dynamic_update, _dynamic_update_reference)
+_define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference)
+_define(
+    "reverse",
+    Kind.PART,
+    ReverseAttrs,
+    _infer_reverse,
+    lambda op, a: (np.flip(a[0], op.attrs.dims),),
+)
+_define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference)
+_define("constant", Kind.LITERAL, ConstantAttrs, _infer_constant, lambda op, a: (op.attrs.array(),))
+_define(
+    "dynamic_slice", Kind.PART, DynamicSliceAttrs, _infer_dynamic_slice, _dynamic_slice_reference
+)
+_define("dynamic_update_slice", Kind.UPDATE, None, _infer_dynamic_update, _dynamic_update_reference)

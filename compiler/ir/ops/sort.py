@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import Regions, Types, check_attrs, check_dims, mismatch
 from shardwright.compiler.ir.types import Op, TensorType
 
@@ -75,4 +75,13 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return tuple(np.take_along_axis(a, order, axis=op.attrs.dim) for a in args)
 
 
-define(OpDef(name="sort", attrs=SortAttrs, infer=_infer, flops=_flops, reference=_reference))
+define(
+    OpDef(
+        name="sort",
+        kind=Kind.SORT,
+        attrs=SortAttrs,
+        infer=_infer,
+        flops=_flops,
+        reference=_reference,
+    )
+)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, strided
-from shardwright.compiler.ir.opdef import OpDef, define
+from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.reduce import check_reduction, identity, reduce_array
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -220,6 +220,7 @@ def _flops(op: Op) -> int:
 define(
     OpDef(
         name="unfold",
+        kind=Kind.PART,
         attrs=UnfoldAttrs,
         infer=_infer_unfold,
         flops=no_flops,
@@ -229,6 +230,8 @@ define(
 define(
     OpDef(
         name="reduce_window",
+        kind=Kind.WINDOW,
+        combines=True,
         attrs=ReduceWindowAttrs,
         infer=_infer_reduce,
         flops=_flops,
@@ -238,6 +241,7 @@ define(
 define(
     OpDef(
         name="select_and_scatter",
+        kind=Kind.WINDOW,
         attrs=SelectAndScatterAttrs,
         infer=_infer_scatter,
         flops=_flops,

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
 from shardwright.compiler.passes.remat.recipes import (
-    IDENTITIES,
-    MOVES,
     Recipe,
     is_cheap,
     operands_of,
@@ -27,7 +26,7 @@ from shardwright.compiler.support.min_cut import FlowNetwork
 MIN_SAVED = 0.125
 """Part of the bytes that must be saved, so that near ties leave the user's choice (ours)."""
 
-_FREE = MOVES | IDENTITIES | {"convert"}
+_FREE = MOVES | IDENTITIES | LITERALS | {"convert"}
 """Ops that cost no pass of an engine: engines convert what they read and write."""
 
 BYTES_PER_OP = 1.0

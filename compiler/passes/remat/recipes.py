@@ -14,6 +14,7 @@ from functools import partial
 
 from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CHEAP, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
 
@@ -41,21 +42,6 @@ _EXTREMES = ("max", "min")  # the same in any order
 
 _CHEAP_OPS = 12  # of a chain that leads from a small value to one that is in memory anyway
 
-IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
-MOVES = frozenset(
-    (
-        "broadcast_in_dim",
-        "concatenate",
-        "constant",
-        "dynamic_slice",
-        "iota",
-        "pad",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-)
 
 Question = Callable[[Value], bool]
 
@@ -79,7 +65,7 @@ def is_cheap(op: Op) -> bool:
     """Ops that only move data or work element by element; a table of constants is in memory."""
     if op.name == "constant":
         return is_constant_like(op)
-    return op.name in MOVES or op.name in IDENTITIES or OPS[op.name].elementwise
+    return op.name in CHEAP or OPS[op.name].elementwise
 
 
 def may_repeat(op: Op) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.ops.host import LOAD, STORE, TRANSFERS
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 GATHER = "all_gather"
-REDUCTIONS = ("all_reduce", "reduce_scatter")
-COLLECTIVES = (GATHER, *REDUCTIONS, "all_to_all")
+COLLECTIVES = (GATHER, *REDUCTIONS_OF_RANKS, "all_to_all")
 _TRAFFIC = (*COLLECTIVES, *TRANSFERS)
 COPIES, SHARDS = "dp_replicate", "dp_shard"
 _HOST_SHIFT = 1
@@ -89,7 +89,7 @@ def delays(loop: Op, shifts: Shifts) -> Delays | None:
 
 
 def _is_over_copies(op: Op) -> bool:
-    return op.name in REDUCTIONS and COPIES in op.attrs.axes
+    return op.name in REDUCTIONS_OF_RANKS and COPIES in op.attrs.axes
 
 
 def free_values(loop: Op) -> set[Value]:
@@ -164,7 +164,7 @@ class _Body:
         heads = [
             op
             for op in self.graph.ops
-            if op.name in REDUCTIONS and op not in early and op.result not in self.free
+            if op.name in REDUCTIONS_OF_RANKS and op not in early and op.result not in self.free
         ]
         return self.settled(heads)
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from shardwright.sharding.cut.overlap.assign import REDUCTIONS
 from shardwright.sharding.localize import Localized
 
 _TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
@@ -52,7 +52,7 @@ def _loop(loop: Op, made: Mapping[Value, Op]) -> list[Op]:
     paths = [
         path
         for op in body.ops
-        if op.name in REDUCTIONS and (path := _path(op, loop, users)) is not None
+        if op.name in REDUCTIONS_OF_RANKS and (path := _path(op, loop, users)) is not None
     ]
     first = [p for p in paths if not any(p.head in other.between for other in paths)]
     moved = [m for p in first if _starts_empty(loop, p, made) and (m := _moved(loop, p))]
@@ -113,7 +113,7 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
     ops: list[Op] = []
     reductions = [path.head]
     for op in path.between:
-        if op.name in REDUCTIONS:
+        if op.name in REDUCTIONS_OF_RANKS:
             if op.name != "all_reduce" or op.attrs.reduction != "add":
                 return None
             reductions.append(op)

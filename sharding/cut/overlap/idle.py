@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.cut.overlap.assign import GATHER, REDUCTIONS, Shifts, delays
+from shardwright.sharding.cut.overlap.assign import GATHER, Shifts, delays
 from shardwright.sharding.cut.overlap.streams import Route
 
 EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
@@ -22,7 +23,7 @@ def idle_shifts(step: StepPlan, shifts: Shifts) -> Iterator[Diagnostic]:
     moved = [found for loop in loops if (found := delays(loop, shifts)) is not None]
     if shifts.gather and not any(one.moves((GATHER,)) for one in moved):
         yield note(EARLY, shifts.gather, "no loop over layers gathers weights")
-    if shifts.reduce and not any(one.moves(REDUCTIONS) for one in moved):
+    if shifts.reduce and not any(one.moves(REDUCTIONS_OF_RANKS) for one in moved):
         yield note(LATE, shifts.reduce, "no loop over layers reduces gradients")
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, flat, folded, last_of, run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding import shown
-from shardwright.sharding.cut.overlap.assign import REDUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _to_reductions(graph: Graph, value: Value) -> list[Op]:
             break
         ops += [*constants, op]
         value = op.result
-        count = len(ops) if op.name in REDUCTIONS else count
+        count = len(ops) if op.name in REDUCTIONS_OF_RANKS else count
     return ops[:count]
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, REDUCTIONS, SHARDS
+from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, SHARDS
 
 MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
 
@@ -39,7 +40,7 @@ def _wanted(kind: str, axes: tuple[str, ...]) -> int:
 
 def moves_state(op: Op) -> bool:
     """True for gathers of weights and reductions of gradients: collectives over data axes."""
-    named = op.name == GATHER or op.name in REDUCTIONS
+    named = op.name == GATHER or op.name in REDUCTIONS_OF_RANKS
     return named and bool({SHARDS, COPIES} & {*op.attrs.axes})
 
 

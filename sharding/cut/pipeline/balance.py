@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from shardwright.compiler.ir.analysis import CONTRACTIONS
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.machine.target import FIRST_TARGET, load_target
 from shardwright.sharding.cut.gradients import depends_on
@@ -23,8 +24,8 @@ from shardwright.sharding.indices.layers import ScannedLayers, UnrolledLayers
 from shardwright.sharding.partition.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers
+_COMPUTES = of(Kind.ELEMENTWISE, Kind.REDUCTION, Kind.WINDOW)
 _MOVES = frozenset(("concatenate", "dynamic_update_slice", "gather", "scatter", "sort"))
-_REDUCES = frozenset(("reduce", "reduce_window", "select_and_scatter"))
 _PASSES = 3  # of ops outside of layers: forward, and the gradients of both operands
 _STEPS = 100  # per mean layer: smaller differences do not move layers
 
@@ -179,7 +180,7 @@ def _of_op(op: Op) -> float:
         return OPS[op.name].flops(op) / rates["flops"]
     if op.name in _MOVES:
         return max(v.type.num_bytes for v in op.results) / rates["bytes"]
-    if op.name in _REDUCES or OPS[op.name].elementwise:
+    if op.name in _COMPUTES:
         return max(v.type.num_elements for v in (*op.operands, *op.results)) / rates["elements"]
     return 0.0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CHEAP
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.gradients import depends_on
 from shardwright.sharding.cut.pipeline.terms import (
@@ -27,22 +27,6 @@ from shardwright.sharding.cut.pipeline.terms import (
 
 Code = tuple[Op, Stages | None]
 """An op and the parts that run it; None: whichever needs it."""
-_CHEAP = frozenset(
-    (
-        "broadcast_in_dim",
-        "concatenate",
-        "constant",
-        "dynamic_slice",
-        "iota",
-        "optimization_barrier",
-        "pad",
-        "reduce",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-)
 
 
 @dataclass(slots=True)
@@ -205,7 +189,7 @@ def _common(near: list[set[int]]) -> set[int]:
 
 def _is_cheap(op: Op) -> bool:
     """Ops that may be repeated wherever their result is needed."""
-    return op.name in _CHEAP or OPS[op.name].elementwise
+    return op.name in CHEAP or op.name == "reduce"
 
 
 def _linear_to(graph: Graph, targets: frozenset[Value]) -> set[Value]:

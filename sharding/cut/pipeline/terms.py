@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Op, Value
 
 Stages = frozenset[int]
@@ -49,7 +50,6 @@ MOVING = frozenset(
 """Ops that only move elements: any kind of partial value passes."""
 JOINING = {"add": "add", "maximum": "max", "minimum": "min"}
 """The kind of partial value that an elementwise op of two values joins."""
-REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter"))
 
 Emit = Callable[[Op, int], Value]
 """Adds an op on one stage and returns its result."""
@@ -147,7 +147,7 @@ def _passes(op: Op, kind: str) -> bool:
     """True for unary ops that are linear (add), or keep the order (max, min)."""
     if op.name in MOVING:
         return True
-    if op.name in REDUCING:
+    if op.name == "reduce" or op.name in REDUCTIONS_OF_RANKS:
         return str(getattr(op.attrs, "kind", getattr(op.attrs, "reduction", ""))) == kind
     if op.name == "convert":
         return op.operands[0].type.dtype.is_float and op.result.type.dtype.is_float

@@ -14,6 +14,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
+from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
@@ -25,7 +26,6 @@ from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharde
 
 BLOCKS = ("blocks",)
 """The virtual axis whose ranks are the blocks."""
-VIEWS = ("broadcast_in_dim", "reshape", "transpose")
 
 
 def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value:

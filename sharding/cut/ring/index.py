@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import LITERALS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import factors, reached
 
-MOVING = ("broadcast_in_dim", "optimization_barrier", "reshape", "reverse", "transpose")
-MAKING = ("constant", "iota")
+MOVING = of(Kind.IDENTITY, Kind.VIEW) | {"reverse"}
 FOLDING = ("dot_general", "reduce")
 FOLDS = ("add", "max", "min")
 
@@ -148,4 +148,4 @@ class Index:
 
 def is_cheap(op: Op) -> bool:
     """True for ops a core repeats rather than slice their result."""
-    return OPS[op.name].elementwise or op.name in MOVING or op.name in MAKING
+    return OPS[op.name].elementwise or op.name in MOVING or op.name in LITERALS

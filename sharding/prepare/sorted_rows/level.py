@@ -13,13 +13,13 @@ import numpy as np
 
 from shardwright.compiler.ir.analysis import invariant_carries, known_elements
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 from shardwright.sharding.indices.dims import factors
 
 SHAPING = ("broadcast_in_dim", "convert", "reshape")
-_ENDS = ("constant", "iota", "broadcast_in_dim")
 MOST = 1 << 24  # elements of a table of places; larger lists of rows are not proven
 
 
@@ -54,7 +54,7 @@ class Level:
             return []
         if op.name == "broadcast_in_dim" and dim in op.attrs.dims:
             return [(op.operands[0], op.attrs.dims.index(dim))]
-        if op.name in _ENDS or not OPS[op.name].elementwise:
+        if op.name in LITERALS or op.name == "broadcast_in_dim" or not OPS[op.name].elementwise:
             return []
         along = [f for f in factors(op) if asked in f]
         return [(v, d) for f in along for v, d in f if v is not value]

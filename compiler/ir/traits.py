@@ -1,0 +1,32 @@
+"""Sets of ops by what they are, from what `OpDef` declares: no pass keeps a list of its own.
+
+A set that leaves ops of a kind out, or takes others in, says so where it is used.
+"""
+
+from __future__ import annotations
+
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import COLLECTIVES
+
+assert set(COLLECTIVES) <= set(OPS), "ops are defined before they are sorted"
+
+
+def of(*kinds: Kind, combines: bool | None = None) -> frozenset[str]:
+    """Names of the ops of `kinds`; with `combines`, of those alone that do or do not."""
+    return frozenset(
+        name for name, op in OPS.items() if op.kind in kinds and combines in (None, op.combines)
+    )
+
+
+IDENTITIES = of(Kind.IDENTITY)
+LITERALS = of(Kind.LITERAL)
+VIEWS = of(Kind.VIEW)
+MOVES = of(Kind.VIEW, Kind.PART, Kind.JOIN)
+"""Every element of the result is one of an operand, or padding, and attributes say which."""
+CHEAP = MOVES | of(Kind.ELEMENTWISE, Kind.IDENTITY, Kind.LITERAL)
+"""One pass over the elements at most: others may repeat it."""
+WRITES = of(Kind.UPDATE) | of(Kind.INDEXED, combines=True)
+"""The first operand with some of its elements replaced, or combined with others."""
+TRAFFIC = of(Kind.COLLECTIVE)
+REDUCTIONS_OF_RANKS = of(Kind.COLLECTIVE, combines=True)
+"""What adds up, or combines in another way, over ranks."""
