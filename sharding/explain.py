@@ -230,7 +230,7 @@ class _Collectives:
     ) -> Moved:
         sides = (*op.operands, *op.results)
         leaf = leaves.get(op.operands[0], "") or leaves.get(op.result, "")
-        if op.name in ("all_reduce", "reduce_scatter"):
+        if op.name in REDUCTIONS_OF_RANKS:
             cause = self._of_sum(made.get(op.operands[0]), made)
         else:
             cause = self._of_move(op, leaf, users.get(op.result, []))

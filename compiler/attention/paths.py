@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import of
+from shardwright.compiler.ir.traits import IDENTITIES, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
@@ -48,7 +48,7 @@ class Paths:
         op = self.labelling.producers.get(value)
         if op is None:
             return []
-        if op.name in ("optimization_barrier", "sharding_constraint"):
+        if op.name in IDENTITIES:
             return [
                 v
                 for v in op.operands[op.results.index(value) :][:1]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
@@ -47,7 +48,7 @@ def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
     """The places that one is made from."""
     value, labels, origin = place
     op = emitter.body.made.get(value)
-    if emitter.body.known.get(value) is not None or op is None or op.name in ("constant", "iota"):
+    if emitter.body.known.get(value) is not None or op is None or op.name in LITERALS:
         return []
     if op.name in _THROUGH:
         return [_THROUGH[op.name](emitter, op, labels, origin)]

@@ -18,7 +18,7 @@ from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.body import VIEWS
@@ -171,11 +171,7 @@ class _Cutter:
         for op in self.graph.ops:
             if op.name == "loop":
                 continue
-            pure = (
-                op.name in ("constant", "iota", EMPTY)
-                or OPS[op.name].elementwise
-                or op.name in VIEWS
-            )
+            pure = op.name in LITERALS | {EMPTY} or OPS[op.name].elementwise or op.name in VIEWS
             if op.name == "optimization_barrier":
                 free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
             elif pure and all(v in free or v in self.known for v in op.operands):

@@ -45,11 +45,28 @@ def counted() -> tuple[Counts, dict[str, Counter[str]]]:
 
 
 def tables_of_ops(tree: ast.Module) -> Iterator[ast.AST]:
-    """Collections at the top of a module that name two ops or more."""
+    """Collections at the top of a module that name two ops or more, and register no rules."""
+    return (value for value in _collections(tree) if not _is_of_rules(value))
+
+
+def rules_by_op(tree: ast.Module) -> Iterator[ast.AST]:
+    """Tables at the top of a module with a function per op: what one stage does with each."""
+    return filter(_is_of_rules, _collections(tree))
+
+
+def _collections(tree: ast.Module) -> Iterator[ast.expr]:
     for statement in tree.body:
         value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
         if value is not None and len(list(_names(value))) > 1:
-            yield statement
+            yield value
+
+
+def _is_of_rules(value: ast.expr) -> bool:
+    """A dict whose values are functions, by their names or written out."""
+    rules = ast.Name | ast.Attribute | ast.Lambda
+    return isinstance(value, ast.Dict) and all(
+        isinstance(each, rules) for key, each in zip(value.keys, value.values, strict=True) if key
+    )
 
 
 def tests_for_ops(tree: ast.Module) -> Iterator[ast.AST]:
@@ -78,6 +95,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 FINDERS = {
     "tables of op names": (tables_of_ops, KNOW_OPS),
+    "tables of rules by op": (rules_by_op, KNOW_OPS),
     "tests for op names": (tests_for_ops, KNOW_OPS),
     "graphs built": (graphs_built, BUILD_GRAPHS),
 }

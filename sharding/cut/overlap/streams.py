@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
 from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, SHARDS
@@ -46,8 +46,7 @@ def moves_state(op: Op) -> bool:
 
 def moves_values(op: Op) -> bool:
     """True for collectives of a layer's own values: those over other axes."""
-    named = op.name in COLLECTIVES or op.name == "collective_permute"
-    return named and not {SHARDS, COPIES} & {*op.attrs.axes}
+    return op.name in TRAFFIC and not {SHARDS, COPIES} & {*op.attrs.axes}
 
 
 def _routes(graph: Graph) -> Iterator[Route]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.rewrite import Level as Rewrite
 from shardwright.sharding.prepare.sorted_rows.order import masks_behind
@@ -38,7 +39,7 @@ class Blocks:
                 self._sort(now)
             elif op in masks:
                 self._compare(now, *masks[op])
-            elif op.name in ("gather", "scatter") and self._is_local(op):
+            elif OPS[op.name].kind is Kind.INDEXED and self._is_local(op):
                 self._move(now)
             else:
                 self.level.ops.append(now)
