@@ -343,12 +343,13 @@ def _plan(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.report import plan_screen
     from shardwright.orchestrator.road import plan_cache
     from shardwright.orchestrator.service.progress import Progress
+    from shardwright.orchestrator.whatif import advised
 
     explanations.check(args.explain)
     asked = job_config(args)
     folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = plan_cache.advised(asked, args.trace, progress, args.dump_dir)
+        report = advised.advised(asked, args.trace, progress, args.dump_dir)
     report["provenance"]["again"] = args.again
     if folder:
         from shardwright.orchestrator.report.page.page import write_report

@@ -22,16 +22,15 @@ from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.schema import Rule, several
 from shardwright.orchestrator.cache import About, Cache, open_cache
-from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
 from shardwright.orchestrator.keys.environment import always
 from shardwright.orchestrator.keys.reads import observed
 from shardwright.orchestrator.report.goal import bought
-from shardwright.orchestrator.report.shape import check_report, check_whatif
+from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.whatif.change import as_chosen
-from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from shardwright.orchestrator.service.executor import Executor
     from shardwright.orchestrator.service.progress import Progress
 
-KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
+KIND, READS = "plan", "reads"  # of entries
 MOST_LISTS = 16
 """Lists of what captures read that are kept for one job, the newest first (our choice): which files
 are read depends on what is in others, and who takes a change back asks the older question again."""
@@ -80,11 +79,11 @@ def plan(
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
     is_asked = trace is None and dump_dir is None
-    stored, stored_s = _stored(cache, KIND, key, check_report) if is_asked else _ABSENT
-    cache.tally.count(KIND, hit=stored is not None)
+    found, stored_s = stored(cache, KIND, key, check_report) if is_asked else _ABSENT
+    cache.tally.count(KIND, hit=found is not None)
     cache.tally.save()
-    if stored is not None:
-        report: dict[str, Any] = stored
+    if found is not None:
+        report: dict[str, Any] = found
         provenance = report["provenance"]
         provenance["plan_key"], provenance["stored_s"] = key, stored_s
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
@@ -94,10 +93,10 @@ def plan(
     asked = _Asked(trace, progress, shared, dump_dir)
     report = (_chosen if job.strategy.open_keys else _fresh)(job, asked, stages)
     if not inside:
-        found = _answered(job, as_chosen(job, report), parts, stages)
-        if found is None:
+        learned = _answered(job, as_chosen(job, report), parts, stages)
+        if learned is None:
             return report
-        parts = found
+        parts = learned
         key = parts_digest(KIND, parts)
     cache.put(KIND, key, json.dumps(report).encode(), About(plan_name(job), parts))
     report["provenance"]["plan_key"] = key
@@ -113,7 +112,7 @@ def settled_before(job: JobConfig) -> JobConfig | None:
     memory is itself."""
     if not job.strategy.open_keys:
         return job
-    report, _ = _stored(open_cache(job.cache), KIND, plan_key(job), check_report)
+    report, _ = stored(open_cache(job.cache), KIND, plan_key(job), check_report)
     return None if report is None else as_chosen(job, report)
 
 
@@ -129,41 +128,6 @@ def settled(
 
     planned = plan(job, progress=progress, inside=inside)
     return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
-
-
-def advised(
-    job: JobConfig,
-    trace: Path | None = None,
-    progress: Progress | None = None,
-    dump_dir: Path | None = None,
-) -> dict[str, Any]:
-    """As `plan`, with what is worth trying next, tried (`whatif/tries.py`) or known from before."""
-    start = time.perf_counter()
-    report = plan(job, trace, progress, dump_dir=dump_dir)
-    if not job.run.tries:
-        return report
-    cache = open_cache(job.cache)
-    plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
-    for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
-        key = parts_digest(WHATIF, _whatif_parts(job, plan_key, tries))
-        stored, stored_s = _stored(cache, WHATIF, key, check_whatif)
-        if stored is not None:
-            return report | {"whatif": {**stored, "stored_s": stored_s}}
-    from shardwright.orchestrator.whatif.tries import FAILED, advice, affordable
-
-    count = affordable(wanted, report, start)
-    section = advice(job, report, count, progress)
-    if not any(row["status"] == FAILED for row in section["tried"]):
-        parts = _whatif_parts(job, plan_key, count if count == TRIES else wanted)
-        about = About(f"tries of {plan_name(job)}", parts)
-        cache.put(WHATIF, parts_digest(WHATIF, parts), json.dumps(section).encode(), about)
-    return report | {"whatif": section}
-
-
-def _whatif_parts(job: JobConfig, plan_key: str, tries: int) -> dict[str, str]:
-    """What tries depend on: also the price, by which they are judged."""
-    price = json.dumps(job.as_dict()["price"])
-    return {"plan": plan_key, "tries": str(tries), "price": price}
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -207,7 +171,7 @@ def _common_parts(job: JobConfig) -> dict[str, str]:
     return parts | always()
 
 
-def _stored(
+def stored(
     cache: Cache, kind: str, key: str, check: Callable[[Any], None]
 ) -> tuple[Any | None, float]:
     """The document of an entry, and when it was stored. One that holds something else than we store
@@ -230,7 +194,7 @@ def _check_lists(found: Any) -> None:
 
 def _read_lists(cache: Cache, own: Mapping[str, str]) -> list[list[str]]:
     """What captures of a job have read, the newest first."""
-    return _stored(cache, READS, parts_digest(READS, own), _check_lists)[0] or []
+    return stored(cache, READS, parts_digest(READS, own), _check_lists)[0] or []
 
 
 def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, plan_key
 from shardwright.orchestrator.service.units import PACKAGES, parts_digest, source_digest
 from shardwright.orchestrator.validation import predict
 from shardwright.orchestrator.validation.published import Storage, Workload
+from shardwright.orchestrator.whatif.advised import key_parts
 from shardwright.sim_cluster.profiles import Profile
 from tests.support.changed import changes, other
 
@@ -184,10 +185,10 @@ def test_tries_are_keyed_by_price_plan_and_number() -> None:
     """By the price, since what helps also costs less; by no goal."""
     usual, block = JobConfig(), JobConfig(price=PriceConfig(kind="capacity-block"))
     rows = [(usual, "a", 2), (usual, "a", 3), (usual, "b", 2), (block, "a", 2)]
-    keys = [parts_digest("whatif", plan_cache._whatif_parts(*row)) for row in rows]
+    keys = [parts_digest("whatif", key_parts(*row)) for row in rows]
     assert len(set(keys)) == len(rows)
     asked = replace(usual, goal=GoalConfig(tokens=7))
-    assert parts_digest("whatif", plan_cache._whatif_parts(asked, "a", 2)) == keys[0]
+    assert parts_digest("whatif", key_parts(asked, "a", 2)) == keys[0]
 
 
 # Predictions of published runs

@@ -13,7 +13,7 @@ import pytest
 from shardwright.compiler.diagnostics import InternalError, UsageError
 from shardwright.compiler.frontend.user_code import EXTRAS, told
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.whatif import advised
 
 ROOT = Path(__file__).resolve().parents[2]
 RAISING = {
@@ -69,7 +69,7 @@ def defect(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(plan_cache, "advised", fails)
+    monkeypatch.setattr(advised, "advised", fails)
 
 
 @pytest.mark.usefixtures("defect")

@@ -17,8 +17,9 @@ from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, bottleneck
 from shardwright.orchestrator.report.tried import effect_text
 from shardwright.orchestrator.road import plan_cache
-from shardwright.orchestrator.road.plan_cache import advised, plan, plan_parts
+from shardwright.orchestrator.road.plan_cache import plan, plan_parts
 from shardwright.orchestrator.whatif import tries
+from shardwright.orchestrator.whatif.advised import advised
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import WORTH, ideas
 from shardwright.orchestrator.whatif.situation import situation_of
@@ -171,7 +172,7 @@ def test_one_try_for_want_of_time_is_no_answer_to_two(
     over = copy.deepcopy(report)
     over["memory"]["fits"], over["provenance"]["plan_key"] = False, "over"
     changes = [changed(job, {"strategy.micro_batch": n}) for n in (2, 4)]
-    monkeypatch.setattr(plan_cache, "plan", lambda *_, **__: over)
+    monkeypatch.setattr("shardwright.orchestrator.whatif.advised.plan", lambda *_, **__: over)
     monkeypatch.setattr(tries, "_fitting", lambda *_: iter(changes))
     refused = {"status": "refused", "helps": False, "code": "SW_X", "message": "refused"}
     monkeypatch.setattr(

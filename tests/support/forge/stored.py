@@ -31,6 +31,7 @@ from shardwright.orchestrator.report.shape import check_report, check_whatif
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.unit_errors import refusal_kind, stored_refusal
+from shardwright.orchestrator.whatif import advised
 from shardwright.orchestrator.whatif.journal import Journal, _digest
 from shardwright.orchestrator.whatif.rows import METRICS, ordered, pareto, row_of
 from shardwright.sharding.partition.partitioned import decode_partitioned
@@ -75,7 +76,7 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
         kind, source, check = _plan_source(reports, dice)
         data = changed_document(source, json_text, dice)
         cache.put(kind, _KEY, data, About("plan", {"a": "b"}))
-        found, _ = plan_cache._stored(cache, kind, _KEY, check)
+        found, _ = plan_cache.stored(cache, kind, _KEY, check)
         if found is None:
             return "set aside"
         if kind == plan_cache.READS:
@@ -91,7 +92,7 @@ def _plan_source(reports: list[Any], dice: random.Random) -> tuple[str, Any, Cal
     if kind < 0.1:
         return plan_cache.READS, _READ, plan_cache._check_lists
     if kind < 0.25:
-        return plan_cache.WHATIF, _WHATIF, check_whatif
+        return advised.KIND, _WHATIF, check_whatif
     return plan_cache.KIND, dice.choice(reports), check_report
 
 
