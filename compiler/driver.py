@@ -13,6 +13,7 @@ from dataclasses import replace
 from shardwright.compiler.codegen.generate import Recipe
 from shardwright.compiler.diagnostics import DiagnosticError, Loc
 from shardwright.compiler.fusion.logical_core import LogicalCore
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Program, Region
@@ -221,7 +222,7 @@ def with_ordinals(graph: Graph) -> Graph:
         Op(op.name, op.operands, op.results, op.attrs, op.regions, Loc(ORDINAL_FILE, number))
         for number, op in enumerate(graph.ops)
     )
-    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.ring import with_context
@@ -130,7 +131,7 @@ def _numbered(graph: Graph, numbers: Iterator[int]) -> Graph:
         loc = Loc(NODE, next(numbers))
         regions = tuple(_numbered(r, numbers) for r in op.regions)
         ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, loc))
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _tensors(prepared: Prepared, part: PartitionedGraph, origins: list[Loc]) -> Iterator[Placed]:

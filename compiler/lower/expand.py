@@ -21,10 +21,10 @@ from shardwright.compiler.ir.ops import (
     ConstantAttrs,
     ConvertAttrs,
 )
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.lower.collective import REDUCTIONS
 from shardwright.compiler.lower.whole import as_integers
-from shardwright.compiler.passes.rewrite import Level
 
 SIGN_BIT = -(2**31)
 

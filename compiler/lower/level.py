@@ -15,8 +15,8 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.compiler.passes.rewrite import Level
 
 
 class IndexedLevel(Level):

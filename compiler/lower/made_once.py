@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.passes.cse import key_of
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.recipes import Recipes
-from shardwright.compiler.passes.rewrite import Level
 
 
 def made_once(graph: Graph, most_bytes: int) -> Graph | None:

@@ -15,6 +15,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, CompileError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.lower.task import unsupported
 
@@ -33,7 +34,7 @@ def narrow(graph: Graph) -> Graph:
     for op in graph.ops:
         level.add(op)
     outputs = tuple(level.output(v) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+    return with_ops(graph, level.ops, outputs)
 
 
 class _Narrow:

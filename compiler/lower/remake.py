@@ -12,13 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.rule import Budget, traffic
 from shardwright.compiler.lower.task import CONTRACT
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.recipes import Recipes, repeat
-from shardwright.compiler.passes.rewrite import with_operands
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def _with_copies(
         ops += copies.before.get(op, [])
         reads = copies.reads.get(op, {})
         ops.append(with_operands(op, tuple(reads.get(v, v) for v in op.operands)))
-    made = dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+    made = dce(with_ops(graph, ops))
     return made, copies.twins
 
 

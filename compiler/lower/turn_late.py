@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.rewrite import Level
 
 
 def turned_late(graph: Graph) -> Graph | None:

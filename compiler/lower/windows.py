@@ -15,13 +15,13 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import convolution, views
 from shardwright.compiler.lower.convolution import padded
 from shardwright.compiler.lower.views import Layout
 from shardwright.compiler.passes.cse import cse
-from shardwright.compiler.passes.rewrite import Level
 
 _Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.positions import HEAVY, Positions
@@ -37,7 +38,7 @@ def sink_invariants(graph: Graph, ranges: Ranges | None = None) -> Graph:
             free.update(op.results)
         ops.append(op)
         made.update(dict.fromkeys(op.results, op))
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _sink(loop: Op, cloner: _Cloner, light: Collection[Value], ranges: Ranges) -> Op:
@@ -54,7 +55,7 @@ def _sink(loop: Op, cloner: _Cloner, light: Collection[Value], ranges: Ranges) -
     outputs = tuple(
         now.get(v, v) if b is not v else v for b, v in zip(body.inputs, body.outputs, strict=True)
     )
-    region = Graph((*body.inputs, *inside), (*cloner.ops, *renamed), (*outputs, *inside), body.name)
+    region = with_ops(body, (*cloner.ops, *renamed), (*outputs, *inside), (*body.inputs, *inside))
     results = (*loop.results, *(Value(v.type) for v in outside))
     carried = {v: ranges[o] for o, v in cloner.carried.items() if o in ranges}
     region = sink_invariants(region, {**ranges, **carried})

@@ -22,9 +22,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, erf, erfc, logistic
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.rewrite import Level, with_regions
 
 MAX_CUTS = 12  # per value, those that reach back furthest (our choice)
 MAX_CONE_OPS = 160  # of a cut; the exact GELU, where erfc is written out, has about 110
@@ -85,7 +85,7 @@ class _Match:
 def activations(graph: Graph) -> Graph:
     """`graph` with the Scalar engine's functions in place of code that computes them."""
     ops = tuple(with_regions(op, tuple(activations(r) for r in op.regions)) for op in graph.ops)
-    graph = Graph(graph.inputs, ops, graph.outputs, graph.name)
+    graph = with_ops(graph, ops)
     if not any(op.name in _CURVED for op in graph.ops):
         return graph
     found = _Mapper(graph).matches()

@@ -14,6 +14,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.sampled import Casts
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.options import CompileOptions
@@ -72,7 +73,7 @@ class _Caster:
             else:
                 self._keep(op)
         outputs = tuple(self._as(v, v.type.dtype) for v in self.graph.outputs)
-        return Graph(self.graph.inputs, tuple(self.ops), outputs, self.graph.name)
+        return with_ops(self.graph, self.ops, outputs)
 
     def _as(self, value: Value, dtype: DType) -> Value:
         """What `value` is now, as `dtype`."""

@@ -6,9 +6,9 @@ After this pass a recomputation is only kept apart by not being merged: no CSE m
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.rewrite import Level, with_regions
 
 GIVEN_BACK = IDENTITIES | {"move_to"}
 

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping
 
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import Level, with_ops, with_regions
 
 # Exactly, whatever the element type (IEEE 754); gradients of x * x write both orders.
 _COMMUTATIVE = frozenset(("add", "multiply", "and", "or", "xor"))

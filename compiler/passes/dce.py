@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.rewrite import with_ops, with_results
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_results
 
 
 def dce(graph: Graph) -> Graph:
@@ -53,11 +53,8 @@ def _narrow_loop(op: Op, needed: set[Value]) -> Op:
             break
         kept = grown
     keep = sorted(kept)
-    region = Graph(
-        tuple(body.inputs[i] for i in keep),
-        tuple(ops),
-        tuple(body.outputs[i] for i in keep),
-        body.name,
+    region = with_ops(
+        body, ops, tuple(body.outputs[i] for i in keep), tuple(body.inputs[i] for i in keep)
     )
     attrs = replace(op.attrs, induction=keep.index(op.attrs.induction))
     return with_results(op, keep, attrs, (region,))

@@ -15,8 +15,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 _TYPES = (DType.F32, DType.BF16)  # a half loses a bit below 1e-38; in fp16 that is below 6e-5
 

@@ -17,10 +17,10 @@ from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.empties import of_nothing
-from shardwright.compiler.passes.rewrite import Level, with_regions
 
 MAX_FOLDED_ELEMENTS = 64
 
@@ -119,7 +119,7 @@ def _fold_loop(level: _Fold, op: Op) -> None:
         before if before is after else new
         for before, after, new in zip(body.inputs, body.outputs, folded.outputs, strict=True)
     ]
-    region = Graph(folded.inputs, folded.ops, tuple(outputs), folded.name)
+    region = with_ops(folded, folded.ops, tuple(outputs))
     level.emit(with_regions(op, (region,)))
 
 

@@ -17,6 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 
@@ -174,7 +175,7 @@ class _Level:
         """The level of a graph whose inputs keep their types."""
         self._add_all(graph.ops)
         outputs = tuple(self._as_it_was(v) for v in graph.outputs)
-        return Graph(graph.inputs, tuple(self.ops), outputs, graph.name)
+        return with_ops(graph, self.ops, outputs)
 
     def _add_all(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -224,7 +225,7 @@ class _Level:
         inner._add_all(body.ops)
         ends = zip(body.outputs, picked, strict=True)
         outputs = tuple(inner._rounded(v) if p else inner._as_it_was(v) for v, p in ends)
-        region = Graph(inputs, tuple(inner.ops), outputs, body.name)
+        region = with_ops(body, inner.ops, outputs, inputs)
         results = tuple(self._new(v) if v in self.narrow else v for v in op.results)
         self.ops.append(Op("loop", operands, results, op.attrs, (region,), op.loc))
 

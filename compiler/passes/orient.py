@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose
 

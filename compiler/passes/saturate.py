@@ -14,6 +14,7 @@ import numpy as np
 from shardwright.compiler.dtypes import LARGEST
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
@@ -37,7 +38,7 @@ def saturate_infinity(graph: Graph) -> Graph:
     for op in graph.ops:
         operands = tuple(map(finite, op.operands)) if _may_transpose(op) else op.operands
         ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _may_transpose(op: Op) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import free_values
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
 
@@ -168,7 +168,7 @@ class _Writer:
                 self.pieces[op.result] = self._first(op)
             else:
                 self.ops.append(op)
-        return Graph(self.graph.inputs, tuple(self.ops), self.graph.outputs, self.graph.name)
+        return with_ops(self.graph, self.ops)
 
     def _add(self, op: Op) -> Value:
         self.ops.append(op)

@@ -19,8 +19,8 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 
 Producers = dict[Value, Op]
 

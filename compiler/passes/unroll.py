@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.compiler.ir.analysis import is_light
+from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import Level, with_regions
 
 MAX_OPS = 1024
 """Ops a loop may become: threefry takes 5 iterations of about 60 (our choice)."""

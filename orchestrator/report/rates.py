@@ -15,6 +15,7 @@ from typing import Any
 
 from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce
@@ -82,7 +83,7 @@ def product_types(graph: Graph) -> dict[str, float]:
 def _forward(built: Built) -> Graph:
     """What the loss depends on."""
     graph = built.graph
-    return dce(Graph(graph.inputs, graph.ops, (graph.outputs[built.loss],), graph.name))
+    return dce(with_ops(graph, graph.ops, (graph.outputs[built.loss],)))
 
 
 def _executed(built: Built) -> int:

@@ -20,6 +20,7 @@ from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepPlan, StepProgram
@@ -89,7 +90,7 @@ class _Level:
         for op in self.graph.ops:
             self._add(op)
         outputs = tuple(self._value(v) for v in self.graph.outputs)
-        return Graph(self.graph.inputs, tuple(self.ops), outputs, self.graph.name)
+        return with_ops(self.graph, self.ops, outputs)
 
     def _add(self, op: Op) -> None:
         if op.name == "move_to":

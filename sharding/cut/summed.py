@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.outline.overwritten import covering_writes
@@ -94,7 +95,7 @@ def summed(graph: Graph, fused: bool = True, least_bytes: int = LEAST_BYTES) -> 
             ops += _rebuilt(op, found[op], made)
         elif op not in moved:
             ops.append(op)
-    return dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+    return dce(with_ops(graph, ops))
 
 
 def _endings(graph: Graph) -> Iterator[_Ending]:
@@ -184,7 +185,7 @@ def _rebuilt(loop: Op, endings: Sequence[_Ending], producers: Mapping[Value, Op]
             now = instead[write][-1].result
         outputs[one.carry] = now
     ops = [op for old in body.ops for op in instead.get(old, (old,))]
-    inner = Graph(tuple(inputs), tuple(ops), tuple(outputs), body.name)
+    inner = with_ops(body, ops, tuple(outputs), tuple(inputs))
     again = Op(loop.name, tuple(operands), tuple(results), loop.attrs, (inner,), loop.loc)
     return [*starts, again]
 

@@ -23,6 +23,7 @@ from shardwright.compiler.ir.ops import (
     ConvertAttrs,
     DynamicSliceAttrs,
 )
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.support.tables import entering
 from shardwright.sharding.partition.mesh import Mesh
@@ -60,7 +61,7 @@ class Localizer:
         self.env.update(zip(graph.inputs, inputs, strict=True))
         for op in graph.ops:
             self._localize(op)
-        return Graph(inputs, tuple(self.ops), tuple(self.env[v] for v in graph.outputs), graph.name)
+        return with_ops(graph, self.ops, tuple(self.env[v] for v in graph.outputs), inputs)
 
     def nested(self, graph: Graph) -> Graph:
         """The local form of a region of an op; the state of the region at hand comes back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 
 Axes = tuple[str, ...]
@@ -35,7 +36,7 @@ def hoist_coordinates(graph: Graph) -> tuple[Graph, tuple[Axes, ...]]:
     found: dict[Axes, Value] = {}
     hoisted = _hoist(graph, found)
     inputs = graph.inputs + tuple(found.values())
-    return Graph(inputs, hoisted.ops, hoisted.outputs, graph.name), tuple(found)
+    return with_ops(hoisted, hoisted.ops, inputs=inputs), tuple(found)
 
 
 def _hoist(graph: Graph, found: dict[Axes, Value]) -> Graph:
@@ -54,7 +55,7 @@ def _hoist(graph: Graph, found: dict[Axes, Value]) -> Graph:
         else:
             ops.append(Op(op.name, operands, op.results, op.attrs, (), op.loc))
     outputs = tuple(stand_in.get(v, v) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(ops), outputs, graph.name)
+    return with_ops(graph, ops, outputs)
 
 
 def _coordinate(axes: Axes, found: dict[Axes, Value]) -> Value:
@@ -71,6 +72,6 @@ def _hoist_loop(op: Op, operands: Sequence[Value], found: dict[Axes, Value]) -> 
     body = _hoist(region, inner)
     carried = tuple(inner.values())
     outer = tuple(_coordinate(axes, found) for axes in inner)
-    new_body = Graph(body.inputs + carried, body.ops, body.outputs + carried, body.name)
+    new_body = with_ops(body, body.ops, body.outputs + carried, body.inputs + carried)
     results = op.results + tuple(Value(v.type) for v in outer)
     return Op(op.name, (*operands, *outer), results, op.attrs, (new_body,), op.loc)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 from shardwright.compiler.support.walks import answered
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
@@ -105,7 +105,7 @@ class _Level:
                 kept.append(op)
                 read.update(op.operands)
         graph = self.graph
-        return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
+        return with_ops(graph, kept[::-1])
 
 
 def _yields(op: Op, result: Value) -> Op:

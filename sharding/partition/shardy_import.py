@@ -25,6 +25,7 @@ from shardwright.compiler.ir.ops import (
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
@@ -238,7 +239,7 @@ class ShardyReader:
             new = Op(op.name, op.operands, op.results, attrs, regions, loc)
             made.update(dict.fromkeys(op.results, new))
             ops.append(new)
-        return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+        return with_ops(graph, ops)
 
     def _origin(self, loc: Loc) -> Loc:
         """The location of the op of the graph that was printed under this name."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec
@@ -271,7 +272,7 @@ def _build(
     given = [node for node in kept if node >= nodes.first_output]
     inputs = tuple(whole.inputs[node] for node in taken)
     outputs = tuple(value(joined[node][0]) for node in given)
-    graph = Graph(inputs, tuple(ops), outputs, whole.name)
+    graph = with_ops(whole, ops, outputs, inputs)
     pinned = {v: specs[key] for key, v in value_ids(whole) if key in specs}
     short = {key: pinned[v] for key, v in value_ids(graph) if v in pinned}
     for i, node in enumerate(given):

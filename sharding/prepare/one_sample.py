@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.gradients import StepView
@@ -136,7 +137,7 @@ class _Dropped:
             else:
                 raise _mixing(op)
         outputs = tuple(self.now.get(v, v) for v in graph.outputs)
-        return Graph(graph.inputs, tuple(ops), outputs, graph.name)
+        return with_ops(graph, ops, outputs)
 
     def _kept(self, op: Op) -> Op:
         operands = tuple(self.now.get(v, v) for v in op.operands)

@@ -29,6 +29,7 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
 )
 from shardwright.compiler.ir.ops.reduce import identity
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -73,7 +74,7 @@ def pad_indices(
         level.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
         for j, v in enumerate(graph.outputs)
     )
-    return Graph(inputs, tuple(level.ops), outputs, graph.name)
+    return with_ops(graph, level.ops, outputs, inputs)
 
 
 def _typed(value: Value, shape: Shape) -> TensorType:
@@ -146,7 +147,7 @@ class _Level:
             inner.add(step)
         pairs = zip(body.outputs, body.inputs, strict=True)
         outputs = tuple(inner.fitted(v, shapes[w]) for v, w in pairs)
-        region = Graph(inputs, tuple(inner.ops), outputs, body.name)
+        region = with_ops(body, inner.ops, outputs, inputs)
         new = make_op(op.name, operands, op.attrs, (region,), loc=op.loc)
         self._append(new)
         self.env.update(zip(op.results, new.results, strict=True))

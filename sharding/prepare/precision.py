@@ -17,6 +17,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
@@ -112,7 +113,7 @@ class _Rounder:
                 if value in self.borders and _wider(value, self.border_type):
                     level.now[value] = level.round_trip(value, self.border_type)
         outputs = tuple(level.now.get(v, v) for v in graph.outputs)
-        return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+        return with_ops(graph, level.ops, outputs)
 
     def _meets(self, op: Op) -> bool:
         """True for ops that compute with samples."""
@@ -207,7 +208,7 @@ def _reduced(graph: Graph, dtype: DType, specs: dict[Value, ShardingSpec]) -> Gr
             if op.name != "convert" or op.attrs.dtype is dtype:
                 now[op.result] = source
     outputs = tuple(_same(now, v, dtype) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(ops), outputs, graph.name)
+    return with_ops(graph, ops, outputs)
 
 
 def _same(now: Mapping[Value, Value], value: Value, dtype: DType) -> Value:

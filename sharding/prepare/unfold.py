@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.spec import ShardingSpec
@@ -164,7 +165,7 @@ class _Unfolder:
         results = tuple(self._output(node) for node in ends)
         ops = tuple(op for node in sorted(self.emitted) for op in self.emitted[node])
         starts = tuple(self.values[node, -1, 0] for node in range(nodes.first_op))
-        graph = Graph(starts, ops, results, nodes.graph.name)
+        graph = with_ops(nodes.graph, ops, results, starts)
         return replace(self.given, graph=graph, specs=self.specs, inputs=inputs, outputs=outputs)
 
     def _stands(self, node: int) -> int:

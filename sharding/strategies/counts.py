@@ -7,9 +7,9 @@ is free, so every reader gets an `iota` of its own, with what only moves it on t
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
 from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_operands, with_ops, with_regions
 
 MOVING = VIEWS | {"convert"}
 

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.compiler.ir.analysis import invariant_carries, keeps_order
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
@@ -60,7 +61,7 @@ class Keeper:
             after = loops[loops.index(op) + 1 :]
             later = {gather.key for loop in after for gather in gathers[loop]}
             ops += self._rewritten(op, gathers[op], later)
-        return dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+        return dce(with_ops(graph, ops))
 
     def _gathers(self, loop: Op, outside: Mapping[Value, Op]) -> Iterator[_Gather]:
         """The gather points of a loop whose slices walk all layers of a weight. JAX's backward loop
@@ -238,7 +239,7 @@ class _Body:
             ops += self.instead.get(op, [op])
             ops += self.behind.get(op, [])
         firsts, insides, afters, results = zip(*self.carries, strict=True)
-        region = Graph((*body.inputs, *insides), tuple(ops), (*body.outputs, *afters), body.name)
+        region = with_ops(body, ops, (*body.outputs, *afters), (*body.inputs, *insides))
         loop = self.loop
         made = Op(
             "loop",

@@ -16,8 +16,8 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, Shard
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import Level
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
 from shardwright.compiler.ir.traits import VIEWS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_operands, with_regions
 from shardwright.sharding.partition.spec import ShardingSpec
 
 NARROWING = VIEWS | {"convert"}
@@ -137,7 +137,7 @@ class Annotator:
         for op in graph.ops:
             level.copy(op)
         outputs = tuple(level.renamed.get(v, v) for v in graph.outputs)
-        return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+        return with_ops(graph, level.ops, outputs)
 
     def constrain(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
         """A constraint op on `value`."""

@@ -9,12 +9,12 @@ loops only read into their bodies. Nothing here knows what attention is.
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.remat.invariants import remake_invariants
 from shardwright.compiler.passes.remat.level import remake_at_level
 from shardwright.compiler.passes.remat.loops import quadratic, remake_across_loops
 from shardwright.compiler.passes.remat.recipes import SHORT_ROW
-from shardwright.compiler.passes.rewrite import with_regions
 
 
 def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
@@ -27,4 +27,4 @@ def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
     ops = tuple(
         with_regions(op, tuple(rematerialise(r, short_row) for r in op.regions)) for op in graph.ops
     )
-    return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name), short_row)
+    return remake_at_level(with_ops(graph, ops), short_row)

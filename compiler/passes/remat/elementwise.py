@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
@@ -20,7 +21,6 @@ from shardwright.compiler.passes.remat.recipes import (
     operands_of,
 )
 from shardwright.compiler.passes.remat.stacks import Stack
-from shardwright.compiler.passes.rewrite import with_regions
 from shardwright.compiler.support.min_cut import FlowNetwork
 
 MIN_SAVED = 0.125
@@ -42,7 +42,7 @@ def keep_less(graph: Graph) -> Graph:
     """
     graph = remake_across_loops(graph, lightest)
     ops = tuple(with_regions(op, tuple(keep_less(r) for r in op.regions)) for op in graph.ops)
-    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:

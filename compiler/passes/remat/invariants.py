@@ -7,10 +7,10 @@ Invariants made of constants alone are the business of `outline/sink.py`.
 from __future__ import annotations
 
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
-from shardwright.compiler.passes.rewrite import with_operands
 
 
 def remake_invariants(graph: Graph) -> Graph:
@@ -21,7 +21,7 @@ def remake_invariants(graph: Graph) -> Graph:
         return graph
     recipes = Recipes(graph)
     ops = tuple(_served(op, recipes) if op.name == "loop" else op for op in graph.ops)
-    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _served(loop: Op, recipes: Recipes) -> Op:
@@ -50,11 +50,11 @@ def _with_copies(loop: Op, wanted: dict[int, Recipe]) -> Op:
     copies = [op for recipe in wanted.values() for op in repeat(recipe.ops, now)]
     made = {body.inputs[i]: now[loop.operands[i]] for i in wanted}
     ops = [with_operands(op, tuple(made.get(v, v) for v in op.operands)) for op in body.ops]
-    region = Graph(
-        (*body.inputs, *inside),
-        tuple(place_late([*copies, *ops], set(copies))),
+    region = with_ops(
+        body,
+        place_late([*copies, *ops], set(copies)),
         (*body.outputs, *inside),
-        body.name,
+        (*body.inputs, *inside),
     )
     results = tuple(Value(leaf.type) for leaf in leaves)
     operands = (*loop.operands, *leaves)

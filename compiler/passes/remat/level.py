@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
-from shardwright.compiler.passes.rewrite import with_operands
 
 
 def remake_at_level(graph: Graph, short_row: int) -> Graph:
@@ -71,7 +71,7 @@ class _Remaker:
         ]
         movable = set(self.copies)
         placed = place_late([*self.copies, *ops], movable)
-        return Graph(self.graph.inputs, tuple(placed), self.graph.outputs, self.graph.name)
+        return with_ops(self.graph, placed)
 
     def _serve(self, value: Value, group: Sequence[Op]) -> None:
         """Give `group` a copy of `value`, if one pays and the group does not store it anyway."""

@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.recipes import SHORT_ROW, Recipe, Recipes, repeat
@@ -116,11 +117,8 @@ class Writer:
             written = _write_row(stack, leaf, self.counter)
             ops += written
             outputs.append(written[-1].result)
-        body = Graph(
-            (*self.body.inputs, *inputs),
-            tuple(ops),
-            (*self.body.outputs, *outputs),
-            self.body.name,
+        body = with_ops(
+            self.body, ops, (*self.body.outputs, *outputs), (*self.body.inputs, *inputs)
         )
         loop = _extended(self.loop, [op.result for op in zeros], [r for _, r in self.added], body)
         return [*zeros, loop]
@@ -207,7 +205,7 @@ class _Reader:
         ops = [op for op in body.ops if op not in self.replaced]
         placed = place_late([*self.copies, *ops], set(self.copies))
         inside = tuple(self.inputs.values())
-        region = Graph((*body.inputs, *inside), tuple(placed), (*body.outputs, *inside), body.name)
+        region = with_ops(body, placed, (*body.outputs, *inside), (*body.inputs, *inside))
         results = [Value(v.type) for v in inside]
         return _extended(self.loop, self.inputs, results, region)
 
@@ -222,4 +220,4 @@ def _rebuilt(graph: Graph, writer: Writer, readers: dict[Op, _Reader]) -> Graph:
             ops.append(readers[op].rebuilt())
         else:
             ops.append(op)
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)

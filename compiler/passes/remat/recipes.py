@@ -14,6 +14,7 @@ from functools import partial
 
 from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CHEAP, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
@@ -297,4 +298,4 @@ def copied(graph: Graph) -> Graph:
         ops.append(Op(op.name, operands, results, op.attrs, regions, op.loc))
         now.update(zip(op.results, results, strict=True))
     inputs, outputs = tuple(now[v] for v in graph.inputs), tuple(now[v] for v in graph.outputs)
-    return Graph(inputs, tuple(ops), outputs, graph.name)
+    return with_ops(graph, ops, outputs, inputs)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepPlan
@@ -105,4 +106,4 @@ def shifted(graph: Graph, shifts: Shifts) -> Graph:
     if not now:
         return graph
     outputs = tuple(now.get(v, v) for v in graph.outputs)
-    return dce(Graph(graph.inputs, tuple(ops), outputs, graph.name))
+    return dce(with_ops(graph, ops, outputs))

@@ -16,9 +16,9 @@ from dataclasses import replace
 from shardwright.compiler.ir.joins import consecutive, joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_regions
 from shardwright.sharding.cut.overlap.streams import moves_state
 
 Key = tuple[object, ...]
@@ -35,7 +35,7 @@ def bucketed(graph: Graph, most_bytes: int) -> Graph:
     buckets = _buckets(ops, most_bytes)
     if not buckets and all(a is b for a, b in zip(ops, graph.ops, strict=True)):
         return graph
-    return Graph(graph.inputs, _ordered(ops, buckets), graph.outputs, graph.name)
+    return with_ops(graph, _ordered(ops, buckets))
 
 
 def _within(op: Op, most_bytes: int) -> list[Graph]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 from shardwright.sharding.localize import Localized
 
 _TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
@@ -32,7 +33,7 @@ def hoisted(local: Localized) -> Localized:
     ops: list[Op] = []
     for op in graph.ops:
         ops += _loop(op, made) if op.name == "loop" else [op]
-    return replace(local, graph=Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+    return replace(local, graph=with_ops(graph, ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
             write = (inputs[carry], found.update, *starts)
             ops += [*found.ops, make_op(op.name, write, op.attrs, loc=op.loc)]
             outputs[carry] = ops[-1].result
-    region = Graph(tuple(inputs), tuple(ops), tuple(outputs), body.name)
+    region = with_ops(body, ops, tuple(outputs), tuple(inputs))
     again = Op("loop", tuple(operands), tuple(results), loop.attrs, (region,), loop.loc)
     return [*before, again, *behind]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import Level, with_regions
 from shardwright.sharding.cut.overlap.assign import free_values
 from shardwright.sharding.cut.overlap.buckets import bucketed
 from shardwright.sharding.cut.overlap.streams import moves_state
@@ -68,7 +68,7 @@ def _body(loop: Op, begin: int, members: int) -> Graph:
             _again(ops, op, now, free)
         carries = tuple(now[v] for v in body.outputs)
     after = _computed(ops, "add", counter, _number(ops, loop, 1))
-    return Graph(inputs, tuple(ops), _with_counter(loop, carries, after), body.name)
+    return with_ops(body, ops, _with_counter(loop, carries, after), inputs)
 
 
 def _again(ops: list[Op], op: Op, now: dict[Value, Value], free: set[Value]) -> None:

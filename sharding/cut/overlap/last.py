@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, flat, folded, last_of, run_counts
@@ -178,7 +179,7 @@ def _relieved(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
         if one is not None:
             names[place] = one.target.name
             inputs[place] = value if one.is_widened else one.reduced
-    graph = Graph(tuple(inputs), tuple(ops), program.graph.outputs, program.graph.name)
+    graph = with_ops(program.graph, ops, inputs=tuple(inputs))
     return replace(program, graph=dce(graph), inputs=tuple(names))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.sharding.cut.overlap.assign import Delays
 
@@ -138,7 +139,7 @@ class _Pipeline:
             *(state.carries.get(v, scope.outside[v]) for v in carried),
             *(state.queued.get(e) or _zeros(scope, e[0].type) for e in entries),
         ]
-        region = Graph(tuple(inputs), tuple(inner.ops), tuple(outputs), self.body.name)
+        region = with_ops(self.body, inner.ops, tuple(outputs), tuple(inputs))
         results = tuple(Value(v.type) for v in inputs)
         attrs = replace(self.loop.attrs, trip=end - begin, induction=0)
         scope.ops.append(Op("loop", tuple(operands), results, attrs, (region,), self.loop.loc))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 from shardwright.sharding.cut.overlap.streams import moves_state, moves_values
 
 

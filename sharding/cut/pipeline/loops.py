@@ -22,6 +22,7 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.indices.layers import ScannedLayers, visited_layers
@@ -208,7 +209,7 @@ class _Body:
         outputs = [self.now[v] for v in self.source.outputs]
         induction = self.scan.loop.attrs.induction
         outputs[induction] = self._plus(own, 1)
-        return dce(Graph(self.inputs, tuple(self.ops), tuple(outputs), self.source.name))
+        return dce(with_ops(self.source, self.ops, tuple(outputs), self.inputs))
 
     def _plus(self, value: Value, number: int) -> Value:
         """`value + number`."""

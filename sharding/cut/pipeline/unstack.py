@@ -21,6 +21,7 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
@@ -115,11 +116,11 @@ class _Unstack:
         for op in self.graph.ops:
             self._split(op)
         new_outputs = list(self._outputs(outputs, parts))
-        graph = Graph(
-            tuple(v for _, v in new_inputs),
-            tuple(self.ops),
+        graph = with_ops(
+            self.graph,
+            self.ops,
             tuple(v for _, v in new_outputs),
-            self.graph.name,
+            tuple(v for _, v in new_inputs),
         )
         return Staged(
             graph=dce(graph),

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.ir.rewrite import with_ops, with_results
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_results
 from shardwright.sharding.cut.ring.index import Index, Level, TwoIndicesError
 from shardwright.sharding.cut.ring.loops import ring_ops
 from shardwright.sharding.cut.ring.reorder import reordered
@@ -74,7 +74,7 @@ class Rings:
     def level(self, graph: Graph) -> Graph:
         """One level with its regions."""
         ops = [self._nested(op) for op in graph.ops]
-        graph = Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+        graph = with_ops(graph, ops)
         left = [op for op in graph.ops if self._gathers(op)]
         while left:
             index = _index(Level(graph, left))
@@ -156,7 +156,7 @@ def _assembled(index: Index, made: Iterable[tuple[int, list[Op]]]) -> Graph:
     keyed = [((i, -1), op) for i, op in enumerate(graph.ops) if _stays(index, op)]
     keyed = [(key, _narrowed(index, op)) for key, op in keyed]
     keyed += [((key, n), op) for key, ops in made for n, op in enumerate(ops)]
-    return Graph(graph.inputs, tuple(_swept(index, _ordered(keyed))), graph.outputs, graph.name)
+    return with_ops(graph, _swept(index, _ordered(keyed)))
 
 
 def _stays(index: Index, op: Op) -> bool:

@@ -14,6 +14,7 @@ from itertools import islice
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import DotGeneralAttrs
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.ring.index import Index
 
@@ -43,7 +44,7 @@ def reordered(index: Index) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         ops += _other_order(index, found[op]) if op in found else [op]
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _products(index: Index, op: Op) -> Iterator[_Product]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.prepare.reroll.batched import batched, stacked_type
@@ -64,7 +65,7 @@ class Emitter:
         for node in order:
             self._write(node)
         results = tuple([self._read(o) for o in outputs])
-        return Graph(tuple(self.level.inputs), tuple(self.level.ops), results, graph.name)
+        return with_ops(graph, self.level.ops, results, tuple(self.level.inputs))
 
     def _input(self, value: Value) -> None:
         pack, at = self.packer.member.get(value, (None, 0))

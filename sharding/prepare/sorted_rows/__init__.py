@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.prepare.sorted_rows.blocks import Blocks
 from shardwright.sharding.prepare.sorted_rows.experts import experts_apart

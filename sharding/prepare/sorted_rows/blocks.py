@@ -14,8 +14,8 @@ import numpy as np
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.rewrite import Level as Rewrite
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import Level as Rewrite
 from shardwright.sharding.prepare.sorted_rows.order import masks_behind
 from shardwright.sharding.prepare.sorted_rows.proof import Mask, Shuffle
 

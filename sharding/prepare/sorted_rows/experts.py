@@ -12,8 +12,8 @@ from typing import Any
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ReduceAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.rewrite import with_ops, with_regions
 from shardwright.sharding.prepare.sorted_rows.level import Level
 
 

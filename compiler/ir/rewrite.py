@@ -1,4 +1,4 @@
-"""What passes share: a graph level under reconstruction, with replaced values.
+"""How graphs are rewritten: a level under reconstruction, with replaced values.
 
 Ops whose operands and regions did not change are reused as they are, and a changed op keeps its
 result values, so that tables keyed by value (specs, roles) survive a pass for every value that
@@ -42,15 +42,21 @@ class Level:
         return with_ops(graph, self.ops, tuple(self.now(v) for v in graph.outputs))
 
 
-def with_ops(graph: Graph, ops: Sequence[Op], outputs: tuple[Value, ...] | None = None) -> Graph:
-    """`graph` with other ops; `graph` itself, which need not be verified again, when they are its
-    own.
+def with_ops(
+    graph: Graph,
+    ops: Sequence[Op],
+    outputs: tuple[Value, ...] | None = None,
+    inputs: tuple[Value, ...] | None = None,
+) -> Graph:
+    """`graph` with other ops, and where given other ends; `graph` itself, which need not be
+    verified again, when they are its own.
     """
+    before = graph.inputs if inputs is None else inputs
     after = graph.outputs if outputs is None else outputs
-    same = len(ops) == len(graph.ops) and all(map(is_, ops, graph.ops))
-    if same and all(map(is_, after, graph.outputs)):
+    pairs = ((before, graph.inputs), (ops, graph.ops), (after, graph.outputs))
+    if all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs):
         return graph
-    return Graph(graph.inputs, tuple(ops), after, graph.name)
+    return Graph(before, tuple(ops), after, graph.name)
 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
