@@ -7,16 +7,16 @@ time at thousands of ranks needs none.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from shardwright.collectives.algorithms.mesh import single_step
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.algorithms.tiers import RINGS, num_parts, tiers
-from shardwright.collectives.layout import Layout, Orders, chip_order, flat_rings, inside_rings
+from shardwright.collectives.algorithms.table import ALGORITHMS
+from shardwright.collectives.algorithms.tiers import tiers
+from shardwright.collectives.layout import Layout, Orders, chip_order, inside_rings
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.topology import IntArray
@@ -24,44 +24,48 @@ from shardwright.collectives.topology import IntArray
 Pairs = tuple[tuple[int, int], ...]
 
 
-# What runs along the sides of one instance: its chips and the ranks of a chip, or all its ranks.
-INSIDE = {
-    "mesh": ("mesh",),
-    "ring": ("ring",),
-    "kangaring": ("kangaring",),
-    "grouped_mesh": ("mesh", "mesh"),
-    "rdh": ("recursive", "mesh"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What defines the schedule of one group; equal recipes share a schedule.
 
-    algorithm: one of `INSIDE`, or `hierarchical`: positions in `grid` (row-major over `sides`),
-    `patterns` along its sides, `rings` of the last one. `flat_ring`, and `ring` of irregular
-    groups: orders of positions in `rings`, no patterns. `single_step_mesh`, `pairwise`, `direct`.
+    Positions in `grid` (row-major over `sides`; as listed when empty), the algorithms `patterns`
+    along its sides, orders of the last side in `rings`, one part of every chunk each. `pairs` are
+    those of a permute.
     """
 
     kind: CollectiveKind
     algorithm: str
-    size: int
+    sides: tuple[int, ...]
+    patterns: tuple[str, ...] = ()
     rings: Orders = ()
     grid: tuple[int, ...] = ()
-    sides: tuple[int, ...] = ()
-    patterns: tuple[str, ...] = ()
     pairs: Pairs = ()
 
     @property
     def parts(self) -> int:
         """Pieces every chunk is cut into."""
-        if self.patterns:
-            return num_parts(self.patterns, self.rings)
         return len(self.rings) or 1
+
+    @property
+    def chunks_per_buffer(self) -> int:
+        """Chunks in the larger of source and target of a rank."""
+        permutes = self.kind is CollectiveKind.COLLECTIVE_PERMUTE
+        return 1 if permutes else math.prod(self.sides) * self.parts
 
     def positions(self) -> IntArray:
         """The grid as an array."""
-        return np.array(self.grid, dtype=np.int64).reshape(self.sides)
+        flat = np.array(self.grid or range(math.prod(self.sides)), dtype=np.int64)
+        return flat.reshape(self.sides)
+
+    def orders(self, side: int) -> tuple[IntArray, int]:
+        """Orders of positions [lanes, members] along `side`; of an inner one, those that start on
+        the first place of the outermost. And the chunks of a block that its members send.
+        """
+        grid, size = self.positions()[: 1 if side else None], self.sides[side]
+        found, outer = np.moveaxis(grid, side, -1).reshape(-1, size), math.prod(self.sides[:side])
+        if not self.rings or side < len(self.sides) - 1:
+            return found, outer * self.parts
+        return found[:, np.array(self.rings)].reshape(-1, size), outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +96,24 @@ def _recipe(
 ) -> Recipe:
     """The recipe of `group`: orders from the chips its ranks sit on."""
     algorithm, inside, across = names
-    size = layout.group_size
-    if algorithm in ("pairwise", "direct", "single_step_mesh"):
-        return Recipe(kind, algorithm, size, pairs=pairs)
-    if layout.grid is None:
-        order = tuple(int(i) for i in np.argsort(layout.ranks[group], kind="stable"))
-        return Recipe(kind, algorithm, size, (order,))
+    if kind is CollectiveKind.COLLECTIVE_PERMUTE:
+        return Recipe(kind, algorithm, (layout.group_size,), pairs=pairs)
+    row = ALGORITHMS[inside or algorithm]
+    along = tuple(pattern.name for pattern in row.along)
+    if row.orders is not None or layout.grid is None:
+        orders = (row.orders or _in_rank_order)(layout, group)
+        return Recipe(kind, algorithm, (layout.group_size,), along, orders)
     grid, chips = layout.grid[group], layout.local_chips(group)
-    if algorithm == "flat_ring":
-        orders = flat_rings(layout.topology, chips)
-        rings = tuple(tuple(row[i] for row in grid.tolist() for i in order) for order in orders)
-        return Recipe(kind, algorithm, size, rings)
-    name = inside or algorithm
-    patterns = (across or "ring", *INSIDE[name])
-    if len(patterns) == 3:
+    if len(along) == 2:
         order = chip_order(layout.topology, chips)
-        by_chip = np.array([_on_chip(chips, chip) for chip in order], dtype=np.int64)
-        grid = grid[:, by_chip]
-    rings = inside_rings(layout.topology, chips) if name in RINGS else ()
+        grid = grid[:, np.array([_on_chip(chips, chip) for chip in order], dtype=np.int64)]
+    rings = inside_rings(layout.topology, chips) if row.along[-1].cycles else ()
     flat = tuple(grid.ravel().tolist())
-    return Recipe(kind, algorithm, size, rings, flat, grid.shape, patterns)
+    return Recipe(kind, algorithm, grid.shape, (across or "ring", *along), rings, flat)
+
+
+def _in_rank_order(layout: Layout, group: int) -> Orders:
+    return (tuple(np.argsort(layout.ranks[group], kind="stable").tolist()),)
 
 
 def _on_chip(chips: tuple[int, ...], chip: int) -> list[int]:
@@ -121,15 +123,11 @@ def _on_chip(chips: tuple[int, ...], chip: int) -> list[int]:
 @lru_cache(maxsize=512)
 def build(recipe: Recipe) -> Schedule:
     """The schedule of a recipe; equal recipes give the same object."""
-    if recipe.patterns:
-        grid = recipe.positions()
-        return tiers(recipe.kind, grid, recipe.patterns, recipe.rings, recipe.algorithm)
-    match recipe.algorithm:
-        case "pairwise":
-            return all_to_all(recipe.size)
-        case "direct":
-            return collective_permute(recipe.size, recipe.pairs)
-        case "single_step_mesh":
-            return single_step(range(recipe.size))
+    match recipe.kind:
+        case CollectiveKind.ALL_TO_ALL:
+            return all_to_all(math.prod(recipe.sides))
+        case CollectiveKind.COLLECTIVE_PERMUTE:
+            return collective_permute(math.prod(recipe.sides), recipe.pairs)
         case _:
-            return ring(recipe.kind, recipe.rings, recipe.algorithm)
+            grid = recipe.positions()
+            return tiers(recipe.kind, grid, recipe.patterns, recipe.rings, recipe.algorithm)

@@ -21,6 +21,12 @@ from shardwright.collectives.topology import IntArray
 GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
+def halves(kind: CollectiveKind) -> tuple[bool, ...]:
+    """The halves of a collective: whether each reduces (scatters) or copies (gathers)."""
+    both = {CollectiveKind.ALL_REDUCE: (True, False), CollectiveKind.REDUCE_SCATTER: (True,)}
+    return both.get(kind, (False,))
+
+
 class Charge(enum.Enum):
     """What the moves of a phase cost the ranks."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.collectives.costs import CollectiveCosts
 from shardwright.collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
-from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.recipe import Choice
 
 PS_PER_S = 10**12
@@ -127,8 +127,8 @@ def _wires(
 
 def _loads_of(choice: Choice, costs: CollectiveCosts) -> Loads:
     """Counts in closed form; permutes, which have none, link by link."""
-    direct = choice.algorithm == "direct"
-    return (_schedule_loads if direct else _closed_loads)(choice, costs)
+    permutes = choice.kind is CollectiveKind.COLLECTIVE_PERMUTE
+    return (_schedule_loads if permutes else _closed_loads)(choice, costs)
 
 
 def _chunk_bytes(loads: Loads, size_bytes: int, element_bytes: int) -> int:

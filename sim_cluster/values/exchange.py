@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.ring import ring
+from shardwright.collectives.algorithms.tiers import flat
 from shardwright.collectives.buckets import execute_parts
 from shardwright.collectives.execute import SPLITTING, Shape, pieces_of
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
@@ -44,7 +44,7 @@ def _ring(kind: CollectiveKind, size: int, pairs: tuple[tuple[int, int], ...]) -
         return all_to_all(size)
     if kind is CollectiveKind.COLLECTIVE_PERMUTE:
         return collective_permute(size, pairs)
-    return ring(kind, [range(size)])
+    return flat(kind, "ring", [range(size)])
 
 
 def exchange(
