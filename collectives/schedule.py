@@ -1,5 +1,5 @@
-"""A collective as steps of chunk moves: one object that `execute.py` reads for values and `cost.py`
-for time.
+"""A collective as steps of chunk moves: one object that `values/execute.py` reads for values and
+`timing/loads.py` for time.
 
 Ranks are positions in the group, so a schedule serves every group of the same shape. Moves of one
 step read what was there before the step. Phases cut the steps where the limiting resource may

@@ -1,4 +1,4 @@
-"""Choose an algorithm for a collective and say why.
+"""Choose an algorithm for a collective, time it, and say why.
 
 Size, group shape and the settings in `CollectiveCosts` say which algorithms may be used; where
 several may, the one with the shorter predicted time is taken, as a tuned runtime would. Every
@@ -15,13 +15,13 @@ from typing import Any
 
 from shardwright.collectives.algorithms.algorithm import Asked
 from shardwright.collectives.algorithms.mesh import PAIRWISE
+from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.algorithms.ring import RING
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.layout import place
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
-from shardwright.collectives.recipe import Choice
-from shardwright.collectives.timing import closed_time
+from shardwright.collectives.timing.times import CollectiveTime, closed_time
 from shardwright.collectives.topology import Topology
 
 
@@ -53,6 +53,26 @@ def choose(
     return _fastest(
         _allowed(Asked(kind, layout, size_bytes, costs)), size_bytes, element_bytes, costs
     )
+
+
+def collective_time(
+    kind: CollectiveKind,
+    topology: Topology,
+    groups: ReplicaGroups,
+    size_bytes: int,
+    element_bytes: int,
+    costs: CollectiveCosts,
+    *,
+    pairs: Sequence[tuple[int, int]] = (),
+) -> CollectiveTime:
+    """Time of `kind` running in all `groups` at once, in closed form.
+
+    `size_bytes` is the larger of source and target of one rank; `pairs` are group positions, for
+    collective_permute.
+    Raises CollectiveError for sizes below one element and groups that do not fit the topology.
+    """
+    choice = choose(kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs)
+    return closed_time(choice, size_bytes, element_bytes, costs)
 
 
 def alternatives(

@@ -2,8 +2,8 @@
 it may run.
 
 A lane is an order of ranks that an algorithm runs over; algorithms know its members by number only.
-The moves of a schedule (`tiers.py`) and the loads that times follow from (`loads.py`) are both
-derived from the steps.
+The moves of a schedule (`tiers.py`) and the loads that times follow from (`timing/loads.py`) are
+both derived from the steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.layout import Layout, Orders
+from shardwright.collectives.groups.layout import Layout, Orders
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Charge
 from shardwright.collectives.topology import IntArray

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.collectives.algorithms.algorithm import Algorithm, Asked, Steps
-from shardwright.collectives.layout import Layout, Orders
+from shardwright.collectives.groups.layout import Layout, Orders
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.topology import IntArray
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.collectives.algorithms.algorithm import Algorithm, Asked, Steps
 from shardwright.collectives.algorithms.mesh import MESH
-from shardwright.collectives.layout import is_hypercube
+from shardwright.collectives.groups.layout import is_hypercube
 from shardwright.collectives.ops import CollectiveError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwright.collectives.algorithms import recursive
 from shardwright.collectives.algorithms.algorithm import Algorithm, Asked, Steps
-from shardwright.collectives.layout import Layout, Orders, flat_rings, inside_rings
+from shardwright.collectives.groups.layout import Layout, Orders, flat_rings, inside_rings
 
 
 def _gather(members: int) -> list[Steps]:

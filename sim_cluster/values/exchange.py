@@ -15,12 +15,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.collectives.algorithms.recipe import Recipe, build
 from shardwright.collectives.algorithms.ring import RING
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import SPLITTING, Shape, pieces_of
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from shardwright.collectives.recipe import Recipe, build
 from shardwright.collectives.schedule import Schedule
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import SPLITTING, Shape, pieces_of
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.sim_cluster.values.functions import CollectiveRequest

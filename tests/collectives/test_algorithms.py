@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.algorithms.algorithm import Algorithm, Steps
+from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.algorithms.table import ALGORITHMS, by_name
-from shardwright.collectives.cost import closed_time, schedule_time, schedule_wires_ps, wires_ps
-from shardwright.collectives.layout import place
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from shardwright.collectives.recipe import Choice
+from shardwright.collectives.timing.times import (
+    closed_time,
+    schedule_time,
+    schedule_wires_ps,
+    wires_ps,
+)
 from shardwright.collectives.topology import torus
 from tests.support.machines import NOMINAL
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.algorithms.tiers import flat, tiers
-from shardwright.collectives.execute import ROW_LOOP_BYTES, execute
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.reference import reference
 from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.values.execute import ROW_LOOP_BYTES, execute
+from shardwright.collectives.values.reference import reference
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

@@ -14,9 +14,9 @@ import pytest
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.tiers import flat, tiers
-from shardwright.collectives.execute import _assign_rows, _plan
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Charge, Schedule
+from shardwright.collectives.values.execute import _assign_rows, _plan
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.algorithms.tiers import flat
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import execute
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs

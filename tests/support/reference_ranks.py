@@ -16,9 +16,9 @@ import numpy as np
 
 from shardwright.collectives.algorithms.pairwise import collective_permute
 from shardwright.collectives.algorithms.tiers import flat
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import execute
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups, group_index
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import execute
 from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.neff.schedule import Transfer

@@ -14,10 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.recipe import Choice
+from shardwright.collectives.timing.loads import Loads, PhaseLoad, closed_loads, schedule_loads
 
 PS_PER_S = 10**12
 COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write
@@ -90,6 +90,20 @@ def schedule_time(
         return _nothing()
     loads = _schedule_loads(choice, costs)
     return _time(choice, loads, size_bytes, element_bytes, costs)
+
+
+def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_ps: int) -> float:
+    """Bus bandwidth as the published tables print it.
+
+    Source: documented: factor 2(r-1)/r for all_reduce, 1 for permutes, else (r-1)/r (nccom-test
+    page).
+    """
+    factor = (num_ranks - 1) / num_ranks
+    if kind is CollectiveKind.ALL_REDUCE:
+        factor *= 2
+    if kind is CollectiveKind.COLLECTIVE_PERMUTE:
+        factor = 1.0
+    return size_bytes * factor * PS_PER_S / time_ps
 
 
 def wires_ps(

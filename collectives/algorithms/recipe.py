@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.algorithms.tiers import tiers
-from shardwright.collectives.layout import Layout, Orders, chip_order, inside_rings
+from shardwright.collectives.groups.layout import Layout, Orders, chip_order, inside_rings
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.topology import IntArray

@@ -3,7 +3,7 @@ devices per phase.
 
 `schedule_loads` counts move by move; `closed_loads` derives the same figures from the steps of the
 algorithms without building moves, for thousands of ranks. Both are independent of the size, so
-`cost.py` turns one count into the time of any size.
+`times.py` turns one count into the time of any size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.collectives.algorithms.algorithm import Steps
+from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.algorithms.tiers import runs
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.recipe import Choice
 from shardwright.collectives.schedule import GATHERED, Charge, Phase, Schedule, halves
 from shardwright.collectives.topology import IntArray, Topology
 
