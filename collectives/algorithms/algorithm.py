@@ -44,10 +44,10 @@ class Steps:
         shape = (*self.target.shape, self.blocks.shape[1])
         source = np.broadcast_to(self.source[:, None], shape).ravel()
         target = np.broadcast_to(self.target[:, :, None], shape).ravel()
-        blocks, found = self.blocks, []
+        before, blocks, found = np.argsort(self.target[:1].ravel()), self.blocks, []
         for _ in range(self.times):
             found.append((source, target, np.broadcast_to(blocks, shape).ravel()))
-            blocks = blocks[np.argsort(self.target[0])] if len(self.target) == 1 else blocks
+            blocks = blocks[before]
         return found
 
 
@@ -81,7 +81,8 @@ class Algorithm:
     chunk each. `orders`: it takes a group as a whole, in these orders, whatever instances that
     spans.
     `inside`: why it may run inside of an instance; the last such row does. `across`: whether it may
-    run across instances. `whole`: why it may run over a whole group instead of both.
+    run across instances, where loads are those of the first: all members have to send alike.
+    `whole`: why it may run over a whole group instead of both.
     """
 
     name: str
