@@ -16,11 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardwright.collectives.cost import closed_time, schedule_time
-from shardwright.collectives.layout import place
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
-from shardwright.collectives.recipe import Choice
-from shardwright.collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
+from shardwright.collectives.timing.times import (
+    COPY_TOUCHES,
+    REDUCE_TOUCHES,
+    closed_time,
+    schedule_time,
+)
 from shardwright.collectives.topology import torus
 from shardwright.compiler.machine.target import Target, load_target, logical, target_names
 from shardwright.orchestrator.validation.published_collectives import (

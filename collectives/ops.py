@@ -82,18 +82,6 @@ def group_index(mesh: Mapping[str, int], axes: Sequence[str], rank: int) -> int:
     return index
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveOp:
-    """One collective over symbolic axes, in bytes of the larger of source and target (the nccom
-    convention)."""
-
-    kind: CollectiveKind
-    axes: tuple[str, ...]
-    size_bytes: int
-    element_bytes: int
-    reduction: str = ""
-
-
 def size_bytes(kind: CollectiveKind, source_bytes: int, group_size: int) -> int:
     """Bytes of the larger of source and target of one rank, from its source: what costs are given.
 

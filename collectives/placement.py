@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.groups.cycles import chip_cycles
 from shardwright.collectives.ops import LINEAR, TORUS, CollectiveError, ReplicaGroups, axis_strides
 from shardwright.collectives.topology import IntArray, Topology
 

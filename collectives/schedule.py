@@ -1,5 +1,5 @@
-"""A collective as steps of chunk moves: one object that `execute.py` reads for values and `cost.py`
-for time.
+"""A collective as steps of chunk moves: one object that `values/execute.py` reads for values and
+`timing/loads.py` for time.
 
 Ranks are positions in the group, so a schedule serves every group of the same shape. Moves of one
 step read what was there before the step. Phases cut the steps where the limiting resource may
@@ -19,6 +19,12 @@ from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.topology import IntArray
 
 GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+
+
+def halves(kind: CollectiveKind) -> tuple[bool, ...]:
+    """The halves of a collective: whether each reduces (scatters) or copies (gathers)."""
+    both = {CollectiveKind.ALL_REDUCE: (True, False), CollectiveKind.REDUCE_SCATTER: (True,)}
+    return both.get(kind, (False,))
 
 
 class Charge(enum.Enum):

@@ -1,4 +1,4 @@
-"""Choose an algorithm for a collective and say why.
+"""Choose an algorithm for a collective, time it, and say why.
 
 Size, group shape and the settings in `CollectiveCosts` say which algorithms may be used; where
 several may, the one with the shorter predicted time is taken, as a tuned runtime would. Every
@@ -13,11 +13,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardwright.collectives.algorithms.algorithm import Asked
+from shardwright.collectives.algorithms.mesh import PAIRWISE
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.algorithms.ring import RING
+from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.layout import Layout, inside_rings, is_hypercube, place
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
-from shardwright.collectives.recipe import Choice
-from shardwright.collectives.timing import closed_time
+from shardwright.collectives.timing.times import CollectiveTime, closed_time
 from shardwright.collectives.topology import Topology
 
 
@@ -42,11 +46,33 @@ def choose(
         return Choice(kind, layout, "direct", why, pairs=tuple((int(s), int(t)) for s, t in pairs))
     if kind is CollectiveKind.ALL_TO_ALL:
         beyond = " (documented inside one instance only)" if layout.num_instances != 1 else ""
-        return Choice(kind, layout, "pairwise", f"all_to_all is one mesh step{beyond}")
+        return Choice(kind, layout, PAIRWISE.name, f"all_to_all is one mesh step{beyond}")
     if layout.grid is None:
         why = "groups differ in local indices or overlap in instances: ring in rank order"
-        return Choice(kind, layout, "ring", why)
-    return _fastest(_allowed(kind, layout, size_bytes, costs), size_bytes, element_bytes, costs)
+        return Choice(kind, layout, RING.name, why)
+    return _fastest(
+        _allowed(Asked(kind, layout, size_bytes, costs)), size_bytes, element_bytes, costs
+    )
+
+
+def collective_time(
+    kind: CollectiveKind,
+    topology: Topology,
+    groups: ReplicaGroups,
+    size_bytes: int,
+    element_bytes: int,
+    costs: CollectiveCosts,
+    *,
+    pairs: Sequence[tuple[int, int]] = (),
+) -> CollectiveTime:
+    """Time of `kind` running in all `groups` at once, in closed form.
+
+    `size_bytes` is the larger of source and target of one rank; `pairs` are group positions, for
+    collective_permute.
+    Raises CollectiveError for sizes below one element and groups that do not fit the topology.
+    """
+    choice = choose(kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs)
+    return closed_time(choice, size_bytes, element_bytes, costs)
 
 
 def alternatives(
@@ -71,7 +97,8 @@ def alternatives(
         {"mesh_max_bytes": 0, "rdh_max_bytes": 0, "inter_recursive": False},
         {"flat_ring_min_bytes": 1},
     ]
-    found = (c for s in settings for c in _allowed(kind, layout, size_bytes, replace(costs, **s)))
+    asked = (Asked(kind, layout, size_bytes, replace(costs, **changed)) for changed in settings)
+    found = (choice for each in asked for choice in _allowed(each))
     return {full_name(choice): choice for choice in found}
 
 
@@ -82,69 +109,27 @@ def full_name(choice: Choice) -> str:
     return f"{name} ({', '.join(parts)})" if parts else name
 
 
-def _allowed(
-    kind: CollectiveKind, layout: Layout, size: int, costs: CollectiveCosts
-) -> list[Choice]:
+def _allowed(asked: Asked) -> list[Choice]:
     """What size, shape and settings leave to choose from."""
-    name, why = _inside(layout, size, costs)
-    if layout.num_instances > 1:
-        found = _hierarchical(kind, layout, size, costs, name)
-        flat = costs.flat_ring_min_bytes
-        if flat and size >= flat and layout.num_instances < layout.group_size:
-            why = f"{size} B >= flat_ring_min_bytes {flat}"
-            found.append(Choice(kind, layout, "flat_ring", why))
-        return found
-    found = [Choice(kind, layout, name, why)]
-    if kind is CollectiveKind.ALL_REDUCE and layout.group_size == 2 and "mesh" in name:
-        why = "two ranks: one step moves no more than two"
-        found.append(Choice(kind, layout, "single_step_mesh", why))
-    return found
+    kind, layout, rows = asked.kind, asked.layout, ALGORITHMS.values()
+    name, why = _inside(asked)
+    if layout.num_instances == 1:
+        found = [Choice(kind, layout, name, why)]
+    else:
+        local = layout.group_size // layout.num_instances
+        shape = f"{layout.num_instances} instances x {local} ranks: {name} inside"
+        found = [
+            Choice(kind, layout, "hierarchical", f"{shape}, {row.name} across", name, row.name)
+            for row in rows
+            if row.across(asked)
+        ]
+    return found + [Choice(kind, layout, r.name, why) for r in rows if (why := r.whole(asked))]
 
 
-def _inside(layout: Layout, size: int, costs: CollectiveCosts) -> tuple[str, str]:
+def _inside(asked: Asked) -> tuple[str, str]:
     """Algorithm inside one instance, and why."""
-    mesh, rdh = costs.mesh_max_bytes, costs.rdh_max_bytes
-    chips, per_chip = layout.local_chips(layout.representatives[0]), layout.ranks_per_chip
-    if size <= mesh:
-        grouped = costs.mesh == "grouped" and 1 < per_chip < len(chips)
-        return "grouped_mesh" if grouped else "mesh", f"{size} B <= mesh_max_bytes {mesh}"
-    apart = 0 < per_chip < len(chips)
-    if size <= rdh and apart and _is_hypercube(layout):
-        return "rdh", f"mesh_max_bytes {mesh} < {size} B <= rdh_max_bytes {rdh}"
-    over = f"{size} B > mesh_max_bytes {mesh}"
-    if costs.kangaring and per_chip == layout.topology.ranks_per_chip and per_chip % 4 == 0:
-        return "kangaring", f"{over}, rdh_max_bytes {rdh}; all ranks of a chip take part"
-    rings = len(inside_rings(layout.topology, chips))
-    lone = "one rank per chip, " if per_chip == 1 else ""
-    return "ring", f"{over}; {lone}rings {rings}, chips {len(set(chips))}"
-
-
-def _is_hypercube(layout: Layout) -> bool:
-    return all(is_hypercube(layout.topology, layout.local_chips(g)) for g in layout.representatives)
-
-
-def _hierarchical(
-    kind: CollectiveKind, layout: Layout, size: int, costs: CollectiveCosts, inside: str
-) -> list[Choice]:
-    """One choice per algorithm that may run across instances."""
-    instances = layout.num_instances
-    across = ["ring"]
-    if instances & (instances - 1) == 0 and costs.inter_recursive:
-        across = ["recursive"]
-    if size <= costs.mesh_max_bytes and instances <= costs.inter_mesh_max_instances:
-        across.append("mesh")
-    local = layout.group_size // instances
-    return [
-        Choice(
-            kind,
-            layout,
-            "hierarchical",
-            f"{instances} instances x {local} ranks: {inside} inside, {name} across",
-            inside,
-            name,
-        )
-        for name in across
-    ]
+    rows = ((row.name, row.inside(asked)) for row in reversed(ALGORITHMS.values()))
+    return next((name, why) for name, why in rows if why)
 
 
 def _fastest(

@@ -3,7 +3,7 @@ instances joined by EFA devices.
 
 All instances are alike, so link arrays describe one instance; a global link id is `instance *
 num_links + link`. Rates and latencies are plain numbers given by the caller, who knows the machine.
-Rings over a topology are in `cycles.py`, what moves over it in `schedule.py`.
+Rings over a topology are in `groups/cycles.py`, what moves over it in `schedule.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Algorithms: each file turns orders of positions into the phases of a `Schedule`."""
+"""Algorithms: each file says in which steps members send, one row of `table.py` each; schedules and
+loads follow from these steps.
+"""

@@ -11,47 +11,54 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.collectives.algorithms import ring
-from shardwright.collectives.algorithms.lanes import Lanes, phase
-from shardwright.collectives.schedule import Charge, Phase
+from shardwright.collectives.algorithms.algorithm import Algorithm, Asked, Steps
+from shardwright.collectives.ops import CollectiveError
+from shardwright.collectives.schedule import Charge
 from shardwright.collectives.topology import IntArray
 
 
-def gather_phases(lanes: Lanes, name: str) -> list[Phase]:
+def _gather(members: int) -> list[Steps]:
     """The ring of primaries from their own and their secondaries' chunks; duplicates to these."""
-    primary, secondary = _pairs(lanes)
-    pair = (secondary, primary, secondary)
-    collect = phase(f"{name}: collect", lanes, [pair], reduce=False, charge=Charge.NOTHING)
-    over = ring.gather_phase(primaries(lanes), name)
-    members = np.arange(lanes.members)
-    to, owner = np.repeat(secondary, lanes.members), np.tile(members, len(secondary))
-    apart = to != owner
-    copies = (to[apart] - 1, to[apart], owner[apart])
-    duplicate = phase(f"{name}: duplicate", lanes, [copies], reduce=False, charge=Charge.WRITE)
-    return [collect, over, duplicate]
+    pairs = _pairs(members)
+    primary, secondary = pairs.T
+    collect = Steps(secondary, primary[None], pairs[:, 1:], charge=Charge.NOTHING, name="collect")
+    others = np.tile(np.arange(members), (len(pairs), 1))
+    others = others[others != secondary[:, None]].reshape(len(pairs), -1)
+    duplicate = Steps(primary, secondary[None], others, charge=Charge.WRITE, name="duplicate")
+    return [collect, _ring(primary, pairs), duplicate]
 
 
-def scatter_phases(lanes: Lanes, name: str) -> list[Phase]:
+def _scatter(members: int) -> list[Steps]:
     """The ring of primaries over the sums of both ranks; each secondary is handed its chunk."""
-    primary, secondary = _pairs(lanes)
-    members = np.arange(lanes.members)
-    source, owner = np.repeat(secondary, lanes.members), np.tile(members, len(secondary))
-    parts = (source, source - 1, owner)
-    fold = phase(f"{name}: fold", lanes, [parts], reduce=True, charge=Charge.READ)
-    over = ring.scatter_phase(primaries(lanes), name)
-    given = (primary, secondary, secondary)
-    hand = phase(f"{name}: hand over", lanes, [given], reduce=False, charge=Charge.WRITE)
-    return [fold, over, hand]
+    pairs = _pairs(members)
+    primary, secondary = pairs.T
+    everything = np.tile(np.arange(members), (len(pairs), 1))
+    fold = Steps(secondary, primary[None], everything, charge=Charge.READ, name="fold")
+    hand = Steps(primary, secondary[None], pairs[:, 1:], charge=Charge.WRITE, name="hand over")
+    return [fold, _ring(primary, np.roll(pairs, 1, axis=0)), hand]
 
 
-def primaries(lanes: Lanes) -> Lanes:
-    """The lanes of the primaries, each standing for its pair."""
-    order = lanes.order[:, ::2]
-    owners = np.concatenate([lanes.owners[:, ::2], lanes.owners[:, 1::2]], axis=2)
-    return Lanes(order, owners, lanes.part, lanes.parts)
+def _ring(primary: IntArray, first: IntArray) -> Steps:
+    """Once round, beginning with the chunks `first` of each."""
+    return Steps(primary, np.roll(primary, -1)[None], first, times=len(primary) - 1)
 
 
-def _pairs(lanes: Lanes) -> tuple[IntArray, IntArray]:
-    """Member indices of primaries and of their secondaries."""
-    primary = np.arange(0, lanes.members, 2)
-    return primary, primary + 1
+def _pairs(members: int) -> IntArray:
+    """Primary and secondary of each pair."""
+    if members % 2:
+        raise CollectiveError(f"kangaring requires pairs of ranks of a chip, got {members} ranks")
+    return np.arange(members).reshape(-1, 2)
+
+
+def _inside(asked: Asked) -> str:
+    costs, layout = asked.costs, asked.layout
+    on_chip = layout.topology.ranks_per_chip
+    if not costs.kangaring or on_chip % 4 or layout.ranks_per_chip != on_chip:
+        return ""
+    over = f"{asked.size_bytes} B > mesh_max_bytes {costs.mesh_max_bytes}"
+    return f"{over}, rdh_max_bytes {costs.rdh_max_bytes}; all ranks of a chip take part"
+
+
+KANGARING = Algorithm(
+    name="kangaring", gather=_gather, scatter=_scatter, cycles=True, inside=_inside
+)

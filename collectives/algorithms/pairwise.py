@@ -1,7 +1,4 @@
-"""Direct exchanges: all_to_all as one mesh step, collective_permute as its pairs.
-
-Source: documented: all-to-all uses the mesh pattern, one step (runtime release notes).
-"""
+"""Direct exchanges: all_to_all as one mesh step, collective_permute as its pairs."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.collectives.algorithms.mesh import all_pairs
+from shardwright.collectives.algorithms.mesh import PAIRWISE
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Phase, Schedule
 
 
 def all_to_all(num_ranks: int) -> Schedule:
     """Every rank sends piece t of its source straight to rank t; nearest successors first."""
-    source, target = all_pairs(num_ranks)
+    ((_, [(source, target, _)]),) = PAIRWISE.moves(num_ranks, reduces=False)
     starts = np.array([0, len(source)], dtype=np.int64)
     moves = Phase("exchange", source, target, source * num_ranks + target, starts, False)
-    return Schedule(CollectiveKind.ALL_TO_ALL, "pairwise", num_ranks, 1, (moves,))
+    return Schedule(CollectiveKind.ALL_TO_ALL, PAIRWISE.name, num_ranks, 1, (moves,))
 
 
 def collective_permute(num_ranks: int, pairs: Sequence[tuple[int, int]]) -> Schedule:

@@ -9,39 +9,45 @@ and trn1n).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from shardwright.collectives.algorithms.lanes import Lanes, flat_lanes, phase
-from shardwright.collectives.ops import CollectiveKind
-from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.algorithms import recursive
+from shardwright.collectives.algorithms.algorithm import Algorithm, Asked, Steps
+from shardwright.collectives.groups.layout import Layout, Orders, flat_rings, inside_rings
 
 
-def ring(kind: CollectiveKind, rings: Sequence[Sequence[int]], algorithm: str = "ring") -> Schedule:
-    """all_gather, reduce_scatter or all_reduce over `rings`: orders of all positions, one part of
-    each chunk per ring."""
-    lanes = flat_lanes(rings)
-    phases: list[Phase] = []
-    if kind is not CollectiveKind.ALL_GATHER:
-        phases.append(scatter_phase(lanes))
-    if kind is not CollectiveKind.REDUCE_SCATTER:
-        phases.append(gather_phase(lanes))
-    return Schedule(kind, algorithm, lanes.members, lanes.parts, tuple(phases))
-
-
-def gather_phase(lanes: Lanes, name: str = "gather") -> Phase:
+def _gather(members: int) -> list[Steps]:
     """Step k: member i passes on what started at member i - k."""
-    i = np.arange(lanes.members)
-    after = (i + 1) % lanes.members
-    steps = [(i, after, (i - k) % lanes.members) for k in range(lanes.members - 1)]
-    return phase(name, lanes, steps, reduce=False)
+    member = np.arange(members)
+    return [Steps(member, np.roll(member, -1)[None], member[:, None], times=members - 1)]
 
 
-def scatter_phase(lanes: Lanes, name: str = "scatter") -> Phase:
-    """Step k: member i passes on the partial sum of member i - k - 1, which reaches its owner in
-    the last step."""
-    i = np.arange(lanes.members)
-    after = (i + 1) % lanes.members
-    steps = [(i, after, (i - k - 1) % lanes.members) for k in range(lanes.members - 1)]
-    return phase(name, lanes, steps, reduce=True)
+def _inside(asked: Asked) -> str:
+    layout = asked.layout
+    chips = layout.local_chips(layout.representatives[0])
+    lone = "one rank per chip, " if layout.ranks_per_chip == 1 else ""
+    rings = len(inside_rings(layout.topology, chips))
+    over = f"{asked.size_bytes} B > mesh_max_bytes {asked.costs.mesh_max_bytes}"
+    return f"{over}; {lone}rings {rings}, chips {len(set(chips))}"
+
+
+def _across(asked: Asked) -> bool:
+    return not recursive.across(asked)
+
+
+def _whole(asked: Asked) -> str:
+    least, size, layout = asked.costs.flat_ring_min_bytes, asked.size_bytes, asked.layout
+    fits = least and size >= least and 1 < layout.num_instances < layout.group_size
+    return f"{size} B >= flat_ring_min_bytes {least}" if fits else ""
+
+
+def _flat(layout: Layout, group: int) -> Orders:
+    """One order of all positions per channel, instance after instance."""
+    assert layout.grid is not None
+    rows = layout.grid[group].tolist()
+    orders = flat_rings(layout.topology, layout.local_chips(group))
+    return tuple(tuple(row[i] for row in rows for i in order) for order in orders)
+
+
+RING = Algorithm(name="ring", gather=_gather, cycles=True, inside=_inside, across=_across)
+FLAT_RING = Algorithm(name="flat_ring", sides=(RING,), orders=_flat, whole=_whole)

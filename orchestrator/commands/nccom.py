@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.collectives.cost import CollectiveTime, bus_bytes_per_s
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.runtimes import runtime_named
+from shardwright.collectives.timing.runtimes import runtime_named
+from shardwright.collectives.timing.times import CollectiveTime, bus_bytes_per_s
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
 from shardwright.orchestrator.config.collective_settings import parse_bytes, settings

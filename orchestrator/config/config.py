@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.collectives.ops import LINEAR, TORUS
-from shardwright.collectives.runtimes import CURRENT, RUNTIMES
+from shardwright.collectives.timing.runtimes import CURRENT, RUNTIMES
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.frontend.models.presets import preset_names
 from shardwright.compiler.machine.target import FIRST_TARGET, target_names

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.collectives.runtimes import CURRENT, runtime_of_date
+from shardwright.collectives.timing.runtimes import CURRENT, runtime_of_date
 from shardwright.compiler.machine.target import load_target, target_names
 from shardwright.orchestrator.validation.published_columns import (
     finite,

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.collectives.cost import CollectiveTime
 from shardwright.collectives.ops import CollectiveKind
-from shardwright.collectives.runtimes import Runtime, runtime_of_date
+from shardwright.collectives.timing.runtimes import Runtime, runtime_of_date
+from shardwright.collectives.timing.times import CollectiveTime
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.validation.published_columns import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
+from shardwright.collectives.timing.times import COPY_TOUCHES, REDUCE_TOUCHES
 from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.calibration import constants
 

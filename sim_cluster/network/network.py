@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
-from shardwright.collectives.layout import place
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import TORUS, CollectiveKind, ReplicaGroups
 from shardwright.collectives.placement import place_mesh
-from shardwright.collectives.runtimes import CURRENT, Runtime
 from shardwright.collectives.select import alternatives, choose, full_name
+from shardwright.collectives.timing.runtimes import CURRENT, Runtime
+from shardwright.collectives.timing.times import CollectiveTime, closed_time, in_step, wires_ps
 from shardwright.collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import PS_PER_S, Target

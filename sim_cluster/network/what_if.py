@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.collectives.cost import CollectiveTime, collective_time
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from shardwright.collectives.runtimes import CURRENT, Runtime
+from shardwright.collectives.select import collective_time
+from shardwright.collectives.timing.runtimes import CURRENT, Runtime
+from shardwright.collectives.timing.times import CollectiveTime
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.network.collective_costs import collective_costs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.collectives.ops import TORUS
-from shardwright.collectives.runtimes import CURRENT, runtime_named
+from shardwright.collectives.timing.runtimes import CURRENT, runtime_named
 from shardwright.compiler.isa.program import CollectiveCall, Program
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
@@ -48,7 +48,7 @@ class Step:
     collectives: Mapping[str, Any] = field(default_factory=dict)  # replace `CollectiveCosts`
     whole_axes: Mapping[str, str] = field(default_factory=dict)  # of parts of axes, for names
     faults: Faults = NO_FAULTS
-    runtime: str = CURRENT.name  # see `collectives/runtimes.py`
+    runtime: str = CURRENT.name  # see `collectives/timing/runtimes.py`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import SPLITTING, Shape, pieces_of
+from shardwright.collectives.algorithms.recipe import Recipe, build
+from shardwright.collectives.algorithms.ring import RING
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.schedule import Schedule
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import SPLITTING, Shape, pieces_of
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.sim_cluster.values.functions import CollectiveRequest
@@ -35,16 +35,8 @@ Payload = Sequence[np.ndarray | None]
 
 def ring_schedules(call: CollectiveCall, size: int) -> Schedule:
     """The default: a ring in rank order, direct for all_to_all and permutes."""
-    return _ring(CollectiveKind(call.kind), size, call.pairs)
-
-
-@lru_cache(maxsize=256)
-def _ring(kind: CollectiveKind, size: int, pairs: tuple[tuple[int, int], ...]) -> Schedule:
-    if kind is CollectiveKind.ALL_TO_ALL:
-        return all_to_all(size)
-    if kind is CollectiveKind.COLLECTIVE_PERMUTE:
-        return collective_permute(size, pairs)
-    return ring(kind, [range(size)])
+    kind = CollectiveKind(call.kind)
+    return build(Recipe(kind, RING.name, (size,), (RING.name,), pairs=call.pairs))
 
 
 def exchange(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.layout import place
+from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import (
     CollectiveError,
     CollectiveKind,

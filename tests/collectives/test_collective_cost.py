@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.collectives.cost import (
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.groups.layout import place
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.select import choose, collective_time
+from shardwright.collectives.timing.times import (
     bus_bytes_per_s,
     closed_time,
-    collective_time,
     schedule_time,
     schedule_wires_ps,
     wires_ps,
 )
-from shardwright.collectives.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
-from shardwright.collectives.recipe import Choice
-from shardwright.collectives.select import choose
 from shardwright.collectives.topology import line, ring, switched, torus, unlinked
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.sim_cluster.network.collective_costs import collective_costs

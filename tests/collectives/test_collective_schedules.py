@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.collectives.algorithms.mesh import mesh
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.recursive import recursive
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.algorithms.tiers import tiers
-from shardwright.collectives.execute import ROW_LOOP_BYTES, execute
+from shardwright.collectives.algorithms.table import ALGORITHMS
+from shardwright.collectives.algorithms.tiers import flat, tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.reference import reference
 from shardwright.collectives.schedule import Phase, Schedule
+from shardwright.collectives.values.execute import ROW_LOOP_BYTES, execute
+from shardwright.collectives.values.reference import reference
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -35,28 +33,37 @@ def schedules(draw):
     order = draw(st.permutations(range(n)))
     name = draw(st.sampled_from(["ring", "rings", "mesh", "recursive", "hierarchical"]))
     if name == "mesh":
-        return mesh(kind, order)
+        return flat(kind, "mesh", [order])
     if name == "recursive":
-        return recursive(kind, draw(st.permutations(range(1 << draw(st.integers(0, 4))))))
+        return flat(kind, "recursive", [draw(st.permutations(range(1 << draw(st.integers(0, 4)))))])
     if name == "hierarchical":
         return _hierarchical(draw, kind)
     extra = draw(st.integers(1, 3)) if name == "rings" else 0
-    return ring(kind, [order] + [draw(st.permutations(range(n))) for _ in range(extra)])
+    return flat(kind, "ring", [order] + [draw(st.permutations(range(n))) for _ in range(extra)])
 
 
 def _hierarchical(draw, kind):
     outer = [draw(st.sampled_from([1, 2, 3, 4])) for _ in range(draw(st.integers(1, 2)))]
-    inside = draw(st.sampled_from(["ring", "mesh", "kangaring"]))
-    pairs = inside == "kangaring"
-    local = 2 * draw(st.integers(1, 2)) if pairs else draw(st.integers(1, 4))
+    local = draw(st.integers(1, 4))
     shape = (*outer, local)
     grid = np.array(draw(st.permutations(range(math.prod(shape))))).reshape(shape)
     rings = [draw(st.permutations(range(local))) for _ in range(draw(st.integers(1, 2)))]
-    patterns = [
-        draw(st.sampled_from(["ring", "mesh", "recursive"] if size != 3 else ["ring", "mesh"]))
-        for size in outer
-    ]
-    return tiers(kind, grid, (*patterns, inside), rings)
+    patterns = [draw(st.sampled_from(running_over(size))) for size in shape]
+    return tiers(kind, grid, patterns, rings)
+
+
+def running_over(members):
+    """The names of all algorithms that run along a side of so many."""
+    names = []
+    for name, row in ALGORITHMS.items():
+        if row.sides or row.orders:
+            continue
+        try:
+            row.steps(members)
+        except CollectiveError:
+            continue
+        names.append(name)
+    return names
 
 
 def small_values(rng, size, dtype):
@@ -114,7 +121,7 @@ def test_a_hop_rounds_to_the_payload_type_and_adds_in_fp32():
     order = [2, 0, 3, 1]
     rng = np.random.default_rng(3)
     sources = [rng.standard_normal(4 * 3000).astype(ml_dtypes.bfloat16) for _ in order]
-    results = execute(ring(SCATTER, [order]), sources)
+    results = execute(flat(SCATTER, "ring", [order]), sources)
     for index, rank in enumerate(order):
         chain = [order[(index + 1 + k) % 4] for k in range(4)]
         piece = slice(3000 * rank, 3000 * (rank + 1))
@@ -142,7 +149,7 @@ def test_partial_sums_that_are_read_twice_are_kept():
 
 def test_booleans_reduce_as_logic():
     sources = [np.array([i == 1, True, False, i == 2]) for i in range(4)]
-    schedule = mesh(REDUCE, range(4))
+    schedule = flat(REDUCE, "mesh", [range(4)])
     assert execute(schedule, sources, reduction="max")[0].ravel().tolist() == [1, 1, 0, 1]
     assert execute(schedule, sources, reduction="min")[0].ravel().tolist() == [0, 1, 0, 0]
 
@@ -258,7 +265,7 @@ def _repeat(phase, move):
 def test_results_are_shared_read_only_and_written_to_targets():
     sources = [np.arange(6, dtype=np.float32) + r for r in range(3)]
     targets = [np.zeros((3, 6), np.float32) for _ in sources]
-    results = execute(mesh(GATHER, range(3)), sources, targets=targets)
+    results = execute(flat(GATHER, "mesh", [range(3)]), sources, targets=targets)
     assert results[0] is results[2]
     with pytest.raises(ValueError, match="read-only"):
         results[0][:] = 0
@@ -269,11 +276,26 @@ def test_results_are_shared_read_only_and_written_to_targets():
 @pytest.mark.parametrize(
     ("schedule", "sources", "shape", "text"),
     [
-        (mesh(REDUCE, range(2)), [np.zeros(2)], None, "requires 2 sources, got 1"),
-        (mesh(REDUCE, range(2)), [np.zeros(2), np.zeros(3)], None, "one type and the size"),
-        (mesh(REDUCE, range(2)), [np.zeros(2), np.zeros(2, int)], None, "one type and the size"),
-        (mesh(SCATTER, range(2)), [np.zeros(3), np.zeros(3)], None, "divides by its 2 ranks"),
-        (mesh(GATHER, range(2)), [np.zeros(4), np.zeros(4)], (1, 3, 1), "size of"),
+        (flat(REDUCE, "mesh", [range(2)]), [np.zeros(2)], None, "requires 2 sources, got 1"),
+        (
+            flat(REDUCE, "mesh", [range(2)]),
+            [np.zeros(2), np.zeros(3)],
+            None,
+            "one type and the size",
+        ),
+        (
+            flat(REDUCE, "mesh", [range(2)]),
+            [np.zeros(2), np.zeros(2, int)],
+            None,
+            "one type and the size",
+        ),
+        (
+            flat(SCATTER, "mesh", [range(2)]),
+            [np.zeros(3), np.zeros(3)],
+            None,
+            "divides by its 2 ranks",
+        ),
+        (flat(GATHER, "mesh", [range(2)]), [np.zeros(4), np.zeros(4)], (1, 3, 1), "size of"),
     ],
 )
 def test_misuse_is_refused(schedule, sources, shape, text):
@@ -283,25 +305,25 @@ def test_misuse_is_refused(schedule, sources, shape, text):
 
 def test_unknown_reductions_and_odd_recursion_are_refused():
     with pytest.raises(CollectiveError, match="reductions are add"):
-        execute(mesh(REDUCE, range(2)), [np.zeros(2)] * 2, reduction="mean")
+        execute(flat(REDUCE, "mesh", [range(2)]), [np.zeros(2)] * 2, reduction="mean")
     with pytest.raises(CollectiveError, match="power of two"):
-        recursive(REDUCE, range(6))
+        flat(REDUCE, "recursive", [range(6)])
     with pytest.raises(CollectiveError, match="same ranks"):
-        ring(REDUCE, [(0, 1, 2), (0, 1, 3)])
+        flat(REDUCE, "ring", [(0, 1, 2), (0, 1, 3)])
 
 
 def test_steps_and_traffic_are_the_textbook_ones():
     n = 12
     for kind, steps in ((GATHER, n - 1), (SCATTER, n - 1), (REDUCE, 2 * (n - 1))):
-        schedule = ring(kind, [range(n)])
+        schedule = flat(kind, "ring", [range(n)])
         assert (schedule.num_steps, schedule.num_moves) == (steps, n * steps)
-    assert recursive(REDUCE, range(16)).num_steps == 8
-    assert mesh(REDUCE, range(9)).num_steps == 2
+    assert flat(REDUCE, "recursive", [range(16)]).num_steps == 8
+    assert flat(REDUCE, "mesh", [range(9)]).num_steps == 2
     two = tiers(REDUCE, np.arange(12).reshape(3, 4), ("ring", "ring"), [range(4)])
     assert two.num_steps == 2 * (3 + 2) and two.num_moves == 2 * 12 * 11
 
 
 def test_the_print_shows_steps_and_moves():
-    text = ring(GATHER, [range(3)]).render()
+    text = flat(GATHER, "ring", [range(3)]).render()
     assert text.splitlines()[0] == "ring all_gather: 3 ranks, 1 parts, 2 steps, 6 moves"
     assert text.splitlines()[2] == "    0: 0>1:0 1>2:1 2>0:2"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.collectives.cycles import chip_cycles, edge_disjoint_pair
+from shardwright.collectives.groups.cycles import chip_cycles, edge_disjoint_pair
 from shardwright.collectives.ops import CollectiveError
 from shardwright.collectives.topology import line, ring, torus, unlinked
 

@@ -12,14 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.collectives.algorithms.mesh import mesh, single_step
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.recursive import recursive
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.algorithms.tiers import tiers
-from shardwright.collectives.execute import _assign_rows, _plan
+from shardwright.collectives.algorithms.tiers import flat, tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Charge, Schedule
+from shardwright.collectives.values.execute import _assign_rows, _plan
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -49,44 +46,44 @@ RING_OF_3_SUMS = ["+ 0>1:2 1>2:0 2>0:1", "+ 0>1:1 1>2:2 2>0:0"]
 
 
 def test_a_ring_gathers() -> None:
-    assert moves(ring(GATHER, [range(4)])) == RING_OF_4
+    assert moves(flat(GATHER, "ring", [range(4)])) == RING_OF_4
 
 
 def test_a_ring_scatters_sums_and_reduces_in_both_halves() -> None:
-    assert moves(ring(SCATTER, [range(3)])) == RING_OF_3_SUMS
+    assert moves(flat(SCATTER, "ring", [range(3)])) == RING_OF_3_SUMS
     gathered = ["0>1:0 1>2:1 2>0:2", "0>1:2 1>2:0 2>0:1"]
-    assert moves(ring(REDUCE, [range(3)])) == RING_OF_3_SUMS + gathered
+    assert moves(flat(REDUCE, "ring", [range(3)])) == RING_OF_3_SUMS + gathered
 
 
 def test_two_rings_carry_half_of_every_chunk_each() -> None:
     """Chunk 2 * owner + part: part 0 goes 0, 1, 2, part 1 goes 2, 1, 0."""
-    assert moves(ring(GATHER, [(0, 1, 2), (2, 1, 0)])) == [
+    assert moves(flat(GATHER, "ring", [(0, 1, 2), (2, 1, 0)])) == [
         "0>1:0 0>2:1 1>0:3 1>2:2 2>0:4 2>1:5",
         "0>1:4 0>2:3 1>0:5 1>2:0 2>0:2 2>1:1",
     ]
 
 
 def test_a_mesh_takes_one_step_each_way() -> None:
-    assert moves(mesh(GATHER, range(3))) == ["0>1:0 0>2:0 1>0:1 1>2:1 2>0:2 2>1:2"]
-    assert moves(mesh(REDUCE, range(3))) == [
+    assert moves(flat(GATHER, "mesh", [range(3)])) == ["0>1:0 0>2:0 1>0:1 1>2:1 2>0:2 2>1:2"]
+    assert moves(flat(REDUCE, "mesh", [range(3)])) == [
         "+ 0>1:1 0>2:2 1>0:0 1>2:2 2>0:0 2>1:1",
         "0>1:0 0>2:0 1>0:1 1>2:1 2>0:2 2>1:2",
     ]
 
 
 def test_the_single_step_sends_whole_buffers() -> None:
-    assert moves(single_step(range(2))) == ["+ 0>1:0 0>1:1 1>0:0 1>0:1"]
-    (line,) = moves(single_step(range(3)))
+    assert moves(flat(REDUCE, "single_step_mesh", [range(2)])) == ["+ 0>1:0 0>1:1 1>0:0 1>0:1"]
+    (line,) = moves(flat(REDUCE, "single_step_mesh", [range(3)]))
     assert len(line.split()) - 1 == 3 * 2 * 3 and "2>1:0 2>1:1 2>1:2" in line
 
 
 def test_doubling_and_halving() -> None:
     """Partners at distance 1, then 2, with what they have; the sums the other way round."""
-    assert moves(recursive(GATHER, range(4))) == [
+    assert moves(flat(GATHER, "recursive", [range(4)])) == [
         "0>1:0 1>0:1 2>3:2 3>2:3",
         "0>2:0 0>2:1 1>3:0 1>3:1 2>0:2 2>0:3 3>1:2 3>1:3",
     ]
-    assert moves(recursive(SCATTER, range(4))) == [
+    assert moves(flat(SCATTER, "recursive", [range(4)])) == [
         "+ 0>2:2 0>2:3 1>3:2 1>3:3 2>0:0 2>0:1 3>1:0 3>1:1",
         "+ 0>1:1 1>0:0 2>3:3 3>2:2",
     ]
@@ -135,7 +132,7 @@ def test_direct_exchanges() -> None:
 def test_a_schedule_that_does_not_deliver_says_where() -> None:
     """Of the 12 moves of a ring of four: without the last two, two chunks are missing; without one
     step four, without two of them eight; without ten moves ten, of which eight are named."""
-    made = ring(GATHER, [range(4)])
+    made = flat(GATHER, "ring", [range(4)])
     (phase,) = made.phases
 
     def lost_behind(moves: int) -> list[str]:
@@ -157,13 +154,15 @@ def test_a_step_in_which_no_chunk_is_added_to_twice_is_one_operation(ranks: int)
     """A ring of n ranks adds n chunks in each of n - 1 steps; a mesh adds n - 1 parts to each chunk
     in one step, one after the other."""
     everyone = tuple(range(ranks))
-    plan = _plan(ring(SCATTER, [everyone]), everyone)
+    plan = _plan(flat(SCATTER, "ring", [everyone]), everyone)
     assert [len(out) for out, _, _ in plan.operations] == [ranks] * (ranks - 1)
     assert (plan.num_sources, len(plan.results)) == (ranks * ranks, ranks)
-    one = _plan(ring(SCATTER, [everyone]), (1,))  # of its chunk alone: one move in each step
+    one = _plan(
+        flat(SCATTER, "ring", [everyone]), (1,)
+    )  # of its chunk alone: one move in each step
     assert [len(out) for out, _, _ in one.operations] == [1] * (ranks - 1)
     assert one.num_sources == ranks
-    at_once = _plan(mesh(SCATTER, everyone), everyone)
+    at_once = _plan(flat(SCATTER, "mesh", [everyone]), everyone)
     assert [len(out) for out, _, _ in at_once.operations] == [ranks] * (ranks - 1)
 
 

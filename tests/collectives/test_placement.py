@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.collectives.cost import closed_time, collective_time, schedule_time
-from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.groups.cycles import chip_cycles
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.placement import (
     Placement,
@@ -21,7 +20,8 @@ from shardwright.collectives.placement import (
     where,
     with_atoms,
 )
-from shardwright.collectives.select import choose
+from shardwright.collectives.select import choose, collective_time
+from shardwright.collectives.timing.times import closed_time, schedule_time
 from shardwright.collectives.topology import Topology, torus
 from tests.support.machines import NOMINAL
 

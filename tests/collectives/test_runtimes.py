@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
+from shardwright.collectives.timing.runtimes import (
+    CURRENT,
+    RUNTIMES,
+    runtime_named,
+    runtime_of_date,
+)
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import load_target

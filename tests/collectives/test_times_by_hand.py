@@ -13,20 +13,26 @@ from typing import Any
 
 import pytest
 
-from shardwright.collectives.cost import (
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.groups.layout import place
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.select import choose
+from shardwright.collectives.timing.runtimes import (
+    CURRENT,
+    RUNTIMES,
+    runtime_named,
+    runtime_of_date,
+)
+from shardwright.collectives.timing.times import (
+    CollectiveTime,
     bus_bytes_per_s,
     closed_time,
+    in_step,
     schedule_time,
     schedule_wires_ps,
     wires_ps,
 )
-from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
-from shardwright.collectives.recipe import Choice
-from shardwright.collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
-from shardwright.collectives.select import choose
-from shardwright.collectives.timing import CollectiveTime, in_step
 from shardwright.collectives.topology import Topology, line, ring, torus, unlinked
 
 GATHER, REDUCE, SCATTER = (

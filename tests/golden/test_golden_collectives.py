@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.collectives.cost import closed_time, wires_ps
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import alternatives, choose, full_name
+from shardwright.collectives.timing.times import closed_time, wires_ps
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.sim_cluster.network.collective_costs import collective_costs
 from shardwright.sim_cluster.network.network import cluster_topology

@@ -29,8 +29,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "orchestrator/validation/kernel_times.py",
     ),
     "collectives": (
-        "collectives/*.py",
-        "collectives/algorithms/*.py",
+        "collectives/**/*.py",
         "sim_cluster/network/collective_costs.py",
     ),
     "cluster loop": (
@@ -56,6 +55,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "orchestrator/cache/local.py",
         "orchestrator/road/bundling.py",
         "orchestrator/road/plan_cache.py",
+        "orchestrator/whatif/advised.py",
         "orchestrator/keys/reads.py",
         "orchestrator/service/units.py",
         "orchestrator/road/timing.py",
@@ -108,8 +108,8 @@ CONSTANTS = (
     "sim_cluster/timing/macro.py",
     "sim_cluster/profiles.py",
     "collectives/costs.py",
-    "collectives/runtimes.py",
-    "collectives/timing.py",
+    "collectives/timing/runtimes.py",
+    "collectives/timing/times.py",
 )
 """Where the constants of the machine's model are, besides its data files."""
 

@@ -43,7 +43,7 @@ OPTIONS = (
     "no:xdist",
     "--tb=short",
 )
-PRODUCT = ("orchestrator", "sharding", "compiler", "collectives", "sim_cluster", "tests")
+PRODUCT = ("shardwright", "tests")
 
 
 def warm() -> None:
@@ -134,7 +134,8 @@ def run_tests(
     stop: bool = True,
     module: str = "",
 ) -> Run:
-    """The tests of `files` in a copy of the repository; `module` is imported before.
+    """The tests of `files` in a copy of the repository; `module`, by its place in the checkout, is
+    imported before.
 
     An error of that import is one row `{"import": ...}`, and no test runs.
     """
@@ -176,7 +177,7 @@ def _move_to(tree: Tree) -> None:
 
 def _import_error(module: str) -> str:
     try:
-        importlib.import_module(module)
+        importlib.import_module(f"shardwright.{module}")
     except Exception as error:  # whatever a damaged module raises
         return f"{type(error).__name__}: {error}"
     return ""

@@ -14,7 +14,7 @@ from tests.mutants.coverage_map import Map, functions
 from tests.mutants.damage import Damage
 
 TABLES = {
-    "compiler/targets": "compiler/machine/target.py",
+    "compiler/machine/targets": "compiler/machine/target.py",
     "sim_cluster/calibration.toml": "sim_cluster/calibration.py",
 }
 """What reads a table: its tests are the tests of the table."""

@@ -20,8 +20,9 @@ from tests.mutants.campaign import (
     write_journal,
 )
 from tests.mutants.coverage_map import Covered, Map
-from tests.mutants.damage import Damage, damages_of
-from tests.mutants.selection import LIMIT_S, batches, telling_lines
+from tests.mutants.damage import Damage, damages_of, module_name
+from tests.mutants.runs import _import_error
+from tests.mutants.selection import LIMIT_S, TABLES, batches, telling_lines
 from tests.mutants.trees import ROOT
 
 SOURCE = "WIDTH = 3\n\n\ndef time(a):\n    b = a + 1\n    return b * WIDTH\n"
@@ -35,6 +36,16 @@ def test_every_area_has_its_part_and_a_longer_draw_begins_like_a_shorter_one() -
     areas, damages = area_of(ROOT), drawn(ROOT, 60, seed=3)
     assert Counter(areas[d.path] for d in damages) == dict.fromkeys(AREAS, 60 // len(AREAS))
     assert damages[:24] == drawn(ROOT, 24, seed=3)
+
+
+def test_sources_as_they_are_can_be_imported_and_tables_have_readers() -> None:
+    """Else every damage would be noticed by an import that fails, or by no test at all."""
+    paths = area_of(ROOT)
+    first = {area: path for path, area in reversed(paths.items()) if path.endswith(".py")}
+    assert {_import_error(module_name(path)) for path in first.values()} == {""}
+    tables = [path for path in paths if not path.endswith(".py")]
+    assert all(path.startswith(tuple(TABLES)) for path in tables) and len(tables) > 20
+    assert set(TABLES.values()) <= set(paths)
 
 
 def test_every_constant_is_moved_once_and_figures_alone_judge_it() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.collectives.cost import CollectiveTime
 from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.timing.times import CollectiveTime
 from shardwright.compiler.diagnostics import CapacityError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import (

@@ -14,10 +14,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import execute
+from shardwright.collectives.algorithms.tiers import flat
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs
@@ -185,7 +185,7 @@ def test_a_bucket_moves_its_parts_as_they_would_alone(kind: str) -> None:
     random = np.random.default_rng(0)
     parts = ((2, 4, 3), (1, 8, 1), (3, 4, 1))
     sources = [random.standard_normal(44).astype(np.float32) for _ in range(4)]
-    schedule = ring(CollectiveKind(kind), [range(4)])
+    schedule = flat(CollectiveKind(kind), "ring", [range(4)])
     made = execute_parts(schedule, sources, parts)
     for rank, whole in enumerate(made):
         at, alone = 0, []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.algorithms.pairwise import collective_permute
-from shardwright.collectives.execute import execute
+from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS

@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose
-from shardwright.collectives.timing import closed_time, schedule_time
+from shardwright.collectives.timing.times import closed_time, schedule_time
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import SimulationError, UsageError
 from shardwright.compiler.dtypes import DType

@@ -15,8 +15,8 @@ import pytest
 
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.placement import place_mesh
-from shardwright.collectives.runtimes import runtime_named
 from shardwright.collectives.select import Choice, alternatives
+from shardwright.collectives.timing.runtimes import runtime_named
 from shardwright.collectives.topology import Tier, Topology, ring, torus
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall

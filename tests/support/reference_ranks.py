@@ -15,10 +15,10 @@ from contextlib import suppress
 import numpy as np
 
 from shardwright.collectives.algorithms.pairwise import collective_permute
-from shardwright.collectives.algorithms.ring import ring
-from shardwright.collectives.buckets import execute_parts
-from shardwright.collectives.execute import execute
+from shardwright.collectives.algorithms.tiers import flat
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups, group_index
+from shardwright.collectives.values.buckets import execute_parts
+from shardwright.collectives.values.execute import execute
 from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.neff.schedule import Transfer
@@ -212,7 +212,7 @@ def run_collective(op: Op, sources: Sequence[np.ndarray]) -> list[np.ndarray]:
     kind = CollectiveKind(op.name)
     dim = getattr(op.attrs, "dim", 0) if shape else 0
     view = (math.prod(shape[:dim]), shape[dim] if shape else 1, math.prod(shape[dim + 1 :]))
-    schedule = ring(kind, [tuple(range(n))])
+    schedule = flat(kind, "ring", [tuple(range(n))])
     reduction = getattr(op.attrs, "reduction", "add")
     contiguous = [np.array(s, order="C") for s in sources]
     results = execute_parts(schedule, contiguous, op.attrs.parts or (view,), reduction=reduction)

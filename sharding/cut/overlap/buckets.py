@@ -2,8 +2,8 @@
 
 What shares a bucket has one kind, group, type and *moment*: the number of such collectives before
 it, so that none waits for another of its bucket, and no loop between their readers. The bucket is
-flat and each tensor moves along its own dim in it (`collectives/buckets.py`): values and bytes
-stay, launches are saved. What makes its parts fills it, and what comes out are views of it.
+flat and each tensor moves along its own dim in it (`collectives/values/buckets.py`): values and
+bytes stay, launches are saved. What makes its parts fills it, and what comes out are views of it.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
-from shardwright.collectives.ops import CollectiveError
-from shardwright.collectives.recipe import Choice
+from shardwright.collectives.ops import CollectiveError, CollectiveKind
+from shardwright.collectives.timing.loads import Loads, PhaseLoad, closed_loads, schedule_loads
 
 PS_PER_S = 10**12
 COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write
@@ -92,6 +92,20 @@ def schedule_time(
     return _time(choice, loads, size_bytes, element_bytes, costs)
 
 
+def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_ps: int) -> float:
+    """Bus bandwidth as the published tables print it.
+
+    Source: documented: factor 2(r-1)/r for all_reduce, 1 for permutes, else (r-1)/r (nccom-test
+    page).
+    """
+    factor = (num_ranks - 1) / num_ranks
+    if kind is CollectiveKind.ALL_REDUCE:
+        factor *= 2
+    if kind is CollectiveKind.COLLECTIVE_PERMUTE:
+        factor = 1.0
+    return size_bytes * factor * PS_PER_S / time_ps
+
+
 def wires_ps(
     choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
 ) -> tuple[tuple[int, int], ...]:
@@ -127,8 +141,8 @@ def _wires(
 
 def _loads_of(choice: Choice, costs: CollectiveCosts) -> Loads:
     """Counts in closed form; permutes, which have none, link by link."""
-    direct = choice.algorithm == "direct"
-    return (_schedule_loads if direct else _closed_loads)(choice, costs)
+    permutes = choice.kind is CollectiveKind.COLLECTIVE_PERMUTE
+    return (_schedule_loads if permutes else _closed_loads)(choice, costs)
 
 
 def _chunk_bytes(loads: Loads, size_bytes: int, element_bytes: int) -> int:

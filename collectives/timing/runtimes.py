@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 
 if TYPE_CHECKING:  # both need numpy, which who only names runtimes does not
-    from shardwright.collectives.timing import CollectiveTime
+    from shardwright.collectives.timing.times import CollectiveTime
     from shardwright.collectives.topology import Topology
 
 US = 1_000_000  # picoseconds

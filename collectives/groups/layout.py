@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.collectives.cycles import chip_cycles
+from shardwright.collectives.groups.cycles import chip_cycles
 from shardwright.collectives.ops import CollectiveError, ReplicaGroups
 from shardwright.collectives.topology import IntArray, Topology
 

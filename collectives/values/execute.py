@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.reference import Array, check_divides, ufunc
 from shardwright.collectives.schedule import Schedule, final_chunks, rounds
 from shardwright.collectives.topology import IntArray
+from shardwright.collectives.values.reference import Array, check_divides, ufunc
 
 # Rows of at least this size are reduced one by one straight from the sources; smaller ones a round
 # at a time from a table. Bits are the same; measured crossover on a 2-core host.

@@ -12,10 +12,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from shardwright.collectives.execute import Shape, execute
 from shardwright.collectives.ops import CollectiveError
-from shardwright.collectives.reference import Array
 from shardwright.collectives.schedule import Schedule
+from shardwright.collectives.values.execute import Shape, execute
+from shardwright.collectives.values.reference import Array
 
 
 def execute_parts(
