@@ -44,7 +44,7 @@ def test_sources_as_they_are_can_be_imported_and_tables_have_readers() -> None:
     first = {area: path for path, area in reversed(paths.items()) if path.endswith(".py")}
     assert {_import_error(module_name(path)) for path in first.values()} == {""}
     tables = [path for path in paths if not path.endswith(".py")]
-    assert all(path.startswith(tuple(TABLES)) for path in tables) and len(tables) > 20
+    assert all(path.startswith(tuple(TABLES)) for path in tables) and len(tables) > 10
     assert set(TABLES.values()) <= set(paths)
 
 
