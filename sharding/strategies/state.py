@@ -67,9 +67,11 @@ def _place_parameters(step: Decisions) -> None:
         used = step.layout.of(value)
         ways = step.mesh.size(step.free_axes(used)) if step.zero else 1
         fitting = [d for d, size in local.items() if size % ways == 0]
-        if ways == 1 or not fitting:
-            why = "one shard" if ways == 1 else f"no dim divides by {_named(step, ways)}"
-            _replicate(step, slot, value, why)
+        if ways == 1:
+            step.place(slot, value, used, "one shard")
+            continue
+        if not fitting:
+            _replicate(step, slot, value, f"no dim divides by {_named(step, ways)}")
             continue
         dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
         step.roots.setdefault(step.shards.find((value, dim)), slot.name)
@@ -101,9 +103,9 @@ def _place_optimizer(step: Decisions) -> None:
 
 
 def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
-    """Keep one input as it is used on every core; say so when it is large."""
+    """Keep one input as it is used on every core; say so when it is large and state is spread."""
     step.place(slot, value, step.layout.of(value), why)
-    if value.type.num_bytes >= LARGE_REPLICATED_BYTES and step.shard_axes:
+    if value.type.num_bytes >= LARGE_REPLICATED_BYTES and step.shard_axes and step.zero:
         step.findings.append(
             Diagnostic(
                 "SW_FSDP_REPLICATED",
