@@ -74,6 +74,7 @@ def other() -> dict[str, Any]:
     b["job"]["strategy"] = {"name": "fsdp", "remat": False, "zero": 3}
     b["job"]["output"]["dir"], b["job"]["base"] = "b", "/b"
     b["mesh"] = {"dp": 4, "tp": 1, "pp": 2}
+    b["job"]["mesh"] = {"dp": 4, "pp": 2}  # which the table of the mesh says
     b["timing"]["step_time_ps"] = 4_000_000_000
     b["timing"]["breakdown_ps"] = {"compute": 3_000_000_000, "bubble": 1_000_000_000, "idle": 0}
     b["memory"]["categories"] = {"parameters": 2 * MIB, "other": 0}
