@@ -183,7 +183,10 @@ def _by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _findings(a: Report, b: Report) -> dict[str, list[str]]:
     """Findings that only one of the reports has."""
-    first, second = ([f"{f['code']}: {f['message']}" for f in r["findings"]] for r in (a, b))
+    first, second = (
+        dict.fromkeys(f"{f['code']}: {f['message']}" for f in report["findings"])
+        for report in (a, b)
+    )
     return {
         "only_a": [text for text in first if text not in second],
         "only_b": [text for text in second if text not in first],

@@ -61,7 +61,7 @@ def step_flops(built: Built) -> StepFlops:
     return StepFlops(
         model=model,
         causal=max(0, model - built.of_a_step(TRAINED * attention.hidden)),
-        captured=built.of_a_step(flops(built.counted, CONTRACTIONS)),
+        captured=built.of_a_step(flops(built.counted[0], CONTRACTIONS)),
         executed=executed,
         attention=kind,
     )
@@ -81,8 +81,8 @@ def product_types(graph: Graph) -> dict[str, float]:
 
 def _forward(built: Built) -> Graph:
     """What the loss depends on."""
-    graph = built.counted
-    return dce(Graph(graph.inputs, graph.ops, (graph.outputs[built.loss],), graph.name))
+    graph, loss = built.counted
+    return dce(Graph(graph.inputs, graph.ops, (graph.outputs[loss],), graph.name))
 
 
 def _executed(built: Built) -> int:

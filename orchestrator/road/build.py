@@ -108,9 +108,12 @@ class Planned:
     findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
 
     @property
-    def counted(self) -> Graph:
-        """The step that the model's FLOPs are counted on: with every part of it once."""
-        return self.model.graph if self.model else self.graph
+    def counted(self) -> tuple[Graph, int]:
+        """The step that the model's FLOPs are counted on, with every part of it once, and which of
+        its outputs the loss is."""
+        if self.model is None:
+            return self.graph, self.loss
+        return self.model.graph, _loss_of(self.model)
 
     @property
     def flops_per_step(self) -> int:
@@ -449,13 +452,17 @@ def plan_task(
             plan=plan,
             tokens_per_sample=task.tokens_per_sample,
             name=traced.name,
-            loss=[slot.name for slot in traced.step.outputs].index("metrics/loss"),
+            loss=_loss_of(traced.step),
             model=_model(job, task, traced.samples, stages),
             repeats=traced.step.notes,
             findings=(*traced.findings, *layout.findings),
         )
 
     return decide(job, layout, task, stages, planned)
+
+
+def _loss_of(step: Rerolled) -> int:
+    return [slot.name for slot in step.outputs].index("metrics/loss")
 
 
 def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:

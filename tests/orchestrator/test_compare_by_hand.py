@@ -79,7 +79,10 @@ def other() -> dict[str, Any]:
     b["timing"]["breakdown_ps"] = {"compute": 3_000_000_000, "bubble": 1_000_000_000, "idle": 0}
     b["memory"]["categories"] = {"parameters": 2 * MIB, "other": 0}
     b["collectives"] = [GATHER | {"exposed_ps": 1_000_000}]
-    b["findings"] = [{"code": "SW_B", "message": "two"}, {"code": "SW_B", "message": "three"}]
+    b["findings"] = [
+        {"code": "SW_B", "message": "two"},
+        *[{"code": "SW_B", "message": "three"}] * 2,
+    ]
     b["batch"]["tokens_per_sample"] = 1
     return b
 

@@ -12,6 +12,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.config.config import GoodputConfig, JobConfig
@@ -85,8 +86,10 @@ def test_copies_are_no_part_of_the_model() -> None:
     model half: 2 x 40 x 20 x 16 = 25,600, nine times for three passes of 48 samples."""
     own = programs(forward=product(10, 20, 30), backward=product(50, 60, 70))
     graph = product(40, 20, 16)
+    graph = Graph(graph.inputs, graph.ops, (graph.inputs[0], *graph.outputs), graph.name)
     inputs = (Slot("x", "batch", 0), Slot("w", "parameter"), Slot("z", "batch", 0))
-    model = Rerolled(graph=graph, inputs=inputs, outputs=(Slot("loss", "metric"),))
+    outputs = (Slot("x", "optimizer"), Slot("metrics/loss", "metric"))
+    model = Rerolled(graph=graph, inputs=inputs, outputs=outputs)
     buffers = (buffer("w", "parameter", 640),)
     schedule = ((("forward", "backward"), 3),)
     built = invented(programs=own, schedules=(schedule,), buffers=buffers, model=model)
