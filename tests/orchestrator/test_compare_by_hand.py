@@ -241,6 +241,7 @@ def test_the_table_of_a_sweep() -> None:
         "8  0.1235    2,000 25.6%    0.0% 12.3      -",
         "2  0.1235    1,000 25.6%    0.0% 12.3      -",
         "4  0.1235    9,000 25.6%    0.0% 12.3      - +1.25 GiB",
+        "+: does not fit, by so much per core",
         "2 more rows in the files; --limit 0 shows all",
         "SW_MESH: 2 of 5 points, for example mesh.tp=5:",
         "  no such mesh",
