@@ -36,7 +36,7 @@ Report = Mapping[str, Any]
 Section = Callable[[Report, int], list[Text]]
 
 TITLE = 11  # columns of the titles on the left
-_SHOWN = 5e-4  # of a bar: less has no cell, and is 0.0 %
+_SHOWN = 5e-4  # of a bar: less has no cell, and is <0.1 %
 
 
 def titled(title: str, text: Text | str, width: int) -> list[Text]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from shardwright.compiler.program import BufferInfo, StepPlan
 from shardwright.sharding.memory.footprint import Footprint, category_of
-from shardwright.sharding.partition.mesh import SHARD_AXIS
+from shardwright.sharding.partition.mesh import CONTEXT_AXIS, SHARD_AXIS
 
-CONTEXT_AXIS = "cp"
 MIN_SAVED = 1e-3
 """Part of the peak below which a change is not worth saying (our choice): counts and scales."""
 

@@ -21,8 +21,7 @@ from shardwright.sharding.cut.ring.reorder import reordered
 from shardwright.sharding.cut.ring.terms import FREE, Pass, passes
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.localize import Localized
-
-AXIS = "cp"
+from shardwright.sharding.partition.mesh import CONTEXT_AXIS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     nothing; `ring` puts loops in place of gathers that feed a softmax, with a finding for every one
     that stays.
     """
-    size = local.source.mesh.sizes.get(AXIS, 1)
+    size = local.source.mesh.sizes.get(CONTEXT_AXIS, 1)
     if size == 1:
         return local, Context()
     if form == "gather":
@@ -62,7 +61,7 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
 def _rings(local: Localized) -> Rings:
     source, graph = local.source, local.graph
     pairs = zip(source.inputs, graph.inputs, strict=True)
-    return Rings(AXIS, reached(graph, [v for slot, v in pairs if slot.role == "batch"]))
+    return Rings(CONTEXT_AXIS, reached(graph, [v for slot, v in pairs if slot.role == "batch"]))
 
 
 class Rings:
