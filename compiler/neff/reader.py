@@ -115,8 +115,8 @@ def _programs_hint(folder: Path) -> str:
     if not found:
         return "name a file of it"
     return (
-        f"a bundle's programs are the files of {folder}/programs, for example {found[0].name};"
-        f" `shardwright neff verify {folder}` takes the whole bundle"
+        f"a bundle's {len(found)} programs are below {folder}/programs, for example `shardwright"
+        f" neff info {found[0]}`; `shardwright neff verify {folder}` takes the whole bundle"
     )
 
 

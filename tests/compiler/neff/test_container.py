@@ -309,7 +309,7 @@ def test_a_directory_says_where_the_programs_of_a_bundle_are(tmp_path: Path) -> 
     (tmp_path / "programs" / "a1.neff").write_bytes(sample())
     with pytest.raises(LoadError, match="SW_NEFF_MISSING") as caught:
         Container.open(tmp_path)
-    assert f"{tmp_path}/programs, for example a1.neff" in caught.value.diagnostic.hint
+    assert f"`shardwright neff info {tmp_path}/programs/a1.neff`" in caught.value.diagnostic.hint
 
 
 def test_a_file_leads_nowhere_else(tmp_path: Path) -> None:
