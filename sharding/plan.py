@@ -16,7 +16,7 @@ from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_as, counted_runs, run_counts
+from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_runs, run_counts
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.steps import note, step
 from shardwright.sharding import shown
@@ -87,7 +87,8 @@ class Plan:
     """A step for one mesh and strategy.
 
     `reasons` says per leaf who decided its layout; `findings` is what the user should know; `parts`
-    what each part of a pipeline has, part k on stage k modulo stages.
+    what each part of a pipeline has, part k on stage k modulo stages; `context_bytes` are those of
+    keys and values that a layer gathers, where the sequence is split.
     """
 
     step: StepPlan
@@ -98,6 +99,7 @@ class Plan:
     reasons: Mapping[str, str]
     findings: tuple[Diagnostic, ...]
     parts: tuple[PartShare, ...] = ()
+    context_bytes: int = 0
 
 
 def build_plan(
@@ -256,6 +258,7 @@ def complete(
         reasons={**_reasons(prepared.recipe, source), **context.reasons},
         findings=(*source.findings, *context.findings, *cut_findings),
         parts=prepared.staged.shares if prepared.staged else (),
+        context_bytes=context.gathered_bytes,
     )
 
 
@@ -282,7 +285,7 @@ def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
     """A note when weights are gathered again although they were to be kept."""
-    found = (r for r in rows if r.kind == "all_gather" and counted_as(r.program) == "backward")
+    found = (r for r in rows if r.kind == "all_gather" and _kind(r.program) == "backward")
     again = sum(r.count for r in found if SHARD_AXIS in r.axes)
     if again:
         yield Diagnostic(
@@ -292,6 +295,11 @@ def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
             hint="slice weights in loops by the loop's own counter, whole layers at a time",
             severity="note",
         )
+
+
+def _kind(program: str) -> str:
+    """What a program is: `backward` of `backward`, and of `backward.3`, a part of a pipeline."""
+    return program.partition(".")[0]
 
 
 def traffic(step: StepPlan) -> tuple[Traffic, ...]:

@@ -45,6 +45,8 @@ class TrainTask:
     `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
     the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
+    `model` is the task without copies, where `step` computes parts of the model on several ranks
+    alike (key-value heads of more tensor-parallel ranks than there are): what MFU counts.
     """
 
     step: Callable[..., Any]
@@ -57,6 +59,7 @@ class TrainTask:
     batch_dim: int = 0
     tokens_per_sample: int = 1
     full_precision: TrainTask | None = None
+    model: TrainTask | None = None
     captured: Callable[[int], Captured] | None = None
     name: str = "step"
 

@@ -77,6 +77,12 @@ class Container:
             )
         try:
             data = read_regular(path, MAX_FILE_BYTES)
+        except IsADirectoryError as error:
+            raise LoadError(
+                "SW_NEFF_MISSING",
+                f"{path}: a file is required, got a directory",
+                hint=_programs_hint(path),
+            ) from error
         except OSError as error:
             raise LoadError("SW_NEFF_MISSING", f"{path}: {error.strerror or error}") from error
         return cls(data, str(path), kind)
@@ -101,6 +107,17 @@ class Container:
         """Read every section."""
         for name in self.sections:
             self.read(name)
+
+
+def _programs_hint(folder: Path) -> str:
+    """Where the programs of a bundle are, if a folder is one."""
+    found = sorted(folder.glob("programs/*.neff"))
+    if not found:
+        return "name a file of it"
+    return (
+        f"a bundle's {len(found)} programs are below {folder}/programs, for example `shardwright"
+        f" neff info {found[0]}`; `shardwright neff verify {folder}` takes the whole bundle"
+    )
 
 
 def _section(row: list[Any]) -> Section:

@@ -1,4 +1,4 @@
-"""Bars of text whose pieces sum: to the whole, cell by cell, and in the percents beside them.
+"""Bars of text whose pieces sum to the whole, cell by cell.
 
 Every piece has a fill of its own besides its colour, so that a bar says the same without colours.
 """
@@ -52,8 +52,3 @@ def legend(parts: Mapping[str, str]) -> list[Text]:
         Text.assemble((FILLS[n % len(FILLS)], COLOURS[n % len(COLOURS)]), f" {name} {value}")
         for n, (name, value) in enumerate(parts.items())
     ]
-
-
-def percents(parts: Sequence[float]) -> list[str]:
-    """Shares in percent with one digit that sum to 100.0."""
-    return [f"{tenths / 10:.1f} %" for tenths in apportioned(parts, 1000)]

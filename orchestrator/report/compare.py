@@ -21,7 +21,7 @@ from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.shape import check_report
-from shardwright.orchestrator.report.text import counted, share_text, size_text
+from shardwright.orchestrator.report.text import change_text, counted, share_text, size_text
 from shardwright.orchestrator.report.tried import chosen_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text, oldest
@@ -29,7 +29,7 @@ from shardwright.orchestrator.whatif.change import compared
 
 Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
-_NO_SETTINGS = ("output", "cache", "base")
+_NO_SETTINGS = ("output", "cache", "base", "mesh")  # the mesh has a table of its own
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -183,7 +183,10 @@ def _by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _findings(a: Report, b: Report) -> dict[str, list[str]]:
     """Findings that only one of the reports has."""
-    first, second = ([f"{f['code']}: {f['message']}" for f in r["findings"]] for r in (a, b))
+    first, second = (
+        dict.fromkeys(f"{f['code']}: {f['message']}" for f in report["findings"])
+        for report in (a, b)
+    )
     return {
         "only_a": [text for text in first if text not in second],
         "only_b": [text for text in second if text not in first],
@@ -217,7 +220,7 @@ def change(row: Mapping[str, Any]) -> str:
     if not first:
         return "new"
     times = second / first
-    return f"x {times:,.0f}" if times >= _MANY else f"{times - 1:+.1%}".replace("%", " %")
+    return f"x {times:,.0f}" if times >= _MANY else change_text(times - 1)
 
 
 Part = tuple[str, tuple[str, ...], list[tuple[str, ...]]]

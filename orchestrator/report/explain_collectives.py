@@ -14,7 +14,7 @@ from rich.table import Table
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report, plain
-from shardwright.orchestrator.report.text import seconds_text, size_text
+from shardwright.orchestrator.report.text import seconds_text, share_text, size_text
 from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
@@ -96,5 +96,5 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         size_text(row["bytes"]),
         f"{row['count']:,}",
         seconds_text(row["time_ps"] / max(row["count"], 1) / PS_PER_S),
-        f"{row['exposed_ps'] / max(row['time_ps'], 1):.0%}",
+        share_text(row["exposed_ps"], row["time_ps"]),
     )

@@ -145,12 +145,12 @@ def _rates(report: Report) -> Iterator[Row]:
         return
     over = f"/ {step} / {peak_text}"
     model = f"{count_text(counts['model'])}FLOP that the model needs, attention in full"
-    yield "MFU", f"{timing['mfu']:.2%}", f"{model} {over}"
+    yield "MFU", share_text(timing["mfu"], digits=2), f"{model} {over}"
     if timing["attention"] == "causal":
         text = f"{count_text(counts['causal'])}FLOP without the scores that a mask hides {over}"
-        yield "causal", f"{timing['mfu_causal']:.2%}", text
+        yield "causal", share_text(timing["mfu_causal"], digits=2), text
     text = f"{count_text(counts['executed'])}FLOP of all contractions that cores run {over}"
-    yield "HFU", f"{timing['hfu']:.2%}", text
+    yield "HFU", share_text(timing["hfu"], digits=2), text
 
 
 def _cost(report: Report) -> Iterator[Row]:
@@ -177,7 +177,8 @@ def _goal(report: Report) -> Iterator[Row]:
         return
     step = seconds_text(report["timing"]["step_time_s"])
     steps = f"{found['tokens']:,} {counted(report)}s over those of a step, rounded up"
-    yield "steps", f"{found['steps']:,}", f"{steps}; each takes {step} / {found['goodput']:.2%}"
+    goodput = share_text(found["goodput"], digits=2)
+    yield "steps", f"{found['steps']:,}", f"{steps}; each takes {step} / {goodput}"
     for name, taken, limit, left in goal_rows(found):
         basis = f", {basis_text(report.get('price'))}" if name == "money" else ""
         yield name, taken, f"limit {limit}, left {left}{basis}"
@@ -210,7 +211,7 @@ def _goodput(report: Report) -> Iterator[Row]:
     yield "saved every", steps, f"{seconds_text(found['interval_s'])}: {interval}"
     yield (
         "goodput",
-        f"{found['goodput']:.2%}",
+        share_text(found["goodput"], digits=2),
         f"all time less {share_text(found['lost_to_checkpoints'])} for saving and"
         f" {share_text(found['lost_to_failures'])} for failures, which restart in"
         f" {seconds_text(found['restart_s'])} and repeat what was not saved",

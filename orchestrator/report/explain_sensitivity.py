@@ -12,6 +12,7 @@ from rich.table import Table
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import change_text, share_text
 from shardwright.orchestrator.road.build import build
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import step_of
@@ -52,14 +53,15 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     """The explanation as a table; figures that hardly matter are counted below it."""
     console = terminal.console()
     table = Table(title="what the step rests on", title_justify="left", pad_edge=False)
-    for name in ("figure", "value", "status", f"{-SHARE:+.0%}", f"{SHARE:+.0%}"):
+    for name in ("figure", "value", "status", f"{-100 * SHARE:+.0f} %", f"{100 * SHARE:+.0f} %"):
         table.add_column(name, justify="left" if name in ("figure", "status") else "right")
     shown = [row for row in rows if _most(row) >= LEAST]
     for row in shown:
-        changes = (f"{row[key]:+.1%}" for key in ("step_change_lower", "step_change_higher"))
+        changes = (change_text(row[key]) for key in ("step_change_lower", "step_change_higher"))
         table.add_row(row["name"], f"{row['value']}", row["status"], *changes)
     console.print(table)
-    console.print(f"{len(rows) - len(shown)} more figures move it by less than {LEAST:.1%} each")
+    left = len(rows) - len(shown)
+    console.print(f"{left} more figures move it by less than {share_text(LEAST)} each")
 
 
 def _most(row: dict[str, Any]) -> float:

@@ -14,6 +14,7 @@ from rich.table import Table
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import share_text
 from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _stages(rows: list[dict[str, Any]]) -> Table:
     table = _table("pipeline stages", ("stage", "layers", "share of the cost"))
     for row in rows:
         layers = " + ".join(map(str, row["layers"]))
-        table.add_row(str(row["stage"]), layers, f"{row['cost_share']:.1%}")
+        table.add_row(str(row["stage"]), layers, share_text(row["cost_share"], digits=1))
     return table
 
 

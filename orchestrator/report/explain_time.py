@@ -14,7 +14,7 @@ from rich.table import Table
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import count_text, seconds_text, size_text
+from shardwright.orchestrator.report.text import count_text, seconds_text, share_text, size_text
 from shardwright.orchestrator.terminal import terminal
 
 CODE = ("compute", "memory")
@@ -96,7 +96,7 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
             "/".join(filter(None, (row["program"], row["function"]))),
             str(row["calls"]),
             seconds_text(row["time_ps"] / PS_PER_S),
-            *(f"{share / total:.1%}" for share in shares),
+            *(share_text(share, total, digits=1) for share in shares),
         )
     return table
 
@@ -114,8 +114,8 @@ def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
         table.add_row(
             row["line"].rpartition("/")[2],
             row["what"],
-            f"{row['time_ps'] / total:.1%}",
-            f"{engine} {busy / cores / total:.1%}" if engine else "",
+            share_text(row["time_ps"], total, digits=1),
+            f"{engine} {share_text(busy / cores, total, digits=1)}" if engine else "",
             count_text(row["flops"]) if row["flops"] else "",
             size_text(row["hbm_bytes"]) if row["hbm_bytes"] else "",
         )

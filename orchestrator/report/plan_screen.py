@@ -83,8 +83,8 @@ def next_lines(report: Report, width: int) -> list[Text]:
         text = f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
         lines += plain(title, text, width)
     if section["left"] and len(section["tried"]) < TRIES:
-        what = "nothing else" if lines else "nothing"
-        text = f"{what} was tried, to answer in time; --tries {TRIES} tries {TRIES} changes"
+        left = "; ".join(map(short_change, section["left"]))
+        text = f"not tried, to answer in time (--tries {TRIES}): {left}"
         lines += plain("" if lines else "next", text, width)
     return lines or plain("next", "nothing known that is worth trying", width)
 

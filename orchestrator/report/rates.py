@@ -29,8 +29,8 @@ CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
 @dataclass(frozen=True, slots=True)
 class StepFlops:
     """FLOPs of contractions of one step, all samples: what the model needs with its attention in
-    full, and without scores that a causal mask hides; what is captured, recomputation included;
-    what cores run. `attention` says what kind the model has.
+    full, and without scores that a causal mask hides; what is captured, recomputation included and
+    copies of key-value heads not; what cores run. `attention` says what kind the model has.
     """
 
     model: int
@@ -62,7 +62,7 @@ def step_flops(built: Built) -> StepFlops:
     return StepFlops(
         model=model,
         causal=max(0, model - built.of_a_step(TRAINED * attention.hidden)),
-        captured=built.of_a_step(flops(built.graph, CONTRACTIONS)),
+        captured=built.of_a_step(flops(built.counted[0], CONTRACTIONS)),
         executed=executed,
         attention=kind,
     )
@@ -82,8 +82,8 @@ def product_types(graph: Graph) -> dict[str, float]:
 
 def _forward(built: Built) -> Graph:
     """What the loss depends on."""
-    graph = built.graph
-    return dce(with_ops(graph, graph.ops, (graph.outputs[built.loss],)))
+    graph, loss = built.counted
+    return dce(with_ops(graph, graph.ops, (graph.outputs[loss],)))
 
 
 def _executed(built: Built) -> int:

@@ -35,6 +35,7 @@ from shardwright.orchestrator.report.memory_report import memory_section
 from shardwright.orchestrator.report.rates import product_types, step_flops
 from shardwright.orchestrator.report.resolved import resolved_keys
 from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
+from shardwright.orchestrator.report.text import share_text
 from shardwright.orchestrator.road.budgets import budget_findings
 from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiler_version
@@ -128,14 +129,17 @@ def provenance(stages: Stages) -> dict[str, Any]:
 
 
 def graph_section(built: Built) -> dict[str, Any]:
-    """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation
-    included, `product_types` shares out those of contractions."""
-    parameters = [b for b in built.plan.step.buffers.values() if b.role == "parameter"]
+    """Size of the captured step; `params` are the model's, `flops_per_step` counts every op of the
+    graph, recomputation included, `product_types` shares out those of contractions."""
+    parameters = [b.global_type for b in built.plan.step.buffers.values() if b.role == "parameter"]
+    if model := built.model:
+        pairs = zip(model.inputs, model.graph.inputs, strict=True)
+        parameters = [value.type for slot, value in pairs if slot.role == "parameter"]
     return {
         "name": built.name,
         "ops": count_ops(built.graph),
         "repeats": list(built.repeats),
-        "params": sum(b.global_type.num_elements for b in parameters),
+        "params": sum(type.num_elements for type in parameters),
         "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,
         "product_types": product_types(built.graph),
@@ -230,15 +234,13 @@ def _idle_stages(built: Built) -> Iterator[Diagnostic]:
     count = layout.num_microbatches
     if not parts or count >= FEW_MICROBATCHES * stages:
         return
-    more = ", ".join(
-        f"{n * stages * layout.captured_batch} for {bubble(stages, len(parts), n * stages):.0%}"
-        for n in (2, 4, 8)
-    )
+    fuller = [n * stages for n in (2, 4, 8)]
+    waits = {n: share_text(bubble(stages, len(parts), n)) for n in (count, *fuller)}
+    more = ", ".join(f"{n * layout.captured_batch} for {waits[n]}" for n in fuller)
     plural = "micro-batch keeps" if count == 1 else "micro-batches keep"
     yield Diagnostic(
         "SW_PIPELINE_BUBBLE",
-        f"{count} {plural} {stages} stages waiting for each other"
-        f" {bubble(stages, len(parts), count):.0%} of the step",
+        f"{count} {plural} {stages} stages waiting for each other {waits[count]} of the step",
         None,
         f"set strategy.global_batch: {more}",
         "note",

@@ -5,6 +5,7 @@ Lines fit the width they were asked for, whatever the report holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -13,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from shardwright.compiler.machine.target import PS_PER_S
-from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend, percents
+from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.cost import basis_text, missing_text
 from shardwright.orchestrator.report.goal import goal_texts
 from shardwright.orchestrator.report.text import (
@@ -35,20 +36,33 @@ Report = Mapping[str, Any]
 Section = Callable[[Report, int], list[Text]]
 
 TITLE = 11  # columns of the titles on the left
-_SHOWN = 5e-4  # of a bar: less has no cell, and is 0.0 %
+_SHOWN = 5e-4  # of a bar: less has no cell, and is <0.1 %
 
 
 def titled(title: str, text: Text | str, width: int) -> list[Text]:
     """A title and its text, wrapped."""
     body = Text.from_markup(text) if isinstance(text, str) else text
-    wrapped = list(body.wrap(terminal.console(width=width), max(20, width - TITLE)))
-    for line in wrapped:
-        line.rstrip()
+    wrapped = _wrapped(body, width)
     names = [title, *([""] * (len(wrapped) - 1))]
     return [
         Text.assemble((name.ljust(TITLE), "bold"), line, no_wrap=True)
         for name, line in zip(names, wrapped, strict=True)
     ]
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[hsB]|[mu]s|[KMG]iB)(?![A-Za-z]))")
+_NO_BREAK = "\ue000"  # of private use: a no-break space is one more space to what wraps
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """The lines of a text beside the titles, a number and its unit on one."""
+    joined = text.copy()
+    joined.plain = _BEFORE_UNIT.sub(_NO_BREAK, text.plain)
+    lines = list(joined.wrap(terminal.console(width=width), max(20, width - TITLE)))
+    for line in lines:
+        line.plain = line.plain.replace(_NO_BREAK, " ")
+        line.rstrip()
+    return lines
 
 
 def plain(title: str, text: str, width: int) -> list[Text]:
@@ -64,7 +78,7 @@ def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
         if lines and len(lines[-1]) + 2 + len(part) <= room:
             lines[-1].append("  ").append(part)
         else:
-            lines += part.wrap(terminal.console(width=width), room)
+            lines += _wrapped(part, width)
     return [Text.assemble(" " * TITLE, line, no_wrap=True) for line in lines]
 
 
@@ -127,7 +141,7 @@ def logical_cores(report: Report, width: int) -> list[Text]:
     text = (
         f"{note}LNC {cores['lnc']}: {cores['per_instance']} cores of"
         f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
-        f" regions on one physical core alone, {share:.0%} of the step"
+        f" regions on one physical core alone, {share_text(share)} of the step"
     )
     return titled("cores", text, width)
 
@@ -168,7 +182,8 @@ def streams(report: Report, width: int) -> list[Text]:
 
 def _stream_text(row: Mapping[str, Any], total: int) -> str:
     kinds, packets = ", ".join(row["collectives"]), row["packet_bytes"] / KIB
-    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {row['time_ps'] / total:.0%}"
+    busy = share_text(row["time_ps"], total)
+    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {busy}"
 
 
 def memory(report: Report, width: int) -> list[Text]:
@@ -214,7 +229,7 @@ def timing(report: Report, width: int) -> list[Text]:
     )
     total = section["step_time_ps"]
     parts = {n: float(ps) for n, ps in section["breakdown_ps"].items() if ps >= _SHOWN * total}
-    shares = dict(zip(parts, percents(list(parts.values())), strict=True))
+    shares = {name: share_text(ps, total, digits=1) for name, ps in parts.items()}
     drawn = Text(" " * TITLE).append(bar(parts, width - TITLE))
     return [*plain("time", text, width), drawn, *parts_of(legend(shares), width)]
 
@@ -223,11 +238,13 @@ def rates(report: Report, width: int) -> list[Text]:
     """Utilisation, with its denominator and what it counts of attention, and tokens; beside it the
     best that is published."""
     section = report["timing"]
-    again = f"(HFU {section['hfu']:.2%})"
+    mfu, hfu = (share_text(section[rate], digits=1) for rate in ("mfu", "hfu"))
+    again = f"(HFU {hfu})"
     if section.get("attention") == "causal":
-        again = f"(attention in full; causal {section['mfu_causal']:.2%}), HFU {section['hfu']:.2%}"
+        causal = share_text(section["mfu_causal"], digits=1)
+        again = f"(attention in full; causal {causal}), HFU {hfu}"
     text = (
-        f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {section['mfu']:.2%} {again} of"
+        f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {mfu} {again} of"
         f" {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
     )
     return [*plain("rates", text, width), *_published(report, width)]
@@ -291,8 +308,9 @@ def confidence(report: Report, width: int) -> list[Text]:
 def goodput(report: Report, width: int) -> list[Text]:
     """What failures and checkpoints leave."""
     section = report["goodput"]
+    share = share_text(section["goodput"], digits=2)
     text = (
-        f"{section['goodput']:.2%}: {seconds_text(section['checkpoint_s'])} to save every"
+        f"{share}: {seconds_text(section['checkpoint_s'])} to save every"
         f" {section['interval_steps']:,} steps, a failure every {section['mtbf_s'] / 3600:,.1f} h"
     )
     return plain("goodput", text, width)
@@ -318,7 +336,7 @@ def stages(report: Report, width: int) -> list[Text]:
     total = report["timing"]["step_time_ps"]
     texts = [
         f"{'+'.join(map(str, has['layers']))} layers, bubble"
-        f" {time['breakdown_ps']['bubble'] / total:.1%}, {size_text(own['peak_bytes'])}"
+        f" {share_text(time['breakdown_ps']['bubble'], total, 1)}, {size_text(own['peak_bytes'])}"
         for time, own, has in zip(per_stage, peaks, pipeline["stages"], strict=True)
     ]
     count = pipeline["num_microbatches"]
@@ -366,8 +384,8 @@ def findings(report: Report, width: int) -> list[Text]:
     rows = [row for row in report["findings"] if row["code"] not in VENDOR_LIMITS]
     rows.sort(key=lambda row: row["severity"] != "error")
     for (severity, code, hint), same in groupby(rows, key=itemgetter("severity", "code", "hint")):
-        for n, row in enumerate(same):
-            lines += plain("" if n else severity, f"{code}: {row['message']}", width)
+        for n, message in enumerate(dict.fromkeys(row["message"] for row in same)):
+            lines += plain("" if n else severity, f"{code}: {message}", width)
         lines += plain("", hint, width) if hint else []
     return lines
 

@@ -53,6 +53,11 @@ def share_text(part: float, whole: float = 1, digits: int = 0) -> str:
     return f"{percent:.{digits}f} %"
 
 
+def change_text(change: float) -> str:
+    """A change in percent of what was: `+4.6 %`, `-22.6 %`."""
+    return f"{change:+.1%}".replace("%", " %")
+
+
 _LONG = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
 

@@ -29,7 +29,8 @@ class Verdict:
 
 def verdicts(report: Report) -> list[Verdict]:
     """All that hold, the most decisive first."""
-    return [*_memory(report), *_refused(report), *_above(report)]
+    fits = report["memory"]["fits"]
+    return [*_memory(report), *_refused(report), *(_above(report) if fits else ())]
 
 
 def refusals(report: Report) -> dict[str, Mapping[str, Any]]:
@@ -46,9 +47,13 @@ def _memory(report: Report) -> Iterator[Verdict]:
 
 
 def _refused(report: Report) -> Iterator[Verdict]:
+    told: set[str] = set()
     for code, found in refusals(report).items():
-        text = f"neuronx-cc would refuse this, {code}: {found['message']}; {_cure(report, found)}"
+        cure = _cure(report, found)
+        then = "likewise" if cure in told else cure
+        text = f"neuronx-cc would refuse this, {code}: {found['message']}; {then}"
         yield Verdict(f"refused by neuronx-cc: {code}", text)
+        told.add(cure)
 
 
 def _cure(report: Report, found: Mapping[str, Any]) -> str:
@@ -57,8 +62,9 @@ def _cure(report: Report, found: Mapping[str, Any]) -> str:
     rows = [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
     for row in rows:
         if found["code"] not in row["refused"]:
-            effect = effect_text(row, counted(report))
-            return f"{short_change(row['change'])} cures it: {effect}"
+            change, effect = short_change(row["change"]), effect_text(row, counted(report))
+            cures = "cures it:" if row["status"] == "fits" else "would cure it, but"
+            return f"{change} {cures} {effect}"
     if rows:
         tried = " and ".join(short_change(row["change"]) for row in rows)
         return f"refused with {tried} as well"

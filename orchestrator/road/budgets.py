@@ -19,8 +19,9 @@ from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.options import DEFAULTS
 from shardwright.orchestrator.road.build import Built, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
-from shardwright.sharding.memory.advice import advice_text
-from shardwright.sharding.memory.footprint import check_limit, worst_stage
+from shardwright.sharding.memory.advice import Asked, advice_text
+from shardwright.sharding.memory.footprint import Footprint, check_limit, worst_stage
+from shardwright.sharding.strategies.decisions import zero_of
 
 Check = tuple[Callable[[], None], str, Program | None]
 
@@ -39,7 +40,7 @@ def check_state(ready: Planned) -> None:
     """
     memory, limit = ready.plan.footprint, ready.layout.target.limit_bytes
     if sum(memory.argument_bytes.values()) > limit:
-        check_limit(memory, limit, advice_text(memory, ready.plan.step, limit))
+        check_limit(memory, limit, _advice(ready, memory))
 
 
 def budget_findings(built: Built) -> tuple[Diagnostic, ...]:
@@ -59,8 +60,7 @@ def _broken(built: Built) -> Iterator[tuple[DiagnosticError, str]]:
 def _checks(built: Built) -> Iterator[Check]:
     limit, options = built.layout.target.limit_bytes, built.job.compiler
     memory = worst_stage(compiled_footprints(built))
-    hint = advice_text(memory, built.plan.step, limit)
-    yield partial(check_limit, memory, limit, hint), "error", None
+    yield partial(check_limit, memory, limit, _advice(built, memory)), "error", None
     for program in built.programs.values():
         for function in program.functions:
             yield partial(budget.check_operator_memory, function, limit), "error", program
@@ -73,6 +73,13 @@ def _checks(built: Built) -> Iterator[Check]:
         yield check, severity, program
         check = partial(budget.check_operator_instructions, program.functions, level)
         yield check, "warning", program
+
+
+def _advice(ready: Planned, memory: Footprint) -> str:
+    """What to change where so much is too much."""
+    zero = zero_of(ready.job.strategy)
+    asked = Asked(zero=zero, context_bytes=ready.plan.context_bytes)
+    return advice_text(memory, ready.plan.step, asked, ready.layout.target.limit_bytes)
 
 
 def _located(error: DiagnosticError, program: Program | None) -> DiagnosticError:

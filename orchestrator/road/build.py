@@ -57,6 +57,7 @@ from shardwright.sharding.prepare.one_sample import (
     check_means,
     is_alone,
 )
+from shardwright.sharding.prepare.reroll import Rerolled
 from shardwright.sharding.settings import AUTO, StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
@@ -102,8 +103,17 @@ class Planned:
     tokens_per_sample: int
     name: str
     loss: int = 0  # which output of the graph
+    model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
     findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
+
+    @property
+    def counted(self) -> tuple[Graph, int]:
+        """The step that the model's FLOPs are counted on, with every part of it once, and which of
+        its outputs the loss is."""
+        if self.model is None:
+            return self.graph, self.loss
+        return self.model.graph, _loss_of(self.model)
 
     @property
     def flops_per_step(self) -> int:
@@ -433,20 +443,34 @@ def plan_task(
         with stages.timed("localize"):
             plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
         check_offload(plan.step, layout.target)
+        traced = decided.traced
         return Planned(
             job=job,
             layout=layout,
-            graph=decided.traced.step.graph,
-            traced_samples=decided.traced.samples,
+            graph=traced.step.graph,
+            traced_samples=traced.samples,
             plan=plan,
             tokens_per_sample=task.tokens_per_sample,
-            name=decided.traced.name,
-            loss=[slot.name for slot in decided.traced.step.outputs].index("metrics/loss"),
-            repeats=decided.traced.step.notes,
-            findings=(*decided.traced.findings, *layout.findings),
+            name=traced.name,
+            loss=_loss_of(traced.step),
+            model=_model(job, task, traced.samples, stages),
+            repeats=traced.step.notes,
+            findings=(*traced.findings, *layout.findings),
         )
 
     return decide(job, layout, task, stages, planned)
+
+
+def _loss_of(step: Rerolled) -> int:
+    return [slot.name for slot in step.outputs].index("metrics/loss")
+
+
+def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:
+    """The step of as many samples without the copies that a task says it has."""
+    if task.model is None:
+        return None
+    with within("model"):
+        return stages.trace(job, task.model, samples).step
 
 
 def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> PartitionUnit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from shardwright.orchestrator.validation.published import Workload
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 def task_of(w: Workload, name: str = "published") -> TrainTask:
     """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
-    as Megatron-LM does.
+    as Megatron-LM does. Key-value heads that ranks hold copies of are weights of their own, which
+    the task's `model` does not have.
     """
     from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
     from shardwright.compiler.frontend.models.families import family_task
@@ -43,5 +45,7 @@ def task_of(w: Workload, name: str = "published") -> TrainTask:
         one_hot_loss=w.one_hot_loss,
         name=name,
     )
-    kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads
-    return family_task(w.family, sizes, options, kv_heads)
+    model = family_task(w.family, sizes, options, w.kv_heads)
+    if not w.replicated_kv or w.tp <= w.kv_heads:
+        return model
+    return dataclasses.replace(family_task(w.family, sizes, options, w.tp), model=model)

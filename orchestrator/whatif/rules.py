@@ -272,6 +272,17 @@ def _shards_for_copies(now: Situation) -> Iterator[Idea]:
         yield Idea(keys | finer)
 
 
+def _shards_that_divide(now: Situation) -> Iterator[Idea]:
+    """The odd part of the shards as copies: widths divide by powers of two, 24 shards leave them
+    whole."""
+    shards = now.size("dp_shard")
+    even = shards & -shards
+    if now.is_manual or even in (1, shards) or even % now.size("ep"):
+        return
+    copies = now.size("dp_replicate") * (shards // even)
+    yield Idea(_mesh(now, dp_replicate=copies, dp_shard=even))
+
+
 def _finer_zero(now: Situation) -> Iterator[Idea]:
     if now.size("dp_shard") > 1 and not now.is_manual:
         for stage in (DISTRIBUTED_OPTIMIZER, WEIGHTS):
@@ -341,6 +352,8 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _no_shifts,
             _reduce_each,
             _finer_zero,
+            _ring_of_context,
+            _shards_that_divide,
             _shards_for_copies,
             _shorter_type,
             _more_tensor_parallel,

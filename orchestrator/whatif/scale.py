@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,24 +82,45 @@ def points(
 
 
 def _strong_batch(study: Study, base: JobConfig) -> int:
-    """The samples of a step of the job, 0 where it does not say. Raises UsageError for tokens that
-    are no whole number of micro-batches."""
-    if STRONG not in study.modes or not base.strategy.global_batch_tokens:
+    """The samples of a step of the job, or near `STRONG_BATCH` where it does not say. Raises
+    UsageError for tokens that are no whole number of micro-batches."""
+    if STRONG not in study.modes or base.strategy.global_batch:
         return base.strategy.global_batch
+    if not base.strategy.global_batch_tokens:
+        return _usual_batch(study, base)
     from shardwright.orchestrator.config.model import resolve_task
 
     return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
+
+
+def _usual_batch(study: Study, base: JobConfig) -> int:
+    """`STRONG_BATCH`, or the multiple next to it of the samples that every cluster of the study
+    takes at a time; itself where that is more than twice as many."""
+    each = base.strategy.smallest_micro_batch
+    axes = [axis for axis in DATA_AXES if axis != "ep"]
+    clusters = itertools.product(study.targets, study.instances)
+    sizes = (_sizes(study, base, *cluster, STRONG_BATCH) for cluster in clusters)
+    ways = math.lcm(*(each * math.prod(found.get(a, 1) for a in axes) for found in sizes))
+    return STRONG_BATCH if ways > 2 * STRONG_BATCH else max(1, round(STRONG_BATCH / ways)) * ways
+
+
+def _sizes(study: Study, base: JobConfig, target: str, count: int, batch: int) -> dict[str, int]:
+    """The mesh of so many instances for a step of `batch` samples (0: as many as ranks have)."""
+    cluster = base.cluster
+    machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
+    samples = batch // base.strategy.smallest_micro_batch  # that ranks may have, one each at least
+    return mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
 
 
 def _changes(
     study: Study, base: JobConfig, strong_batch: int, mode: str, target: str, count: int
 ) -> dict[str, Any]:
     """What makes a point of the job: mesh and batch of so many instances."""
-    cluster = base.cluster
-    machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    batch = (strong_batch or STRONG_BATCH) if mode == STRONG else 0
-    samples = batch // base.strategy.smallest_micro_batch  # that ranks may have, one each at least
-    sizes = mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
+    batch = strong_batch if mode == STRONG else 0
+    sizes = _sizes(study, base, target, count, batch)
+    if not any(dataclasses.asdict(base.mesh).values()):
+        free = _sizes(replace(study, most_shards=0), base, target, count, 0)
+        sizes = {} if sizes == free else sizes  # a plan looks at what weights divide by
     return {
         "cluster.instances": count,
         "strategy.global_batch": batch,
@@ -130,7 +152,7 @@ def mesh_sizes(
     """Sizes on so many cores of a mesh with one AUTO axis, which takes what others leave.
 
     With more data ranks than `samples` of a step (0: no bound) `tp` takes the rest. State is shared
-    by at most `most_shards` ranks (0: no bound); more of them hold copies.
+    by at most `most_shards` ranks (0: no bound); multiples of them hold copies.
     """
     sizes = dict(axes)
     grows = next(axis for axis, size in axes.items() if size == AUTO)
@@ -142,7 +164,8 @@ def mesh_sizes(
         rest //= more
         sizes["tp"] = sizes.get("tp", 1) * more
     sizes[grows] = rest
-    if most_shards and grows == SHARD_AXIS and rest > most_shards and "dp_replicate" not in sizes:
+    is_shared = grows == SHARD_AXIS and "dp_replicate" not in sizes
+    if is_shared and most_shards and rest > most_shards and rest % most_shards == 0:
         sizes |= {"dp_replicate": rest // most_shards, SHARD_AXIS: most_shards}
     return {axis: size for axis, size in sizes.items() if size > 1 or axis == grows}
 

@@ -107,6 +107,8 @@ def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], li
         figures = [METRICS[name].text(row) for name in shown]
         table.add_row(*values, *figures, Text(_verdict(row)), style=_COLOURS.get(row.status, "red"))
     console.print(table)
+    if any(row.metrics.get("over_gib") for row in rows[:limit]):
+        console.print("+: does not fit, by so much per core")
     if len(rows) > limit:
         console.print(f"{len(rows) - limit} more rows in the files; --limit 0 shows all")
     if alike:

@@ -59,13 +59,14 @@ def advice(
 
 def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
     """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time;
-    one in any case where the vendor's compiler would refuse the job, since its cure decides.
+    one in any case where the job does not fit, or the vendor's compiler would refuse it, since
+    the cure decides.
 
     `started` is when the answer was asked for (`time.perf_counter()`).
     """
     if tries != AUTO:
         return tries
-    least = 1 if refusals(report) else 0
+    least = 1 if refusals(report) or not report["memory"]["fits"] else 0
     provenance = report["provenance"]
     took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
     once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))

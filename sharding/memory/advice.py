@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.program import BufferInfo, StepPlan
 from shardwright.sharding.memory.footprint import Footprint, category_of
-from shardwright.sharding.partition.mesh import SHARD_AXIS
+from shardwright.sharding.partition.mesh import CONTEXT_AXIS, SHARD_AXIS
 
 MIN_SAVED = 1e-3
 """Part of the peak below which a change is not worth saying (our choice): counts and scales."""
@@ -28,33 +28,47 @@ class Advice:
     saves_bytes: int
 
 
-def advice(memory: Footprint, plan: StepPlan) -> list[Advice]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a plan was asked for that its buffers do not say: the ZeRO stage, and the bytes of keys
+    and values that a layer gathers (`sharding/cut/ring`)."""
+
+    zero: int
+    context_bytes: int = 0
+
+
+def advice(memory: Footprint, plan: StepPlan, asked: Asked) -> list[Advice]:
     """Changes that save something to speak of, largest first."""
     least = MIN_SAVED * memory.peak_bytes
-    found = [a for a in _changes(memory, plan) if a.saves_bytes > least]
+    found = [a for a in _changes(memory, plan, asked) if a.saves_bytes > least]
     return sorted(found, key=lambda a: -a.saves_bytes)
 
 
-def advice_text(memory: Footprint, plan: StepPlan, limit_bytes: int) -> str:
+def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: int) -> str:
     """The changes in one line, for an error about that limit."""
-    changes = advice(memory, plan)
+    changes = advice(memory, plan, asked)
     told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
     if changes and changes[0].saves_bytes < memory.peak_bytes - limit_bytes:
         told.append("not enough alone")
     return "; ".join([*told, "`plan --explain memory` plans each change"])
 
 
-def _changes(memory: Footprint, plan: StepPlan) -> Iterator[Advice]:
+def _changes(memory: Footprint, plan: StepPlan, asked: Asked) -> Iterator[Advice]:
     ways = plan.mesh.get(SHARD_AXIS, 1)
     state = [b for b in plan.buffers.values() if category_of(b) in STATE]
     split = [b for b in state if _splits_again(b, ways)]
     saved = sum(b.local_type.num_bytes // 2 for b in split)
     yield Advice(f"shard over twice the cores, mesh.{SHARD_AXIS} = {2 * ways}", saved)
-    whole = [b for b in state if category_of(b) == "optimizer" and not _axes(b)]
-    kept = sum(b.local_type.num_bytes for b in whole)
-    yield Advice("spread the optimizer state, strategy.zero = 1", kept - kept // max(ways, 1))
+    if asked.zero == 0:
+        whole = [b for b in state if category_of(b) == "optimizer" and not _axes(b)]
+        kept = sum(b.local_type.num_bytes for b in whole)
+        yield Advice("spread the optimizer state, strategy.zero = 1", kept - kept // max(ways, 1))
     again = memory.argument_bytes["gathered"]
     yield Advice("gather weights again, strategy.reshard_after_forward = true", again)
+    blocks = plan.mesh.get(CONTEXT_AXIS, 1)
+    live = memory.categories["gathered"] - again  # at the peak; weights too, which a ring leaves
+    sent = min(live, asked.context_bytes) * max(0, blocks - 2) // blocks
+    yield Advice("send keys and values around, strategy.context = ring", sent)
     batch = [b for b in plan.buffers.values() if b.role == "batch" and b.local_type.rank]
     if min((b.local_type.shape[0] for b in batch), default=1) > 1:
         live = memory.categories["activations"]

@@ -16,6 +16,7 @@ from shardwright.compiler.diagnostics import ShardingError, did_you_mean
 
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 SHARD_AXIS = "dp_shard"  # the one state is spread over first
+CONTEXT_AXIS = "cp"  # the sequence is split over
 DATA_AXES = ("dp_replicate", "dp_shard", "ep")
 """Samples lie over these; `ep` is the inner part of what users call `dp_shard`."""
 AUTO = "auto"

@@ -65,24 +65,27 @@ def _place_parameters(step: Decisions) -> None:
     """Choose, per weight, the largest divisible dim that is not a loop's layer dim."""
     for slot, value, local in spreadable(step):
         used = step.layout.of(value)
-        ways = step.mesh.size(step.free_axes(used)) if step.zero else 1
+        axes = step.free_axes(used)
+        ways = step.mesh.size(axes) if step.zero else 1
         fitting = [d for d, size in local.items() if size % ways == 0]
-        if ways == 1 or not fitting:
-            why = "one shard" if ways == 1 else f"no dim divides by {_named(step, ways)}"
-            _replicate(step, slot, value, why)
+        if ways == 1:
+            step.place(slot, value, used, "one shard")
+            continue
+        if not fitting:
+            _replicate(step, slot, value, f"no dim divides by {_named(axes, ways)}")
             continue
         dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
         step.roots.setdefault(step.shards.find((value, dim)), slot.name)
         if step.zero >= WEIGHTS:
-            why = f"largest dim that divides by {_named(step, ways)}"
+            why = f"largest dim that divides by {_named(axes, ways)}"
             step.place(slot, value, step.stored(value) or used, why)
         else:
             step.place(slot, value, used, f"zero={step.zero} keeps weights")
 
 
-def _named(step: Decisions, ways: int) -> str:
-    """The shard axes and how many ways they split."""
-    return f"{'*'.join(step.shard_axes)}={ways}"
+def _named(axes: Sequence[str], ways: int) -> str:
+    """Shard axes and how many ways they split."""
+    return f"{'*'.join(axes)}={ways}"
 
 
 def _place_optimizer(step: Decisions) -> None:
@@ -101,14 +104,17 @@ def _place_optimizer(step: Decisions) -> None:
 
 
 def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
-    """Keep one input as it is used on every core; say so when it is large."""
-    step.place(slot, value, step.layout.of(value), why)
-    if value.type.num_bytes >= LARGE_REPLICATED_BYTES and step.shard_axes:
+    """Keep one input as it is used on every core; say so when it is large and state is spread."""
+    used = step.layout.of(value)
+    step.place(slot, value, used, why)
+    axes = step.free_axes(used)
+    if value.type.num_bytes >= LARGE_REPLICATED_BYTES and axes and step.zero:
         step.findings.append(
             Diagnostic(
                 "SW_FSDP_REPLICATED",
-                f"{slot.name} {value.type} stays whole on every core: {why}",
-                hint=f"choose a {step.shard_axes[0]} that divides one of its dims",
+                f"{slot.name} {value.type} is the same on all ranks of {'*'.join(axes)}: {why}",
+                hint=f"choose a {axes[0]} that divides one of its dims, with more ranks"
+                " as dp_replicate",
                 severity="warning",
             )
         )

@@ -74,11 +74,15 @@ def other() -> dict[str, Any]:
     b["job"]["strategy"] = {"name": "fsdp", "remat": False, "zero": 3}
     b["job"]["output"]["dir"], b["job"]["base"] = "b", "/b"
     b["mesh"] = {"dp": 4, "tp": 1, "pp": 2}
+    b["job"]["mesh"] = {"dp": 4, "pp": 2}  # which the table of the mesh says
     b["timing"]["step_time_ps"] = 4_000_000_000
     b["timing"]["breakdown_ps"] = {"compute": 3_000_000_000, "bubble": 1_000_000_000, "idle": 0}
     b["memory"]["categories"] = {"parameters": 2 * MIB, "other": 0}
     b["collectives"] = [GATHER | {"exposed_ps": 1_000_000}]
-    b["findings"] = [{"code": "SW_B", "message": "two"}, {"code": "SW_B", "message": "three"}]
+    b["findings"] = [
+        {"code": "SW_B", "message": "two"},
+        *[{"code": "SW_B", "message": "three"}] * 2,
+    ]
     b["batch"]["tokens_per_sample"] = 1
     return b
 
@@ -237,6 +241,7 @@ def test_the_table_of_a_sweep() -> None:
         "8  0.1235    2,000 25.6%    0.0% 12.3      -",
         "2  0.1235    1,000 25.6%    0.0% 12.3      -",
         "4  0.1235    9,000 25.6%    0.0% 12.3      - +1.25 GiB",
+        "+: does not fit, by so much per core",
         "2 more rows in the files; --limit 0 shows all",
         "SW_MESH: 2 of 5 points, for example mesh.tp=5:",
         "  no such mesh",

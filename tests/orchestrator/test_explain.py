@@ -119,7 +119,7 @@ def test_no_engine_is_busy_longer_than_the_step(capsys) -> None:
     section = {"step_time_ps": 100, "physical_cores": 2, "functions": [], "lines": lines}
     explain_time.show(section)
     shown = capsys.readouterr().out
-    assert "tensor 70.0%" in shown and "tensor 5.0%" in shown
+    assert "tensor 70.0 %" in shown and "tensor 5.0 %" in shown
 
 
 def test_every_collective_has_its_reason_and_the_other_algorithms(job, capsys) -> None:

@@ -15,7 +15,7 @@ from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_lines import _LINES, explain
 from shardwright.orchestrator.report.explanations import EXPLANATIONS, help_text
 from shardwright.orchestrator.report.plan_screen import next_lines, screen_lines
-from shardwright.orchestrator.report.text import count_text, seconds_text, usd_text
+from shardwright.orchestrator.report.text import count_text, seconds_text, share_text, usd_text
 from tests.support.plans import report_of
 
 TITLES = {"limited by": "limited", "no gain": "next", "warning": "warnings", "note": "warnings"}
@@ -64,7 +64,7 @@ def test_rates_come_to_what_they_are_made_of(report: dict[str, Any]) -> None:
     assert found["tokens/s"][0] == f"{made:,.0f}"
     counts, per = timing["flops"], timing["step_time_s"] * timing["peak_flops_per_s"]
     for name, what in (("MFU", "model"), ("causal", "causal"), ("HFU", "executed")):
-        assert found[name][0] == f"{counts[what] / per:.2%}"
+        assert found[name][0] == share_text(counts[what] / per, digits=2)
         assert found[name][1].startswith(f"{count_text(counts[what])}FLOP ")
     assert found["peak"][1].startswith(f"{report['cores']} cores x ")
 
@@ -86,7 +86,7 @@ def test_the_goal_and_what_decides(report: dict[str, Any]) -> None:
     goal = {"tokens": 10**9, "deadline_s": 864e3, "budget_usd": None, "steps": 100, "goodput": 0.5}
     goal |= {"days": 12.5, "usd": 9.0, "slack_days": -2.5, "slack_usd": None, "needs": None}
     found = rows(report | {"goal": goal}, "goal")
-    assert found["steps"][0] == "100" and found["steps"][1].endswith(" / 50.00%")
+    assert found["steps"][0] == "100" and found["steps"][1].endswith(" / 50.00 %")
     assert found["time"] == ("12.5 days", "limit 10 days, left -2.5 days")
     assert found["money"][1] == "limit -, left -, on demand"
     memory = report["memory"] | {"fits": False}

@@ -164,7 +164,7 @@ def test_a_terminal_shows_what_it_has_lines_for(
     """And one line for the prompt, but never less than 24."""
     report = copy.deepcopy(plain)
     finding = {"code": "SW_X", "severity": "warning", "message": "word " * 40, "hint": ""}
-    report["findings"] = [finding] * 9
+    report["findings"] = [finding | {"message": f"{n} " + "word " * 40} for n in range(9)]
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=height, color_system=None)
     monkeypatch.setattr("shardwright.orchestrator.terminal.terminal.console", lambda **_: console)

@@ -12,6 +12,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.config.config import GoodputConfig, JobConfig
@@ -22,6 +23,8 @@ from shardwright.orchestrator.report.rates import product_types, step_flops
 from shardwright.orchestrator.road.timing import Timings
 from shardwright.sharding.cut.pipeline.schedules import bubble
 from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.prepare.reroll import Rerolled
 from shardwright.sim_cluster.timing.actors import CollectiveDuration, CollectiveUse
 from shardwright.sim_cluster.timing.contention import Demand
 from shardwright.sim_cluster.timing.step_parts import StepParts
@@ -76,6 +79,25 @@ def test_mfu_is_three_forward_passes_over_the_published_peak() -> None:
     assert found["peak_flops_per_s"] == 64e6
     assert found["mfu"] == found["mfu_causal"] == close(460_800 / 1_280_000) == close(0.36)
     assert found["attention"] == "none" and found["published"] is None
+
+
+def test_copies_are_no_part_of_the_model() -> None:
+    """The step of 16 samples has 2 x 40 x 20 x 32 FLOP of products and 800 weights, that of the
+    model half: 2 x 40 x 20 x 16 = 25,600, nine times for three passes of 48 samples."""
+    own = programs(forward=product(10, 20, 30), backward=product(50, 60, 70))
+    graph = product(40, 20, 16)
+    graph = Graph(graph.inputs, graph.ops, (graph.inputs[0], *graph.outputs), graph.name)
+    inputs = (Slot("x", "batch", 0), Slot("w", "parameter"), Slot("z", "batch", 0))
+    outputs = (Slot("x", "optimizer"), Slot("metrics/loss", "metric"))
+    model = Rerolled(graph=graph, inputs=inputs, outputs=outputs)
+    buffers = (buffer("w", "parameter", 640),)
+    schedule = ((("forward", "backward"), 3),)
+    built = invented(programs=own, schedules=(schedule,), buffers=buffers, model=model)
+    counts = step_flops(built)
+    assert counts.model == 25_600 * 3 * 3
+    assert counts.captured == 25_600 * 3
+    assert counts.executed == step_flops(invented(programs=own, schedules=(schedule,))).executed
+    assert report.graph_section(built)["params"] == 20 * 16
 
 
 def test_hfu_is_every_product_that_runs_over_the_same_peak() -> None:
@@ -209,9 +231,9 @@ def test_fewer_than_two_micro_batches_per_stage_are_worth_a_note(count: int, tol
     assert len(notes) == told
     for note in notes:
         assert (
-            "3 micro-batches keep 2 stages waiting for each other 25% of the step" in note.message
+            "3 micro-batches keep 2 stages waiting for each other 25 % of the step" in note.message
         )
-        assert note.hint == "set strategy.global_batch: 64 for 20%, 128 for 11%, 256 for 6%"
+        assert note.hint == "set strategy.global_batch: 64 for 20 %, 128 for 11 %, 256 for 5.9 %"
 
 
 def test_one_micro_batch_keeps_stages_waiting() -> None:
@@ -220,7 +242,7 @@ def test_one_micro_batch_keeps_stages_waiting() -> None:
     built = replace(built, layout=replace(built.layout, num_microbatches=1))
     built.plan.parts = (("forward0",), ("forward1",))
     (note,) = report._idle_stages(built)
-    assert note.message.startswith("1 micro-batch keeps 2 stages waiting for each other 50% of")
+    assert note.message.startswith("1 micro-batch keeps 2 stages waiting for each other 50 % of")
 
 
 def test_the_pipeline_of_a_report() -> None:

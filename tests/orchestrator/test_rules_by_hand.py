@@ -95,6 +95,26 @@ def test_collectives_of_all_axes_are_what_limits_together() -> None:
     assert "reduce_gradients=last" in tried(one)[0]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "wanted"),
+    [
+        ({"dp_shard": 24, "cp": 4}, "mesh.dp_replicate=3 mesh.dp_shard=8"),
+        ({"dp_replicate": 2, "dp_shard": 40}, "mesh.dp_shard=8 mesh.dp_replicate=10"),
+        ({"dp_shard": 32}, ""),
+        ({"dp_shard": 15}, ""),
+        ({"dp_shard": 8, "ep": 3}, ""),
+    ],
+)
+def test_the_odd_part_of_shards_that_widths_do_not_divide_by(
+    mesh: dict[str, int], wanted: str
+) -> None:
+    one = report(compute=100) | {"mesh": mesh}
+    one["memory"]["fits"] = False
+    found = [set(text.split()) for text in tried(one)]
+    odd = [keys for keys in found if {"mesh.dp_shard=8"} < keys]
+    assert [set(wanted.split()) <= keys for keys in odd] == ([True] if wanted else [])
+
+
 @pytest.mark.parametrize("level", [2, 3])
 def test_the_cure_of_a_refusal_is_tried_before_what_is_faster(level: int) -> None:
     one = report(compute=100) | {"findings": [EXTP]}

@@ -3,6 +3,7 @@ the page that is made from the same rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -69,6 +70,32 @@ def test_the_open_axis_takes_what_others_leave(
     found = mesh_sizes(axes, cores, *limits)
     assert found == expected
     assert math.prod(found.values()) == cores
+
+
+def odd(key: str, value: object = 0) -> Study:
+    return Study(targets=["trn1n.32xlarge", "trn2.48xlarge"], instances=[3, 5], **{key: value})
+
+
+def test_a_cluster_of_odd_size_has_the_mesh_of_its_plan() -> None:
+    """No mesh is named, so that weights that 96 ranks do not divide lie on 32 of them; tensor
+    parallelism that a small batch asks for, and copies of 512, are the study's own."""
+    base = small({})
+    weak = points(odd("modes", ["weak"]), base, small)
+    assert not any(any(dataclasses.asdict(point.job.mesh).values()) for point in weak)
+    named = points(odd("modes", ["weak"]), small({"mesh.dp_shard": "auto"}), small)
+    assert [point.job.mesh.dp_shard for point in named] == [96, 160, 192, 320]
+    assert points(odd("most_shards", 32), base, small)[0].job.mesh.dp_replicate == 3
+    assert not points(odd("most_shards", 64), base, small)[0].job.mesh.dp_replicate
+
+
+def test_the_usual_batch_goes_into_every_cluster() -> None:
+    """96, 160, 192 and 320 ranks have 960 samples in common; 7 and 11 instances more than 2048."""
+    strong = points(odd("modes", ["strong"]), small({}), small)
+    assert {layout_of(point.job).global_batch for point in strong} == {960}
+    more = dataclasses.replace(odd("modes", ["strong"]), instances=[7, 11])
+    assert {p.job.strategy.global_batch for p in points(more, small({}), small)} == {1024}
+    asked = points(odd("modes", ["strong"]), small({"strategy.global_batch": 1920}), small)
+    assert {layout_of(point.job).global_batch for point in asked} == {1920}
 
 
 def small(changes: Mapping[str, Any]) -> JobConfig:

@@ -12,7 +12,6 @@ from shardwright.orchestrator.report.bars import (
     apportioned,
     bar,
     bar_to_limit,
-    percents,
 )
 from shardwright.orchestrator.report.bottleneck import (
     bottleneck,
@@ -48,11 +47,6 @@ MIB, GIB = 2**20, 2**30
 )
 def test_cells_by_largest_remainders(parts: list[float], whole: int, cells: list[int]) -> None:
     assert apportioned(parts, whole) == cells
-
-
-def test_percents_sum_to_a_hundred() -> None:
-    assert percents([1, 1, 1]) == ["33.4 %", "33.3 %", "33.3 %"]
-    assert percents([0.0625, 0.9375]) == ["6.3 %", "93.7 %"]
 
 
 def test_a_bar_has_its_pieces_in_order() -> None:

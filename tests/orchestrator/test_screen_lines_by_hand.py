@@ -160,13 +160,13 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
         sections.logical_cores,
         {},
         "cores      LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on one physical"
-        " core alone, 25% of the step",
+        " core alone, 25 % of the step",
     ),
     (
         sections.logical_cores,
         {"logical_cores": {"hypothetical": True, "alone_ps": 2_000_000_000}},
         "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on"
-        " one physical core alone, 100% of the step",
+        " one physical core alone, 100 % of the step",
     ),
     (sections.compiler, {}, "compiler   -O3, model type transformer, attention fused"),
     (
@@ -178,12 +178,12 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     (
         sections.rates,
         {},
-        "rates      12,346 tokens/s, MFU 40.00% (HFU 51.25%) of 6.08 PFLOP/s bf16 peak",
+        "rates      12,346 tokens/s, MFU 40.0 % (HFU 51.2 %) of 6.08 PFLOP/s bf16 peak",
     ),
     (
         sections.rates,
         {"batch": {"tokens_per_sample": 1}},
-        "rates      12,346 samples/s, MFU 40.00% (HFU 51.25%) of 6.08 PFLOP/s bf16 peak",
+        "rates      12,346 samples/s, MFU 40.0 % (HFU 51.2 %) of 6.08 PFLOP/s bf16 peak",
     ),
     (
         sections.cost,
@@ -205,7 +205,7 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     (
         sections.goodput,
         {},
-        "goodput    98.75%: 2.500 s to save every 40 steps, a failure every 2,000.0 h",
+        "goodput    98.75 %: 2.500 s to save every 40 steps, a failure every 2,000.0 h",
     ),
 ]
 
@@ -231,7 +231,7 @@ BEST = {
 def test_what_is_published_stands_beside_what_is_predicted() -> None:
     told = {"attention": "causal", "mfu_causal": 0.385, "published": BEST}
     assert lines(sections.rates, changed(timing=told)) == [
-        "rates      12,346 tokens/s, MFU 40.00% (attention in full; causal 38.50%), HFU 51.25% of"
+        "rates      12,346 tokens/s, MFU 40.0 % (attention in full; causal 38.5 %), HFU 51.2 % of"
         " 6.08 PFLOP/s bf16 peak",
         "           best published: 25.0 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T9)",
     ]
@@ -282,9 +282,9 @@ def test_the_rule_of_the_headline_fills_the_width() -> None:
 
 def test_streams_where_there_are_several_or_packets_are_chosen() -> None:
     """400 and 100 of 2000 us."""
-    first = "           0: all_gather dp, all_reduce tp, packets 64 KiB, busy 20%"
+    first = "           0: all_gather dp, all_reduce tp, packets 64 KiB, busy 20 %"
     head = "streams    DMA packets of compute 4 KiB"
-    second = "1: reduce_scatter dp, packets 32 KiB, busy 5%"
+    second = "1: reduce_scatter dp, packets 32 KiB, busy 5.0 %"
     assert lines(sections.streams, report()) == [head, f"{first}  {second}"]
     assert lines(sections.streams, report(), 80) == [head, first, " " * 11 + second]
     one = report()["streams"]
@@ -326,13 +326,40 @@ def test_time_and_where_it_goes() -> None:
     assert shown[2].strip() == "█ compute 99.9 %  ▓ idle 0.1 %"
 
 
+def test_shares_of_time_are_those_of_the_step_whatever_is_left_out() -> None:
+    """1640.4 and 359.2 of 2000 us are 82.02 and 17.96 %; 0.4 us have no cell."""
+    parts = {"compute": 1_640_400_000, "memory": 359_200_000, "idle": 400_000}
+    shown = lines(sections.timing, changed(timing={"breakdown_ps": parts}), 91)
+    assert shown[2].strip() == "█ compute 82.0 %  ▓ memory 18.0 %"
+
+
+@pytest.mark.parametrize("text", ["a 1.3 %", "fits, 6.50 GiB", "every 6,300.0 h", "takes 2.5 ms"])
+def test_a_number_and_its_unit_are_on_one_line(text: str) -> None:
+    number, unit = text.split()[-2:]
+    for before in range(26):
+        told = "x " * before + text
+        found = [line.plain[sections.TITLE :] for line in sections.plain("t", told, 51)]
+        assert any(f"{number} {unit}" in line for line in found), found
+        assert " ".join(found) == told
+
+
+def test_a_finding_that_is_there_twice_is_said_once() -> None:
+    row = {"code": "SW_A", "severity": "warning", "message": "too large", "hint": "less"}
+    found = lines(sections.findings, changed() | {"findings": [row, row, row | {"message": "b"}]})
+    assert found == [
+        "warning    SW_A: too large",
+        " " * 11 + "SW_A: b",
+        " " * 11 + "less",
+    ]
+
+
 def test_stages_of_a_pipeline() -> None:
     """100 and 50 of 2000 us; stages 1 and 2 are alike."""
     head = "pipeline   3 stages, 8 micro-batches, 1f1b"
-    first = "0: 5+3 layers, bubble 5.0%, 4.00 GiB"
+    first = "0: 5+3 layers, bubble 5.0 %, 4.00 GiB"
     assert lines(sections.stages, report()) == [
         head,
-        " " * 11 + first + "  1-2: 4 layers, bubble 2.5%, 3.00 GiB",
+        " " * 11 + first + "  1-2: 4 layers, bubble 2.5 %, 3.00 GiB",
     ]
     one = changed(pipeline={"num_microbatches": 1})
     assert lines(sections.stages, one)[0] == "pipeline   3 stages, 1 micro-batch, 1f1b"

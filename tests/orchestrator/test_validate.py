@@ -15,6 +15,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import families
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.road.timing import with_host
@@ -491,9 +492,10 @@ def test_band_covers_what_lies_between_the_profiles(tmp_path: Path) -> None:
 
 def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """66 over 4 heads are 16 each; of 97 words each of 4 ranks has 25; ranks have no fewer
-    key-value heads than one, where they are replicated."""
+    key-value heads than one, where they are replicated; the model has its own."""
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(families, "family_task", lambda *given: asked.append(given) or "task")
+    task = TrainTask(step=print, batch=print, init=print)
+    monkeypatch.setattr(families, "family_task", lambda *given: asked.append(given) or task)
     storage = Storage(
         params="f32", activations="bf16", statistics="f32", gradients="bf16", stream="bf16"
     )
@@ -513,7 +515,7 @@ def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         **sizes,
         **other,
     )
-    assert task_of(run, "named") == "task"
+    assert task_of(run, "named") is task
     shown = Sizes(
         layers=3,
         hidden=66,
@@ -532,9 +534,11 @@ def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         **other,
     )
     assert asked == [("llama", shown, options, 2)]
-    task_of(dataclasses.replace(run, replicated_kv=True, fused_projections=True, vocab=100))
-    family, fused, plain, heads = asked[1]
+    copied = dataclasses.replace(run, replicated_kv=True, fused_projections=True, vocab=100)
+    assert task_of(copied).model is task
+    assert asked[1] == (*asked[2][:3], 2)
+    family, fused, plain, heads = asked[2]
     assert (family, fused, heads) == ("llama", dataclasses.replace(shown, fused=True), 4)
     assert plain == dataclasses.replace(options, name="published")
-    task_of(dataclasses.replace(run, replicated_kv=True, tp=1))
-    assert asked[2][1].vocab == 97 and asked[2][3] == 2
+    assert task_of(dataclasses.replace(run, replicated_kv=True, tp=1)).model is None
+    assert asked[3][1].vocab == 97 and asked[3][3] == 2

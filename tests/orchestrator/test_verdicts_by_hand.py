@@ -82,6 +82,30 @@ def test_a_refusal_that_nothing_cures_says_so() -> None:
     )
 
 
+def test_two_refusals_with_one_cure_say_it_once() -> None:
+    findings = [EXTP, EXTP | {"code": "NCC_EBVF030", "message": "program of 6000000"}]
+    rows = [tried("compiler.optlevel=1", [])]
+    one = report() | {"findings": findings, "whatif": {"tried": rows, "left": []}}
+    first, second = texts(one)
+    assert sorted(" cures it: fits" in text for text in (first, second)) == [False, True]
+    assert second.endswith("; likewise")
+    assert len(badges(one)) == 2
+
+
+def test_what_takes_a_refusal_away_and_does_not_fit_is_no_cure() -> None:
+    rows = [tried("compiler.optlevel=1", [], status="does not fit", peak_bytes=67 * GIB)]
+    one = report() | {"findings": [EXTP], "whatif": {"tried": rows, "left": []}}
+    (text,) = texts(one)
+    assert text.endswith("; compiler.optlevel=1 would cure it, but does not fit, 67.00 GiB")
+
+
+def test_a_figure_of_a_step_that_does_not_fit_is_no_record() -> None:
+    one = changed(
+        timing={"published": BEST | {"times": 1.6}}, memory={"fits": False, "limit_bytes": 3 * GIB}
+    )
+    assert badges(one) == ["does not fit"]
+
+
 def test_a_refusal_of_which_nothing_was_tried_says_what_may_be() -> None:
     one = report() | {"findings": [EXTP, EXTP | {"message": "another"}]}
     (text,) = texts(one)
@@ -115,7 +139,10 @@ def everything() -> dict[str, Any]:
         timing={"published": BEST, "attention": "full"},
     )
     more = {"code": "SW_LONG", "severity": "warning", "message": "words " * 99, "hint": ""}
-    findings = {"findings": [EXTP, *[more] * 5], "units": []}
+    findings = {
+        "findings": [EXTP, *(more | {"message": f"{n} " + "words " * 99} for n in range(5))],
+        "units": [],
+    }
     one["job"]["model"] = {"entry": "", "hlo": ""}
     return one | findings | {"provenance": {"stages_s": {"capture": 1.0}}}
 
@@ -124,7 +151,7 @@ def everything() -> dict[str, Any]:
 def test_what_decides_is_last_whatever_the_room(room: int) -> None:
     one = everything()
     decided = [line.plain for line in sections.verdict(one, 80)]
-    assert len(decided) > 5 and decided[0].startswith("verdict    does not fit")
+    assert len(decided) > 2 and decided[0].startswith("verdict    does not fit")
     shown = [line.plain for line in screen_lines(one, 80, room)]
     assert shown[-len(decided) :] == decided
     assert shown[0].startswith("llama")

@@ -307,10 +307,12 @@ def test_as_many_tries_as_will_be_over(
     the two that are wanted; 7 s for none of 7.35 s."""
     monkeypatch.setattr(tries.time, "perf_counter", lambda: 100.0 + spent)
     stages = {"capture": 1.5, "import": 0.5, "compile": took}
-    report = {"provenance": {"stages_s": stages}, "findings": []}
+    report = {"provenance": {"stages_s": stages}, "findings": [], "memory": {"fits": True}}
     assert tries.affordable(AUTO, report, 100.0) == count
     refused = report | {"findings": [{"code": "NCC_EXTP004"}]}
     assert tries.affordable(AUTO, refused, 100.0) == max(count, 1)
+    large = report | {"memory": {"fits": False}}
+    assert tries.affordable(AUTO, large, 100.0) == max(count, 1)
     assert tries.affordable(0, refused, 100.0) == 0
     assert tries.affordable(7, report, 100.0) == 7
 

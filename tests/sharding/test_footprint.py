@@ -11,7 +11,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.memory.advice import advice, advice_text
+from shardwright.sharding.memory.advice import Asked, advice, advice_text
 from shardwright.sharding.memory.footprint import CATEGORIES, check_limit, footprint
 from shardwright.sharding.memory.places import buffer_places
 
@@ -158,8 +158,9 @@ def test_what_does_not_fit_says_why_and_what_to_do() -> None:
     plan = plan_of(loop_graph(True), roles)
     memory = footprint(plan)
     check_limit(memory, memory.peak_bytes, "")
+    limit = memory.peak_bytes - 1
     with pytest.raises(CapacityError) as caught:
-        check_limit(memory, memory.peak_bytes - 1, advice_text(memory, plan, memory.peak_bytes - 1))
+        check_limit(memory, limit, advice_text(memory, plan, Asked(zero=0), limit))
     error = caught.value
     assert error.exit_code == 71
     weight = "w tensor<8x64xf32> (parameters)"
@@ -187,10 +188,28 @@ def test_advice_counts_the_bytes_of_each_change() -> None:
         sharded("kept", "gathered", whole, 5),
     ]
     plan = dataclasses.replace(plan, buffers={**plan.buffers, **{i.name: i for i in buffers}})
-    found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan)}
+    found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan, Asked(zero=0))}
     assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
     assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4
     assert found["gather weights again, strategy.reshard_after_forward = true"] == 5 * 16 * 4
+    spread = {a.change for a in advice(footprint(plan), plan, Asked(zero=3))}
+    assert spread == found.keys() - {"spread the optimizer state, strategy.zero = 1"}
+
+
+def test_a_ring_is_advice_where_keys_and_values_are_gathered() -> None:
+    """Of 8 blocks two are held: 6/8 of 4096 bytes, of which 3072 are live at the peak."""
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((SIZE,)), "add", (0,)))
+    plan = plan_of(graph, [("x", "batch"), ("s", "metric")])
+    plan = dataclasses.replace(plan, mesh={"cp": 8})
+    memory = footprint(plan)
+    live = {**memory.categories, "gathered": 3072}
+    memory = dataclasses.replace(memory, categories=live, peak_bytes=sum(live.values()))
+    ring = "send keys and values around, strategy.context = ring"
+    for gathered, saved in ((4096, 3072 * 6 // 8), (1024, 768)):
+        found = advice(memory, plan, Asked(zero=3, context_bytes=gathered))
+        assert {a.change: a.saves_bytes for a in found}[ring] == saved
+    assert ring not in {a.change for a in advice(memory, plan, Asked(zero=3))}
 
 
 def test_advice_says_where_no_change_is_enough_alone() -> None:
@@ -200,9 +219,9 @@ def test_advice_says_where_no_change_is_enough_alone() -> None:
     kept = sharded("kept", "gathered", ((), ()), 1000)
     plan = dataclasses.replace(plan, buffers={**plan.buffers, "kept": kept})
     memory = footprint(plan)
-    (change,) = advice(memory, plan)
-    enough = advice_text(memory, plan, memory.peak_bytes - change.saves_bytes)
-    less = advice_text(memory, plan, memory.peak_bytes - change.saves_bytes - 1)
+    (change,) = advice(memory, plan, Asked(zero=0))
+    enough = advice_text(memory, plan, Asked(zero=0), memory.peak_bytes - change.saves_bytes)
+    less = advice_text(memory, plan, Asked(zero=0), memory.peak_bytes - change.saves_bytes - 1)
     assert less == enough.replace("; `plan", "; not enough alone; `plan") != enough
 
 

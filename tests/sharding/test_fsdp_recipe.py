@@ -144,6 +144,17 @@ def test_a_large_weight_that_stays_whole_is_a_finding() -> None:
     assert finding.code == "SW_FSDP_REPLICATED" and "params/w" in finding.message
 
 
+def test_a_weight_that_nobody_asked_to_spread_is_no_finding() -> None:
+    b = Builder()
+    w, x = b.input((512, 512)), b.input((8, 512))
+    graph = b.finish(b.add(w, b.dot(x, b.dot(x, w), ((0,), (0,)))))
+    slot = Slot("params/w", "parameter")
+    step = graph, (slot, Slot("batch/x", "batch", 0)), (slot,)
+    recipe = recipe_of(*step, make_mesh({"dp_shard": 4}), StrategySettings(name="generic", zero=0))
+    assert whole(recipe.specs[(INPUT, 0)])
+    assert recipe.findings == ()
+
+
 def test_a_batch_that_does_not_divide_is_refused_with_numbers() -> None:
     with pytest.raises(ShardingError) as caught:
         fsdp(*linear_step(rows=12), make_mesh({"dp_replicate": 2, "dp_shard": 4}))

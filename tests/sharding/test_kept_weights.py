@@ -36,3 +36,16 @@ def test_backward_gathers_nothing_again(remat: str, dtype: str) -> None:
     assert gathers[True] and not gathers[False]
     leaf, error = worst(step_errors(make, how, 2))
     assert error <= BOUNDS[dtype], leaf
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 4}, {"pp": 2, "dp_shard": 2}])
+def test_a_note_counts_what_backward_gathers_again(axes: dict[str, int]) -> None:
+    """Of every part of a pipeline too, whose backward passes gather what theirs need."""
+    how = distribution("fsdp", reshard_after_forward=False, **axes)
+    plan = plan_of(partial(task, "full", "f32"), how, 2)
+    again = sum(r.count for r in plan.traffic if r.kind == "all_gather" and "back" in r.program)
+    assert bool(again) == ("pp" in axes)
+    noted = [f.message for f in plan.findings if f.code == "SW_RESHARD"]
+    assert [f"still runs {again} all_gather" in message for message in noted] == [True] * bool(
+        again
+    )

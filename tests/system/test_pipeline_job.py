@@ -77,6 +77,6 @@ def test_few_micro_batches_are_a_note_with_numbers(
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (note,) = (f for f in found["findings"] if f["code"] == "SW_PIPELINE_BUBBLE")
-    assert "1 micro-batch" in note["message"] and "75%" in note["message"]
-    assert note["hint"] == "set strategy.global_batch: 32 for 27%, 64 for 16%, 128 for 9%"
+    assert "1 micro-batch" in note["message"] and "75 %" in note["message"]
+    assert note["hint"] == "set strategy.global_batch: 32 for 27 %, 64 for 16 %, 128 for 8.6 %"
     assert found["sharding"]["stages"] == found["pipeline"]["stages"]

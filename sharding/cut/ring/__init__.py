@@ -21,16 +21,17 @@ from shardwright.sharding.cut.ring.reorder import reordered
 from shardwright.sharding.cut.ring.terms import FREE, Pass, passes
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.localize import Localized
-
-AXIS = "cp"
+from shardwright.sharding.partition.mesh import CONTEXT_AXIS
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What to tell the user about attention over a split sequence."""
+    """What to tell the user about attention over a split sequence; `gathered_bytes` are the most
+    that one level of the graph gathers of keys and values."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Diagnostic, ...] = ()
+    gathered_bytes: int = 0
 
 
 def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
@@ -38,7 +39,7 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     nothing; `ring` puts loops in place of gathers that feed a softmax, with a finding for every one
     that stays.
     """
-    size = local.source.mesh.sizes.get(AXIS, 1)
+    size = local.source.mesh.sizes.get(CONTEXT_AXIS, 1)
     if size == 1:
         return local, Context()
     if form == "gather":
@@ -46,20 +47,21 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
             "gather (strategy.context, default: fewer passes over scores); `ring` holds 2 of"
             f" {size} blocks of keys and values instead of all"
         )
-        return local, Context(reasons={"context": chosen})
-    graph, source = local.graph, local.source
-    batch = [
-        value
-        for slot, value in zip(source.inputs, graph.inputs, strict=True)
-        if slot.role == "batch"
-    ]
-    rings = Rings(AXIS, reached(graph, batch))
-    graph = rings.level(graph)
+        most = _rings(local).most_bytes(local.graph)
+        return local, Context(reasons={"context": chosen}, gathered_bytes=most)
+    rings = _rings(local)
+    graph = rings.level(local.graph)
     reason = (
         f"ring (strategy.context): {rings.loops} loops over {size} blocks; a core holds 2 blocks"
         " of keys and values"
     )
     return replace(local, graph=graph), Context({"context": reason}, tuple(rings.findings))
+
+
+def _rings(local: Localized) -> Rings:
+    source, graph = local.source, local.graph
+    pairs = zip(source.inputs, graph.inputs, strict=True)
+    return Rings(CONTEXT_AXIS, reached(graph, [v for slot, v in pairs if slot.role == "batch"]))
 
 
 class Rings:
@@ -83,6 +85,11 @@ class Rings:
             done = {left[0]} if index is None else {*index.entries}
             left = [op for op in left if op not in done]
         return graph
+
+    def most_bytes(self, graph: Graph) -> int:
+        """The most that a level, or one in it, gathers over the axis, whatever is live together."""
+        own = sum(op.result.type.num_bytes for op in graph.ops if self._gathers(op))
+        return max(own, *(self.most_bytes(r) for op in graph.ops for r in op.regions), 0)
 
     def _nested(self, op: Op) -> Op:
         if not op.regions:

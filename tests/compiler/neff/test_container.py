@@ -301,6 +301,17 @@ def test_unpacked_sizes_are_bounded_before_memory_is_taken(size: int, refused: b
         Container(data)
 
 
+def test_a_directory_says_where_the_programs_of_a_bundle_are(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="a file is required, got a directory") as caught:
+        Container.open(tmp_path)
+    assert caught.value.diagnostic.hint == "name a file of it"
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "a1.neff").write_bytes(sample())
+    with pytest.raises(LoadError, match="SW_NEFF_MISSING") as caught:
+        Container.open(tmp_path)
+    assert f"`shardwright neff info {tmp_path}/programs/a1.neff`" in caught.value.diagnostic.hint
+
+
 def test_a_file_leads_nowhere_else(tmp_path: Path) -> None:
     inside, outside = tmp_path / "bundle", tmp_path / "other.neff"
     inside.mkdir()
