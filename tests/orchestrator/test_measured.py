@@ -123,6 +123,17 @@ def test_the_source_of_a_kernel_says_more(
     assert (plain.bias, plain.turned, plain.wide) == ("", False, False)
 
 
+def test_a_function_apart_is_a_kernel_behind_its_product() -> None:
+    together = MeasuredKernel("product", (64, 32, 16), "bf16", gelu="function")
+    names = [
+        [[op.name for op in graph.ops] for graph in kernel_times._graphs(kernel)]
+        for kernel in (together, replace(together, apart=True))
+    ]
+    (one,), (product, function) = names
+    assert "dot_general" in product and "dot_general" not in function
+    assert set(product) < set(one) and set(function) - {"constant"} <= set(one)
+
+
 def test_nobody_fills_the_stalls_of_a_kernel() -> None:
     """Whatever share of them neighbours of a region fill on that machine."""
     kernel = MeasuredKernel("product", (512, 256, 512), "bf16")

@@ -125,6 +125,8 @@ ON_VECTOR: dict[str, tuple[str, tuple[Operand, ...], dict[str, Any], int]] = {
     "16 bytes apart": ("tensor_copy", (A, rows(300, step=4)), {}, 267_857),
     "bf16 18 bytes apart": ("tensor_copy", (A16, rows(300, BF16, step=9)), {}, 535_714),
     "bf16 16 bytes apart": ("tensor_copy", (A16, rows(300, BF16, step=8)), {}, 267_857),
+    # What is far apart across partitions alone is not strided: 64 / 1.12
+    "one each, partitions apart": ("tensor_copy", ((SBUF, F32, ((9, 128),)),) * 2, {}, 57_143),
 }
 
 
