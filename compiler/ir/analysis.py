@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-CONTRACTIONS = frozenset(("convolution", "dot_general"))
+CONTRACTIONS = of(Kind.CONTRACTION)
 """Ops that multiply and add over an index: the tensor engine's."""
-_REARRANGING = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", "transpose"))
+_REARRANGING = of(Kind.LITERAL, Kind.VIEW) | {"slice"}
 
 
 def is_light(op: Op) -> bool:
@@ -38,9 +39,7 @@ def flops(graph: Graph, only: Collection[str] = ()) -> int:
 
 
 MAX_EVALUATED = 1 << 20  # elements up to which values made of constants are looked at
-_EVALUATED = frozenset(
-    ("broadcast_in_dim", "concatenate", "constant", "iota", "reshape", "slice", "transpose")
-)
+_EVALUATED = _REARRANGING | {"concatenate"}
 
 
 def known_elements(made: Mapping[Value, Op], value: Value) -> np.ndarray | None:

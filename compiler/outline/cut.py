@@ -33,6 +33,7 @@ from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 
 BITCASTS = IDENTITIES | {"reshape"}
+_PURE = LITERALS | VIEWS | {EMPTY}
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +172,7 @@ class _Cutter:
         for op in self.graph.ops:
             if op.name == "loop":
                 continue
-            pure = op.name in LITERALS | {EMPTY} or OPS[op.name].elementwise or op.name in VIEWS
+            pure = op.name in _PURE or OPS[op.name].elementwise
             if op.name == "optimization_barrier":
                 free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
             elif pure and all(v in free or v in self.known for v in op.operands):
