@@ -4,6 +4,8 @@ line.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.encode import encode_program
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.link import link
+from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.unit import pack_function, read_payload, unpack_function
 from shardwright.compiler.program import StepPlan, StepProgram
@@ -41,6 +44,13 @@ def test_functions_survive_packing() -> None:
         assert pack_function(unpack_function(data)) == data
         graph, signature = read_payload(unit.payload)
         assert signature == unit.signature and len(graph.ops) == len(unit.graph.ops)
+
+
+def test_a_payload_holds_all_of_a_signature() -> None:
+    """Registers, outputs that take over inputs, and ranges of integers that masks depend on."""
+    (unit, *_) = outline(PLAN).functions
+    signature = Signature(parameters=((0, 1, 5),), aliases=((0, 1),), ranges=((1, -3, 9),))
+    assert read_payload(replace(unit, signature=signature).payload)[1] == signature
 
 
 def test_another_format_is_refused() -> None:

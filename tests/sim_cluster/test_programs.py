@@ -433,6 +433,14 @@ def test_faults_between_regions(code: str, regions: list[Region], kinds: tuple[s
     assert caught.value.code == code, str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "said"), [("", "collective 0"), ("grads", "collective grads")])
+def test_a_race_names_its_collective_or_says_which_one(name: str, said: str) -> None:
+    function = function_of([start(0, 0, 2), axpy(AT, 8), wait(0)], "input", "input", "output")
+    (call,) = function.collectives
+    with pytest.raises(SimulationError, match=f"memory of {said} between its start and its wait"):
+        run_l0(replace(function, collectives=[replace(call, name=name)]))
+
+
 def test_two_scratch_tensors_in_the_same_bytes_are_not_both_alive() -> None:
     function = function_of(
         [axpy(AT, 8), axpy(AT, 8, out=4), axpy(AT, 8, out=3)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from shardwright.sim_cluster.timing.sensitivity import (
     SHARE,
     TIMED,
     _moved,
+    _transfers,
     assumptions,
     sensitivity,
     with_moved,
@@ -44,6 +46,18 @@ def test_a_machine_altered_in_nothing_is_itself(name: str) -> None:
     assert altered(target, {}) == target
     half = altered(target, {"dma_fixed_ns": 650})
     assert half == replace(target, core=replace(target.core, dma_fixed_ps=650_000))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "moves"), [([], False), ([False], False), ([False, True], True), ([True], True)]
+)
+def test_one_transfer_to_the_host_is_enough_for_its_link_to_count(
+    kinds: list[bool], moves: bool
+) -> None:
+    calls = [SimpleNamespace(is_transfer=kind) for kind in kinds]
+    program = SimpleNamespace(functions=[SimpleNamespace(collectives=calls)])
+    step: Any = SimpleNamespace(programs={"forward": program})
+    assert _transfers(step) is moves
 
 
 def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
