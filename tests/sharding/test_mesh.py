@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.types import Value, tensor_type
+from shardwright.sharding.localize.context import Localizer
 from shardwright.sharding.partition.mesh import AXES, DATA_AXES, make_mesh, parse_mesh
 from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
 
@@ -73,6 +76,15 @@ def test_specs_say_local_shapes_and_refuse_what_does_not_divide() -> None:
     assert str(ShardingSpec(((),), ("tp",))) == "[-] partial over tp"
     with pytest.raises(ValueError, match="dim 1 requires a multiple of 8, got 12"):
         spec.local_shape((3, 12), sizes)
+
+
+@pytest.mark.parametrize("spec", [replicated(1), replicated(3), sharded(2, 1, ("tp",))])
+def test_a_spec_of_another_rank_or_mesh_is_refused(spec: ShardingSpec) -> None:
+    context = Localizer(make_mesh({"dp_shard": 4}), {})
+    value = Value(tensor_type((8, 16), DType.F32))
+    context.specs = {value: spec}
+    with pytest.raises(ShardingError, match="requires a spec of 2 dims over the axes"):
+        context.local_type(value)
 
 
 def test_experts_are_the_inner_part_of_the_shard_axis() -> None:

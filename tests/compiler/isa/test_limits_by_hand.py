@@ -369,7 +369,7 @@ def test_tiles_and_semaphores_of_a_region() -> None:
     for n, change in (
         (0, {"address": 1}),
         (1, {"slots": 2}),
-        (0, {"address": -4}),
+        (0, {"address": -1}),
         (1, {"partitions": 129}),
         (0, {"partitions": 0}),
     ):
@@ -379,7 +379,7 @@ def test_tiles_and_semaphores_of_a_region() -> None:
     assert texts == [
         "r: tile s requires bytes 0..196608, got 1..196609",
         "r: tile p requires bytes 0..16384, got 0..32768",
-        "r: tile s requires bytes 0..196608, got -4..196604",
+        "r: tile s requires bytes 0..196608, got -1..196607",
         "r: tile p requires 1..128 partitions, got 129",
         "r: tile s requires 1..128 partitions, got 0",
     ]
