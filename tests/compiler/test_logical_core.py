@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.codegen.builder import Builder
-from shardwright.compiler.codegen.generate import Codes, Generated
+from shardwright.compiler.codegen.generate import Codes, _Placed
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.fusion.logical_core import LogicalCore, Way
 from shardwright.compiler.fusion.trial import Trial, _lately
@@ -139,9 +139,9 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     _lately.cache_clear()
     judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
-    build, sketch = Codes._ordered, LogicalCore._sketched
+    build, sketch = Codes._place, LogicalCore._sketched
 
-    def counted(codes: Codes, builder: Builder, ways: int) -> Generated:
+    def counted(codes: Codes, builder: Builder, ways: int) -> _Placed:
         made[id(codes)] += 1
         return build(codes, builder, ways)
 
@@ -149,7 +149,7 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
         sketched.append(sketch(core, way, tensors))
         return sketched[-1]
 
-    monkeypatch.setattr(Codes, "_ordered", counted)
+    monkeypatch.setattr(Codes, "_place", counted)
     monkeypatch.setattr(LogicalCore, "_sketched", noted)
     m = Maker((2048, 2048), "exponential")
     m.store(m.node("exponential", m.load((0, 1))), (0, 1))

@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.opdef import OPS, OpDef
+from shardwright.compiler.ir.opdef import OPS, Kind, OpDef
 from shardwright.compiler.ir.ops.rules import reference_of, result_elements
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.reference import evaluate
@@ -146,6 +146,7 @@ def test_a_naive_formula_fails_a_row(formula: str, monkeypatch: pytest.MonkeyPat
     infer, sinh = OPS["tan"].infer, reference_of(np.sinh)
     added = OpDef(
         name="sinh",
+        kind=Kind.ELEMENTWISE,
         attrs=None,
         infer=infer,
         flops=result_elements,
