@@ -147,7 +147,8 @@ def test_what_was_chosen_for_a_job_stands_in_its_name() -> None:
 
 
 def test_what_the_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(record=True, width=60, file=io.StringIO())
+    """Names of reports are longer than its lines, and are not broken."""
+    console = Console(record=True, width=40, file=io.StringIO())
     monkeypatch.setattr(module.terminal, "console", lambda: console)
     print_comparison(compare(A, other()), "the command")
     lines = [line.rstrip() for line in console.export_text().splitlines()]
