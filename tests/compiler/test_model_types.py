@@ -68,6 +68,7 @@ DECODER = (array(4096, 4096), array(11008, 4096), array(4096, 11008))
 UNET = (array(2, 32, 32, 320), array(2, 320), array(2, 3, 3, 320, 320), array(320))
 
 
+@pytest.mark.matrix
 def test_higher_levels_are_faster() -> None:
     first, second, third = (
         simulated(mlp, DECODER, optlevel=level).duration_ps for level in (1, 2, 3)

@@ -43,6 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.matrix
 def test_a_plan_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = api.plan("job.toml", cluster__target="trn1.2xlarge")
     words = ["plan", "job.toml", "--target", "trn1.2xlarge", "--json"]

@@ -173,6 +173,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.matrix
 def test_the_screen_of_a_stored_plan(
     planned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,7 @@ def test_a_point_is_answered_as_a_plan_of_its_own(swept: Path, tmp_path: Path) -
     assert data["points"][2]["code"] == "SW_MESH_PRODUCT"
 
 
+@pytest.mark.matrix
 def test_units_that_points_share_are_computed_once(swept: Path) -> None:
     done, hit = (events(swept / "events", name) for name in ("unit.done", "unit.hit"))
     assert len(done) == len(set(done))

@@ -127,6 +127,7 @@ _MASKS = st.one_of(
 )
 
 
+@pytest.mark.matrix
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     masks=st.lists(_MASKS, min_size=1, max_size=3),
