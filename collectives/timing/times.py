@@ -8,7 +8,7 @@ either link by link or in closed form; both give the same picoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -72,10 +72,7 @@ def closed_time(
 
     Raises CollectiveError for sizes below one element.
     """
-    _check_size(size_bytes, element_bytes)
-    if choice.layout.group_size == 1:
-        return _nothing()
-    return _time(choice, _loads_of(choice, costs), size_bytes, element_bytes, costs)
+    return _timed(choice, size_bytes, element_bytes, costs, _loads_of)
 
 
 def schedule_time(
@@ -85,11 +82,20 @@ def schedule_time(
 
     Raises CollectiveError for sizes below one element.
     """
+    return _timed(choice, size_bytes, element_bytes, costs, _schedule_loads)
+
+
+def _timed(
+    choice: Choice,
+    size_bytes: int,
+    element_bytes: int,
+    costs: CollectiveCosts,
+    loads_of: Callable[[Choice, CollectiveCosts], Loads],
+) -> CollectiveTime:
     _check_size(size_bytes, element_bytes)
     if choice.layout.group_size == 1:
         return _nothing()
-    loads = _schedule_loads(choice, costs)
-    return _time(choice, loads, size_bytes, element_bytes, costs)
+    return _time(choice, loads_of(choice, costs), size_bytes, element_bytes, costs)
 
 
 def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_ps: int) -> float:
