@@ -16,6 +16,7 @@ from shardwright.compiler.codegen.cores import cuts
 from shardwright.compiler.codegen.generate import Recipe
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.fusion.trial import Trial, meaning
+from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.machine.target import Target
@@ -54,7 +55,7 @@ class Coded:
 
 class LogicalCore:
     """Codes and simulated times of regions on a logical core of `options.lnc` physical ones; a
-    `lower.accept.Judge`.
+    `lower.judge.Judge`.
     """
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
@@ -74,6 +75,10 @@ class LogicalCore:
     def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of the code that a region will run. Raises as a call does."""
         return _time(self._trial.searched, self.way(program, tensors), tensors)
+
+    def collective_ps(self, op: Op) -> int:
+        """How long a collective is expected to be in flight."""
+        return self._trial.collective_ps(op)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int

@@ -20,8 +20,10 @@ from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, gene
 from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
-from shardwright.compiler.machine.target import Target
+from shardwright.compiler.machine.network import expected_ps
+from shardwright.compiler.machine.target import Target, logical
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import judged_ps
 
@@ -69,7 +71,7 @@ def forget() -> None:
 
 
 class Trial:
-    """Simulated picoseconds of regions on `target`; a `lower.accept.Judge`."""
+    """Simulated picoseconds of regions on `target`; a `lower.judge.Judge`."""
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target = target
@@ -79,6 +81,8 @@ class Trial:
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
         self._begun: dict[Hashable, Codes] = {}
+        self._flights: dict[Hashable, int] = {}
+        self._logical = logical(target, options.lnc, hypothetical=True)
         self._lately = _lately(repr(target), options)
 
     @property
@@ -99,6 +103,15 @@ class Trial:
         """
         made = self.generate(program, tensors, _FIRST_REGISTER)
         return judged_ps(made.region, tensors, self.target)
+
+    def collective_ps(self, op: Op) -> int:
+        """How long a collective is expected to be in flight, as if its groups were side by side."""
+        size = max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
+        group = getattr(op.attrs, "group_size", 1)
+        key = op.name, size, op.result.type.dtype.bytes, group, getattr(op.attrs, "pairs", ())
+        if key not in self._flights:
+            self._flights[key] = expected_ps(self._logical, *key)
+        return self._flights[key]
 
     def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region with its first tiling; a search that follows goes on from there. Raises

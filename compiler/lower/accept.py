@@ -9,39 +9,18 @@ region ever reaches the user.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower.group import Groups, Part
+from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge
 from shardwright.compiler.lower.rule import Budget, Refusal
 from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from shardwright.compiler.lower.write_out import region_program
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
-
-Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
-"""Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
-
-
-class Judge(Protocol):
-    """A `Clock` that may be content with a first tiling. `limit_bytes`: HBM of a core; what passes
-    more from region to region is no code to compare with.
-    """
-
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes."""
-
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """What a region takes, as far as that is told soon."""
-
-    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """What the code takes that a region will run."""
-
 
 STRIP_BYTES = 96 * 1024
 """Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
@@ -59,12 +38,6 @@ planner leaves 5 % to what allocation rounds up. The code generator says whether
 SEARCH_BYTES = 1 << 20
 """Strip merges that keep less than this on chip are not timed: both forms end within a few DMA
 descriptors (our choice).
-"""
-
-
-QUICK_MARGIN = 0.4
-"""How much slower than its parts a row region may be at -O1, which keeps scores on chip without a
-search, and a function than one that passes much more through HBM (our choice).
 """
 
 

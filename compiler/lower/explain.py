@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.region import RegionProgram, Tensor
-from shardwright.compiler.lower.accept import Judge
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.group import Groups, Part
+from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Refusal, traffic
 from shardwright.compiler.lower.task import COLLECTIVE, Task

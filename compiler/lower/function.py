@@ -16,13 +16,15 @@ from shardwright.compiler.attention import find_attention
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
+from shardwright.compiler.lower.accept import Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
 from shardwright.compiler.lower.canonical import canonical
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.expand import expand
 from shardwright.compiler.lower.group import Groups
+from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge
+from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.made_once import made_once
 from shardwright.compiler.lower.narrow import narrow
 from shardwright.compiler.lower.positions import Positions
@@ -46,7 +48,7 @@ from shardwright.compiler.steps import step
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
-SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
+PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no region (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
@@ -89,6 +91,7 @@ class _Try:
     apart: set[int] = field(default_factory=set)
     early: set[Value] = field(default_factory=set)
     row_first: bool = False
+    patience_ps: float = math.inf
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
@@ -132,7 +135,7 @@ def settle(
     if judge is None:
         return _remade(first)[-1][1]
     found = _chosen([_remade(one) for one in _starts(first, judge.limit_bytes // SPARE)], judge)
-    return _halved(found, judge)[1]
+    return _halved(_prompt(found, judge), judge)[1]
 
 
 def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
@@ -186,6 +189,21 @@ def _with_copies(attempt: _Try, made: tuple[Graph, Sequence[tuple[Value, Value]]
     return attempt.anew(graph=graph, twins=[*attempt.twins, *twins])
 
 
+def _prompt(found: _Found, judge: Judge) -> _Found:
+    """The function with regions that wait for no collective much longer than their first task has
+    to, if that is faster: two products in one region wait for both gathers.
+    """
+    attempt, settled = found
+    lowered, groups = settled.lowered, settled.groups
+    patience = PATIENCE * lowered.expected_ps
+    served = sum(lowered.flights_ps)
+    may_gain = min(lowered.stalled_ps, lowered.expected_ps - served) > patience
+    if not (may_gain and any(groups.delay_ps(p.members) > patience for p in groups.parts.values())):
+        return found
+    other = attempt.anew(patience_ps=patience)
+    return _quicker([found, (other, _settled(other))], judge)
+
+
 def _halved(found: _Found, judge: Judge) -> _Found:
     """The function with every row region in two that is faster so, though it computes twice what
     both halves read: a region of forward and backward attention holds all panels of both.
@@ -209,9 +227,9 @@ def _halved(found: _Found, judge: Judge) -> _Found:
 
 
 def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) -> _Found:
-    """The fastest of a function's forms, all regions together, by the judge or another `clock`; the
-    first on a tie. One whose regions pass each other more than HBM holds is none, and one that
-    passes much more than another has to be faster by as much as memory is worth.
+    """The fastest of a function's forms, code and collectives together, by the judge or another
+    `clock`; the first on a tie. One whose regions pass each other more than HBM holds is none, and
+    one that passes much more than another has to be faster by as much as memory is worth.
     """
     limit = judge.limit_bytes
     passed = [(form, _passed_bytes(form[1].lowered)) for form in forms]
@@ -233,10 +251,12 @@ def _passed_bytes(lowered: Lowered) -> int:
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:
+    regions = lowered.regions
     try:
-        return sum(clock(region, lowered.tensors) for region in lowered.regions)
+        times = [clock(region, lowered.tensors) for region in regions]
     except DiagnosticError:
         return math.inf
+    return makespan_ps(regions, times, lowered.collectives, lowered.flights_ps)
 
 
 def _settled(attempt: _Try) -> Settled:
@@ -282,14 +302,24 @@ def _attempt(given: _Try) -> Settled:
     number = {t.result: t.number for t in body.tasks}
     twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
+    arrivals = arrivals_ps(body, storage.order, given.judge) if given.judge is not None else {}
     while True:
-        groups = Groups(body, storage.order, storage.must_store, clashes | twins, given.early)
+        apart = clashes | twins
+        groups = Groups(
+            body,
+            storage.order,
+            storage.must_store,
+            apart,
+            given.early,
+            arrivals,
+            given.patience_ps,
+        )
         try:
             trials = _form(given, groups, storage, rules)
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(body, storage, groups, len(counters))
+            lowered = write_out(body, storage, groups, len(counters), given.judge)
             return Settled(lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes

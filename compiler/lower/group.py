@@ -7,8 +7,10 @@ out too large or too slow can be taken apart again where it was put together (`a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.body import LABEL_VIEWS, Body
@@ -34,7 +36,9 @@ class Groups:
     """The partition of a body's tasks into regions.
 
     `outside` are values that must be stored, `apart` pairs of tasks that may not share a region,
-    `early` results whose tasks join the producer of their operand before all others.
+    `early` results whose tasks join the producer of their operand before all others. `arrivals` say
+    when the last collective is over that a task waits for; tasks of which one would wait more than
+    `patience_ps` longer than without the other share no region.
     """
 
     def __init__(
@@ -44,12 +48,16 @@ class Groups:
         outside: Collection[Value],
         apart: Collection[tuple[int, int]] = (),
         early: Collection[Value] = (),
+        arrivals: Mapping[int, float] = MappingProxyType({}),
+        patience_ps: float = math.inf,
     ) -> None:
         self.body = body
         self._order = order
         self._outside = outside
         self._apart = apart
         self._early = early
+        self._arrivals = arrivals
+        self._patience_ps = patience_ps
         self._rank = {n: i for i, n in enumerate(order.sorted())}
         self._users = {v: {t.number for t in tasks} for v, tasks in body.readers.items()}
         self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in body.tasks}
@@ -93,7 +101,14 @@ class Groups:
 
     def kept_apart(self, members: Collection[int]) -> bool:
         """True when two of the tasks may not share a region."""
+        if self.delay_ps(members) > self._patience_ps:
+            return True
         return any(x in members and y in members for x, y in self._apart)
+
+    def delay_ps(self, members: Collection[int]) -> float:
+        """How much longer than alone the first task of a region waits for collectives."""
+        arrivals = [self._arrivals.get(number, 0.0) for number in members]
+        return max(arrivals) - min(arrivals)
 
     def edges(self) -> list[tuple[int, int, Value]]:
         """(producer, consumer, value) of data that keeps its index space on the way, early ones and

@@ -3,19 +3,23 @@
 A collective starts as soon as its source is stored and is awaited right before the first region
 that needs its result or the memory it uses; in between, other regions run. What only stores its
 result for other functions comes behind what computes with it. Those over pipeline stages start in
-program order, which all stages share.
+program order, which all stages share. Where it is known how long everything takes, other orders are
+offered in which code waits less (`latency.py`).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.latency import Hiding, queue_of
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
 from shardwright.compiler.lower.tokens import Threads
+
+Rank = tuple[bool, bool, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +32,47 @@ class Slot:
     wait: bool = False
 
 
-def schedule(body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> list[Slot]:
-    """Steps in order. `members` maps region -> task numbers; collectives are alone."""
+def orders(
+    body: Body,
+    order: Order,
+    members: Mapping[int, Sequence[int]],
+    times: Mapping[int, float] | None = None,
+) -> list[list[Slot]]:
+    """Steps in order: as in the program, then, given the `times` of regions, with code beside
+    collectives for which it would have to wait. `members` maps region -> task numbers; collectives
+    are alone.
+    """
     region_of = {n: r for r, numbers in members.items() for n in numbers}
     before = _regions(body, order.before, members, region_of)
     before = _with_late_stores(body, before, members)
     finished = _regions(body, order.finished, members, region_of)
+    queues = {r: queue_of(body.tasks[r].op) for r in members if body.tasks[r].kind == COLLECTIVE}
+    ranked, given = _in_program_order(body, before, members)
+    found = [given]
+    if times is not None:
+        hiding = Hiding(ranked.before, finished, times, queues)
+        in_program = {region: at for at, region in enumerate(given)}
+        critical = {region: -tail for region, tail in hiding.tails(given).items()}
+        for place in (in_program, critical):
+            hidden = hiding.order(ranked.rank(place))
+            found += [hidden] if hidden not in found else []
+    return [_slots(regions, finished, queues) for regions in found]
+
+
+def _slots(
+    order: Sequence[int], finished: Mapping[int, set[int]], flying: Collection[int]
+) -> list[Slot]:
+    """Regions in order, each behind the waits for collectives that it needs."""
     slots: list[Slot] = []
     in_flight: list[int] = []
-    for region in _sorted(body, before, members):
+    for region in order:
         for waited in [c for c in in_flight if c in finished[region]]:
             slots.append(Slot(waited, wait=True))
             in_flight.remove(waited)
         slots.append(Slot(region))
-        if body.tasks[region].kind == COLLECTIVE:
+        if region in flying:
             in_flight.append(region)
-    slots += [Slot(c, wait=True) for c in in_flight]
-    return slots
+    return slots + [Slot(c, wait=True) for c in in_flight]
 
 
 def _regions(
@@ -89,17 +117,40 @@ def _after(before: Mapping[int, set[int]]) -> dict[int, list[int]]:
     return after
 
 
-def _sorted(
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Regions, those each waits for, and what makes one the next among the ready: collectives and
+    what feeds them (`urgent`) first, those that no contraction waits for (`idle`) last of these.
+    """
+
+    before: Mapping[int, set[int]]
+    urgent: set[int]
+    idle: set[int]
+
+    def rank(self, place: Mapping[int, float]) -> dict[int, Rank]:
+        """The rank of every region, of which the lowest comes first; `place` tells those apart that
+        are of a kind.
+        """
+        return {r: (r not in self.urgent, r in self.idle, place[r]) for r in self.before}
+
+    def listed(self, place: Mapping[int, float]) -> list[int]:
+        """Regions in dependency order by rank alone."""
+        return _listed(self.before, self.rank(place))
+
+
+def _in_program_order(
     body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
-) -> list[int]:
+) -> tuple[_Ranked, list[int]]:
     """Regions in dependency order: ready collectives (and what feeds them) first, in the order
-    their results are needed, else the one that comes first in the program.
+    their results are needed, else the one that comes first in the program. Collectives that give
+    way are behind the tokens they wait for.
     """
     after = _after(before)
     urgent, idle = _urgent(body, after, members), _idle(body, after, members)
     idle |= {r for r in urgent if idle.issuperset(after[r])}
+    ranked = _Ranked(before, urgent, idle)
     place = {r: max(numbers) for r, numbers in members.items()}
-    order = _listed(before, after, {r: (r not in urgent, r in idle, place[r]) for r in before})
+    order = ranked.listed(place)
     reached = {region: at for at, region in enumerate(order)}
     needed = {r: min((reached[x] for x in after[r]), default=len(order)) for r in order}
     for region in reversed(order):
@@ -108,30 +159,18 @@ def _sorted(
                 (needed[x] for x in after[region] if x in urgent), default=needed[region]
             )
             place[region] = needed[region]
-    rank = {r: (r not in urgent, r in idle, place[r]) for r in before}
-    order = _listed(before, after, rank)
-    return _with_tokens(Threads(body, order, before, idle, members), after, rank)
+    order = ranked.listed(place)
+    tokens = Threads(body, order, before, idle, members).tokens()
+    if not tokens:
+        return ranked, order
+    behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}
+    ranked = replace(ranked, before=behind)
+    return ranked, ranked.listed(place)
 
 
-def _with_tokens(
-    threads: Threads, after: Mapping[int, list[int]], rank: Mapping[int, tuple[bool, bool, int]]
-) -> list[int]:
-    """The order with collectives that give way behind the tokens they wait for."""
-    before = {r: set(earlier) for r, earlier in threads.before.items()}
-    found = threads.tokens()
-    for region, first in found.items():
-        if first not in before[region]:
-            before[region].add(first)
-            after[first].append(region)
-    return _listed(before, after, rank) if found else list(threads.order)
-
-
-def _listed(
-    before: Mapping[int, set[int]],
-    after: Mapping[int, Sequence[int]],
-    rank: Mapping[int, tuple[bool, bool, int]],
-) -> list[int]:
+def _listed(before: Mapping[int, set[int]], rank: Mapping[int, Rank]) -> list[int]:
     """Regions in dependency order, the lowest rank first among the ready."""
+    after = _after(before)
     waiting = {r: len(b) for r, b in before.items()}
     ready = [(*rank[r], r) for r, count in waiting.items() if not count]
     heapq.heapify(ready)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
@@ -13,7 +14,9 @@ from shardwright.compiler.lower.collective import call_of, source_value
 from shardwright.compiler.lower.emit import Emitter
 from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.schedule import Slot, schedule
+from shardwright.compiler.lower.judge import SPARE, Judge
+from shardwright.compiler.lower.latency import makespan_ps
+from shardwright.compiler.lower.schedule import Slot, orders
 from shardwright.compiler.lower.space import label
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
@@ -24,6 +27,10 @@ from shardwright.compiler.schedule import hbm
 class Lowered:
     """A function before tile generation. `inputs` and `outputs` are tensor numbers; counters are
     registers 0, 1, ...
+
+    Where a judge was asked, `flights_ps` say how long each collective is expected to be in flight,
+    `expected_ps` what code and collectives take together, and `stalled_ps` how much of that code
+    waits.
     """
 
     tensors: list[Tensor]
@@ -34,11 +41,78 @@ class Lowered:
     regions: list[RegionProgram]
     collectives: list[CollectiveCall]
     scratch_bytes: int
+    flights_ps: Sequence[float] = ()
+    expected_ps: float = 0.0
+    stalled_ps: float = 0.0
 
 
-def write_out(body: Body, storage: Storage, groups: Groups, num_parameters: int) -> Lowered:
-    """All regions in order, then scratch offsets."""
-    slots = schedule(body, storage.order, groups.members)
+def write_out(
+    body: Body, storage: Storage, groups: Groups, num_parameters: int, judge: Judge | None = None
+) -> Lowered:
+    """All regions in order, then scratch offsets. With a `judge`, in the order in which code waits
+    the least for collectives, unless much more is held meanwhile.
+    """
+    code = _Code(body, storage, groups)
+    times = None
+    if judge is not None and any(task.kind == COLLECTIVE for task in body.tasks):
+        times = {region: code.duration_ps(region, judge) for region in groups.parts}
+    made = [
+        _written(code, slots, num_parameters, times)
+        for slots in orders(body, storage.order, groups.members, times)
+    ]
+    spare = judge.limit_bytes // SPARE if judge is not None else 0
+    most = made[0].scratch_bytes + spare
+    return min((m for m in made if m.scratch_bytes <= most), key=lambda m: m.expected_ps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What the regions of a function do, each worked out once."""
+
+    body: Body
+    storage: Storage
+    groups: Groups
+    known: dict[int, RegionProgram] = field(default_factory=dict)
+
+    def of(self, region: int) -> RegionProgram:
+        """A region that is no collective."""
+        if region not in self.known:
+            task, storage = self.body.tasks[region], self.storage
+            if task.op.name == REGISTER:
+                self.known[region] = _register_region(storage, task)
+            else:
+                members = self.groups.parts[region].members
+                self.known[region] = region_program(self.groups, storage, members)
+        return self.known[region]
+
+    def step(self, slot: Slot, number: int) -> RegionProgram:
+        """A step of the function; `number` is that of its collective."""
+        task = self.body.tasks[slot.region]
+        if slot.wait:
+            name, attrs = f"wait.{task.op.name}", {"collective": number}
+            return RegionProgram("collective_wait", name, attrs=attrs, loc=_ordinal(task.op))
+        if task.kind == COLLECTIVE:
+            return _start_region(self.storage, task, number)
+        return self.of(slot.region)
+
+    def duration_ps(self, region: int, judge: Judge) -> float:
+        """What a region takes, or a collective in flight; nothing where there is no code, which is
+        for those to refuse who choose between forms.
+        """
+        task = self.body.tasks[region]
+        if task.kind == COLLECTIVE:
+            return judge.collective_ps(task.op)
+        try:
+            return judge(self.of(region), self.storage.tensors)
+        except DiagnosticError:
+            return 0.0
+
+
+def _written(
+    code: _Code, slots: Sequence[Slot], num_parameters: int, times: Mapping[int, float] | None
+) -> Lowered:
+    """A function in the order of `slots`."""
+    body, storage = code.body, code.storage
     calls: list[CollectiveCall] = []
     number_of: dict[int, int] = {}
     regions: list[RegionProgram] = []
@@ -47,9 +121,9 @@ def write_out(body: Body, storage: Storage, groups: Groups, num_parameters: int)
         if head.kind == COLLECTIVE and not slot.wait:
             number_of[slot.region] = len(calls)
             calls.append(call_of(head, len(calls)))
-        regions.append(_region(body, storage, groups, slot, number_of))
+        regions.append(code.step(slot, number_of.get(slot.region, -1)))
     tensors, scratch_bytes = _place_scratch(storage.tensors, regions)
-    return Lowered(
+    lowered = Lowered(
         tensors=tensors,
         inputs=tuple(storage.inputs),
         outputs=tuple(storage.outputs),
@@ -59,22 +133,12 @@ def write_out(body: Body, storage: Storage, groups: Groups, num_parameters: int)
         collectives=calls,
         scratch_bytes=scratch_bytes,
     )
-
-
-def _region(
-    body: Body, storage: Storage, groups: Groups, slot: Slot, number_of: Mapping[int, int]
-) -> RegionProgram:
-    task = body.tasks[slot.region]
-    if slot.wait:
-        attrs = {"collective": number_of[slot.region]}
-        return RegionProgram(
-            "collective_wait", f"wait.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
-        )
-    if task.kind == COLLECTIVE:
-        return _start_region(storage, task, number_of[slot.region])
-    if task.op.name == REGISTER:
-        return _register_region(storage, task)
-    return region_program(groups, storage, groups.parts[slot.region].members)
+    if times is not None:
+        lowered.flights_ps = [times[region] for region in number_of]
+        spent = [0.0 if s.region in number_of else times[s.region] for s in slots]
+        lowered.expected_ps = makespan_ps(regions, spent, calls, lowered.flights_ps)
+        lowered.stalled_ps = lowered.expected_ps - sum(spent)
+    return lowered
 
 
 def region_program(groups: Groups, storage: Storage, members: Collection[int]) -> RegionProgram:

@@ -26,6 +26,7 @@ from shardwright.compiler.diagnostics import (
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.steps import is_recorded, note, within
@@ -63,7 +64,6 @@ from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
 from shardwright.sharding.strategies.ranks import mesh_for_state
 from shardwright.sharding.strategies.registry import MANUAL, default_axes
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.timing.contention import DEFAULT_PACKETS, Packets
 from shardwright.sim_cluster.timing.faults import NO_FAULTS, Faults
 

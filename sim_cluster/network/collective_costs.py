@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.collectives.costs import CollectiveCosts
-from shardwright.collectives.timing.times import COPY_TOUCHES, REDUCE_TOUCHES
+from shardwright.compiler.machine.network import rank_costs
 from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.calibration import constants
 
@@ -32,34 +32,20 @@ HOST_LINK = {"conservative": 0.5, "nominal": 1.0, "peak": 2.0}
 
 
 def collective_costs(target: Target, profile: str, **settings: Any) -> CollectiveCosts:
-    """The costs of a rank of `target`; `settings` replace fields of the result.
+    """The costs of a rank of `target` under a profile; `settings` replace fields of the result.
 
-    A rank is a logical core: it moves data with the DMA engines of all its physical cores
-    (inferred; documented is that an LNC 2 core has the collective cores of both). A step inside an
-    instance costs the fixed time of one DMA transfer (documented, NKI DMA bandwidth guide), the
-    semaphore that tells the peer (documented to be how collective cores meet: compute and
-    communication overlap page) and, in the topology, the wires it crosses.
     Raises CollectiveError for a setting out of range.
     """
     facts, core = target.collectives, target.core
-    dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
-    touches = COPY_TOUCHES * dma * constants()["collective_touch"].under(profile)
-    peak = profile == "peak"
-    values: dict[str, Any] = {
-        "profile": profile,
-        "launch_ps": CONSERVATIVE_LAUNCH_PS if profile == "conservative" else facts.launch_ps,
-        "intra_hop_ps": PEAK_HOP_PS if peak else core.dma_fixed_ps + core.semaphore_ps,
-        "inter_hop_ps": min(PEAK_EFA_HOP_PS, facts.efa_hop_ps) if peak else facts.efa_hop_ps,
-        "rank_copy_bytes_per_s": round(touches / COPY_TOUCHES),
-        "rank_reduce_bytes_per_s": round(
-            dma * REDUCE_AT_PEAK if peak else touches / REDUCE_TOUCHES
-        ),
-        "rank_hbm_bytes_per_s": int(target.lnc * target.hbm_bytes_per_s_per_core),
-        "efa_efficiency": EFA_EFFICIENCY[profile],
-        "mesh": facts.mesh,
-        "mesh_max_bytes": facts.mesh_max_bytes,
-        "rdh_max_bytes": facts.rdh_max_bytes,
-        "kangaring": facts.kangaring,
-        "flat_ring_min_bytes": facts.flat_ring_min_bytes,
-    }
-    return CollectiveCosts(**(values | settings))
+    ends: dict[str, Any] = {}
+    if profile == "conservative":
+        ends = {"launch_ps": CONSERVATIVE_LAUNCH_PS}
+    elif profile == "peak":
+        dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
+        ends = {
+            "intra_hop_ps": PEAK_HOP_PS,
+            "inter_hop_ps": min(PEAK_EFA_HOP_PS, facts.efa_hop_ps),
+            "rank_reduce_bytes_per_s": round(dma * REDUCE_AT_PEAK),
+        }
+    touch = constants()["collective_touch"].under(profile)
+    return rank_costs(target, profile, touch, EFA_EFFICIENCY[profile], **(ends | settings))

@@ -19,8 +19,8 @@ from shardwright.collectives.placement import place_mesh
 from shardwright.collectives.select import alternatives, choose, full_name
 from shardwright.collectives.timing.runtimes import CURRENT, Runtime
 from shardwright.collectives.timing.times import CollectiveTime, closed_time, in_step, wires_ps
-from shardwright.collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.sim_cluster.network.collective_costs import HOST_LINK, collective_costs
 from shardwright.sim_cluster.profiles import under_profile
@@ -29,26 +29,6 @@ from shardwright.sim_cluster.timing.contention import Demand
 from shardwright.sim_cluster.timing.degraded import Pattern, degraded
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-
-
-def cluster_topology(target: Target, instances: int) -> Topology:
-    """The chips of `target` as its data file wires them, `instances` times, joined by EFA."""
-    rates = tuple(round(rate) for rate in target.link_bytes_per_s)
-    tier = Tier(link_latency_ps=target.collectives.wire_ps, instances=instances)
-    if instances > 1:
-        tier |= Tier(efa_bytes_per_s=round(target.efa_bytes_per_s), efa_devices=target.efa_devices)
-    per_chip = target.cores_per_chip
-    match target.topology:
-        case "torus":
-            return torus(*target.shape, ranks_per_chip=per_chip, link_bytes_per_s=rates, **tier)
-        case "switch":
-            levels = list(zip(target.shape, rates, strict=True))
-            return switched(target.chips, levels, ranks_per_chip=per_chip, **tier)
-        case "none":
-            return unlinked(ranks_per_chip=per_chip, **tier)
-        case _:
-            make = ring if target.topology == "ring" else line
-            return make(target.chips, ranks_per_chip=per_chip, link_bytes_per_s=rates[0], **tier)
 
 
 class Network:

@@ -15,9 +15,9 @@ from shardwright.collectives.select import collective_time
 from shardwright.collectives.timing.runtimes import CURRENT, Runtime
 from shardwright.collectives.timing.times import CollectiveTime
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.network.collective_costs import collective_costs
-from shardwright.sim_cluster.network.network import cluster_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from shardwright.collectives.timing.times import (
     wires_ps,
 )
 from shardwright.collectives.topology import line, ring, switched, torus, unlinked
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.sim_cluster.network.collective_costs import collective_costs
-from shardwright.sim_cluster.network.network import cluster_topology
 from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (

@@ -15,9 +15,9 @@ import pytest
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import alternatives, choose, full_name
 from shardwright.collectives.timing.times import closed_time, wires_ps
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.sim_cluster.network.collective_costs import collective_costs
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.profiles import NAMES
 from tests.golden.files import golden
 from tests.golden.record import Record, sha

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cli import _parser
 from shardwright.orchestrator.config.config import FaultsConfig, load
 from shardwright.orchestrator.config.faults import faults_of
 from shardwright.orchestrator.config.job_flags import job_config
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.timing.faults import Faults
 
 TOPOLOGY = cluster_topology(load_target("trn1n.32xlarge"), 3)

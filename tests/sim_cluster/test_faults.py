@@ -13,9 +13,10 @@ from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import SimulationError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target
 from shardwright.sim_cluster.network.collective_costs import collective_costs
-from shardwright.sim_cluster.network.network import Network, cluster_topology
+from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.timing.classes import refine
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 from shardwright.sim_cluster.timing.faults import Delay, Faults, Link, check_faults, ranges

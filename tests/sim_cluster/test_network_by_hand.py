@@ -20,8 +20,9 @@ from shardwright.collectives.timing.runtimes import runtime_named
 from shardwright.collectives.topology import Tier, Topology, ring, torus
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target, logical
-from shardwright.sim_cluster.network.network import Network, cluster_topology, larger_side_bytes
+from shardwright.sim_cluster.network.network import Network, larger_side_bytes
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 
 TRN1N = load_target("trn1n.32xlarge")

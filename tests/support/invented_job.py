@@ -14,13 +14,13 @@ from typing import Any
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Fact, Target, load_target
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.orchestrator.config.config import ClusterConfig, GoodputConfig, JobConfig
 from shardwright.orchestrator.road.build import Built, Layout
 from shardwright.sharding.partition.mesh import make_mesh
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
 SCHEDULE: Schedule = ((("forward",), 3),)

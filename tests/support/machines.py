@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.collectives.topology import Topology
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target
 from shardwright.sim_cluster.network.collective_costs import collective_costs
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.profiles import PROFILES as MACHINE_PROFILES
 
 FIRST = load_target("trn1n.32xlarge")

@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.cache import Cache, open_cache
@@ -30,7 +31,6 @@ from shardwright.orchestrator.service.executor import Executor, InlineExecutor
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.sharding.partition.mesh import DATA_AXES, make_mesh
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
-from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.values.run_values import ValueRun
 
 TARGET = "trn1n.32xlarge"

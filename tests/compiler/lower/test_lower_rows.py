@@ -16,9 +16,10 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower import function
-from shardwright.compiler.lower.accept import Clock, policy_of
+from shardwright.compiler.lower.accept import policy_of
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature, lower_function, settle
+from shardwright.compiler.lower.judge import Clock
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions

@@ -1,0 +1,37 @@
+"""What lowering asks of who knows what code takes, and what time is worth against memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+
+SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
+QUICK_MARGIN = 0.4
+"""How much slower than its parts a row region may be at -O1, which keeps scores on chip without a
+search, and a function than one that passes much more through HBM (our choice).
+"""
+
+Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
+"""Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
+
+
+class Judge(Protocol):
+    """A `Clock` that may be content with a first tiling. `limit_bytes`: HBM of a core; what passes
+    more from region to region is no code to compare with.
+    """
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes."""
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """What a region takes, as far as that is told soon."""
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """What the code takes that a region will run."""
+
+    def collective_ps(self, op: Op) -> int:
+        """How long a collective is expected to be in flight."""

@@ -1,0 +1,141 @@
+"""Latency hiding: orders of regions in which code runs while collectives are in flight.
+
+A core runs regions one by one. Beside it a stream serves collectives in the order in which they
+start, and each direction of the host's link its transfers. What they are expected to take is the
+judge's to say (`accept.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.compiler.ir.types import Op
+from shardwright.compiler.isa.program import TRANSFERS, CollectiveCall
+from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.judge import Judge
+from shardwright.compiler.lower.order import Order
+from shardwright.compiler.lower.task import COLLECTIVE
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a core and what serves its collectives have come, in picoseconds."""
+
+    now: float = 0.0
+    ends: dict[int, float] = field(default_factory=dict)
+    _served: defaultdict[Hashable, float] = field(default_factory=lambda: defaultdict(float))
+
+    def compute(self, duration_ps: float) -> None:
+        """Run code."""
+        self.now += duration_ps
+
+    def start(self, collective: int, duration_ps: float, queue: Hashable = 0) -> None:
+        """Queue a collective."""
+        self._served[queue] = max(self.now, self._served[queue]) + duration_ps
+        self.ends[collective] = self._served[queue]
+
+    def wait(self, collectives: Collection[int]) -> None:
+        """Wait for collectives that have started."""
+        self.now += self.stall(collectives)
+
+    def stall(self, collectives: Collection[int]) -> float:
+        """How long code would wait for collectives that have started."""
+        return max(0.0, *(self.ends.get(c, 0.0) - self.now for c in collectives), 0.0)
+
+    @property
+    def end(self) -> float:
+        """When everything is done."""
+        return max(self.now, *self.ends.values(), 0.0)
+
+
+def queue_of(op: Op) -> Hashable:
+    """What serves a collective in order (`CollectiveCall.queue`)."""
+    return op.name if op.name in TRANSFERS else 0
+
+
+def makespan_ps(
+    regions: Sequence[RegionProgram],
+    times: Sequence[float],
+    calls: Sequence[CollectiveCall],
+    flights: Sequence[float],
+) -> float:
+    """Picoseconds from the first of `regions` to the last, which take `times` on the core, and of
+    whose collectives (`calls`) each is in flight for as long as `flights` say.
+    """
+    progress = Progress()
+    for region, time in zip(regions, times, strict=True):
+        number = region.attrs.get("collective", -1)
+        if region.kind == "collective_wait":
+            progress.wait((number,))
+        progress.compute(time)
+        if region.kind == "collective_start":
+            progress.start(number, flights[number], calls[number].queue)
+    return progress.end
+
+
+def arrivals_ps(body: Body, order: Order, judge: Judge) -> dict[int, float]:
+    """When the last collective is over that each task waits for, if code took no time."""
+    progress, found = Progress(), dict[int, float]()
+    for number in order.sorted():
+        task = body.tasks[number]
+        progress.now = max((found[earlier] for earlier in order.before(task)), default=0.0)
+        found[number] = progress.now
+        if task.kind == COLLECTIVE:
+            progress.start(number, judge.collective_ps(task.op), queue_of(task.op))
+            found[number] = progress.ends[number]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """Regions to be put in order: which others each has to run after (`before`), which collectives
+    have to be over (`finished`), what each takes, and which are collectives, with what serves them
+    (`queues`).
+    """
+
+    before: Mapping[int, Collection[int]]
+    finished: Mapping[int, Collection[int]]
+    times: Mapping[int, float]
+    queues: Mapping[int, Hashable]
+
+    def tails(self, order: Sequence[int]) -> dict[int, float]:
+        """Picoseconds from the start of each region to the end of all that waits for it: the
+        critical path behind it."""
+        behind: defaultdict[int, float] = defaultdict(float)
+        for region in reversed(order):
+            behind[region] += self.times[region]
+            for earlier in self.before[region]:
+                behind[earlier] = max(behind[earlier], behind[region])
+        return behind
+
+    def order(self, rank: Mapping[int, tuple[bool, bool, float]]) -> list[int]:
+        """Regions in dependency order: of those that are ready the one that waits for collectives
+        the least, of these the one of the lowest rank.
+        """
+        waiting = {r: len(b) for r, b in self.before.items()}
+        after: defaultdict[int, list[int]] = defaultdict(list)
+        for region, earlier in self.before.items():
+            for other in earlier:
+                after[other].append(region)
+        ready = [r for r, count in waiting.items() if not count]
+        progress, found = Progress(), []
+        while ready:
+            region = min(ready, key=lambda r: (progress.stall(self.finished[r]), rank[r], r))
+            ready.remove(region)
+            self._run(region, progress)
+            found.append(region)
+            for later in after[region]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    ready.append(later)
+        return found
+
+    def _run(self, region: int, progress: Progress) -> None:
+        progress.wait(self.finished[region])
+        if region in self.queues:
+            progress.start(region, self.times[region], self.queues[region])
+        else:
+            progress.compute(self.times[region])
