@@ -42,11 +42,10 @@ def cluster_topology(target: Target, instances: int) -> Topology:
             return make(target.chips, ranks_per_chip=per_chip, link_bytes_per_s=rates[0], **tier)
 
 
-def rank_costs(
-    target: Target, profile: str, touch: float, efa_efficiency: float, **settings: Any
-) -> CollectiveCosts:
-    """What collectives cost a rank of `target`, which reach shares of the rates of its DMA engines
-    (`touch`) and of EFA. `settings` replace fields of the result.
+def rank_costs(target: Target, profile: str, touch: float, **settings: Any) -> CollectiveCosts:
+    """What collectives cost a rank of `target`, which reach a share of the rate of its DMA engines
+    (`touch`). `settings` replace fields of the result; that of EFA (`efa_efficiency`) is always
+    one of them.
 
     A rank is a logical core: it moves data with the DMA engines of all its physical cores
     (inferred; documented is that an LNC 2 core has the collective cores of both). A step inside an
@@ -65,7 +64,6 @@ def rank_costs(
         "rank_copy_bytes_per_s": round(touches / COPY_TOUCHES),
         "rank_reduce_bytes_per_s": round(touches / REDUCE_TOUCHES),
         "rank_hbm_bytes_per_s": int(target.lnc * target.hbm_bytes_per_s_per_core),
-        "efa_efficiency": efa_efficiency,
         "mesh": facts.mesh,
         "mesh_max_bytes": facts.mesh_max_bytes,
         "rdh_max_bytes": facts.rdh_max_bytes,
@@ -98,7 +96,7 @@ def expected_ps(
         return 0
     ranks = range(max(1, target.cores * instances // group_size) * group_size)
     groups = ReplicaGroups(tuple(tuple(ranks[at : at + group_size]) for at in ranks[::group_size]))
-    costs = rank_costs(target, "expected", EXPECTED_TOUCH, EXPECTED_EFA)
+    costs = rank_costs(target, "expected", EXPECTED_TOUCH, efa_efficiency=EXPECTED_EFA)
     topology = cluster_topology(target, instances)
     time = collective_time(
         _KINDS[kind], topology, groups, size_bytes, element_bytes, costs, pairs=pairs

@@ -37,15 +37,15 @@ def collective_costs(target: Target, profile: str, **settings: Any) -> Collectiv
     Raises CollectiveError for a setting out of range.
     """
     facts, core = target.collectives, target.core
-    ends: dict[str, Any] = {}
+    values: dict[str, Any] = {"efa_efficiency": EFA_EFFICIENCY[profile]}
     if profile == "conservative":
-        ends = {"launch_ps": CONSERVATIVE_LAUNCH_PS}
+        values |= {"launch_ps": CONSERVATIVE_LAUNCH_PS}
     elif profile == "peak":
         dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
-        ends = {
+        values |= {
             "intra_hop_ps": PEAK_HOP_PS,
             "inter_hop_ps": min(PEAK_EFA_HOP_PS, facts.efa_hop_ps),
             "rank_reduce_bytes_per_s": round(dma * REDUCE_AT_PEAK),
         }
     touch = constants()["collective_touch"].under(profile)
-    return rank_costs(target, profile, touch, EFA_EFFICIENCY[profile], **(ends | settings))
+    return rank_costs(target, profile, touch, **(values | settings))
