@@ -41,6 +41,12 @@ class CompileOptions:
     mixed_precision_accumulation: bool = True
     """Keep intermediates of reductions of short types in fp32."""
 
+    latency_hiding: bool = True
+    """Order and cut functions by what collectives are expected to take, so that code runs beside
+    them; False: as in the program. The vendor's compiler does it where it is asked to
+    (`--tensorizer-options='--enable-ccop-compute-overlap'`).
+    """
+
     saturate_infinity: bool = False
     """Clamp infinities in front of transposes that the tensor engine does as matmul."""
 

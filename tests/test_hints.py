@@ -27,7 +27,11 @@ FLAG = re.compile(r"(?<![\w/.-])(--[A-Za-z][\w-]*)")
 COMMAND = re.compile(r"\bshardwright (?!compiler |unit service|run: |import )([a-z][^`\n;]*)")
 KEY = re.compile(rf"(?<![\w/.])({'|'.join(TABLES)})\.([a-z_]+)\b(?![\w./(])")
 HOLE = "\0"  # what an f-string fills in
-FOREIGN = {"--xla_dump_to": "of XLA_FLAGS", "--shm-size": "of docker run"}
+FOREIGN = {
+    "--xla_dump_to": "of XLA_FLAGS",
+    "--shm-size": "of docker run",
+    "--enable-ccop-compute-overlap": "of the text of --tensorizer-options",
+}
 """Flags of other programs that texts name."""
 FILES = {"cluster.yaml", "shardwright.compiler.driver", "model.neff", "model.py"}
 """What has the form of a key and is none."""

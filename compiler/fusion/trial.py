@@ -105,7 +105,11 @@ class Trial:
         return judged_ps(made.region, tensors, self.target)
 
     def collective_ps(self, op: Op) -> int:
-        """How long a collective is expected to be in flight, as if its groups were side by side."""
+        """How long a collective is expected to be in flight, as if its groups were side by side;
+        nothing without `latency_hiding`.
+        """
+        if not self.options.latency_hiding:
+            return 0
         size = max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
         group = getattr(op.attrs, "group_size", 1)
         key = op.name, size, op.result.type.dtype.bytes, group, getattr(op.attrs, "pairs", ())

@@ -64,10 +64,14 @@ def tables_of(w: Workload) -> Tables:
     Scripts reduce gradients once, by calls of their own after the last backward pass, and add them
     up in the type they have, by an operator of its own. Data-parallel ranks share the optimizer
     state only with ZeRO-1.
+    Code waits for collectives where the program has them: what schedules them beside code is off
+    unless a script asks for it, and none of these does.
     Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples), run_llama_nxd.py
     (neuronx-distributed): autograd of PyTorch; conf/megatron_gpt_config.yaml
     (neuronx-nemo-megatron): gradient_accumulation_fusion: False; megatron/model/distributed.py
-    (aws-neuron-reference-for-megatron-lm): main_grad.add_(param.grad.data).
+    (aws-neuron-reference-for-megatron-lm): main_grad.add_(param.grad.data); NEURON_CC_FLAGS of all
+    of these, without the `--enable-ccop-compute-overlap` that inference sets
+    (neuronx-distributed-inference).
     """
     short = w.storage.gradients == w.storage.params
     data = "dp_shard" if w.zero1 else "dp_replicate"
@@ -96,5 +100,6 @@ def tables_of(w: Workload) -> Tables:
             "attention": w.attention,
             "mixed_precision_accumulation": w.accumulation,
             "auto_cast": "matmult",
+            "latency_hiding": False,
         },
     }

@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.program import CollectiveCall
@@ -18,6 +19,7 @@ from shardwright.compiler.lower.latency import Hiding, Progress, makespan_ps
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.machine.network import expected_ps
 from shardwright.compiler.machine.target import load_target, logical, target_names
+from shardwright.compiler.options import CompileOptions
 from shardwright.sim_cluster.network.network import Network, larger_side_bytes
 
 DP = ("dp_shard",)
@@ -199,3 +201,13 @@ def test_a_transfer_to_the_host_is_expected_to_share_the_link_of_its_chip() -> N
     size = round(target.host_link_bytes_per_s / 2 / 1000)
     found = expected_ps(target, "host_store", size, 4, 1)
     assert found == pytest.approx(target.core.dma_fixed_ps + 10**9, rel=1e-6)
+
+
+def test_without_latency_hiding_collectives_are_taken_for_instant() -> None:
+    target, (gather,) = (
+        load_target("trn1n.32xlarge"),
+        (op for op in two_gathers().ops if op.name == "all_gather"),
+    )
+    for on in (True, False):
+        judge = LogicalCore(target, CompileOptions(latency_hiding=on))
+        assert (judge.collective_ps(gather) > 0) is on
