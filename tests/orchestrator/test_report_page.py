@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sets = (
         *("model.seq_len=8", "run.executor=inline", "run.tries=0"),
         *("mesh.pp=2", "mesh.dp_shard=16", "strategy.global_batch=64"),
+        *("goal.tokens=1T", "goal.deadline=30d"),
     )
     flags = ["--model", str(path / "config.json"), "--out", str(path)]
     words = ["plan", *flags, *(word for text in sets for word in ("--set", text)), "--json"]
@@ -112,6 +113,14 @@ def test_the_page_has_every_section_and_its_numbers(report: dict[str, Any]) -> N
     assert [name.rpartition(" ")[2] for name in rows] == [
         row["function"].rpartition(" ")[2] for row in report["functions"]
     ]
+
+
+def test_sentences_begin_with_a_capital(report: dict[str, Any]) -> None:
+    """Also where a text of the screen, which follows a word there, is a sentence of its own."""
+    pieces = re.findall(r"<caption[^>]*>(.*?)</caption>|<p[^>]*>(.*?)</p>", report_page(report))
+    texts = [unescape(re.sub("<[^>]+>", "", a or b)) for a, b in pieces]
+    assert any(". " in text for text in texts)
+    assert not [text for text in texts if re.search(r"[a-z]{2}\. [a-z]", text)]
 
 
 def test_drawings_sum_to_what_they_show(report: dict[str, Any]) -> None:
