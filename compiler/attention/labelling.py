@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shardwright.compiler.ir.facts import joined_dim, pairing
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -111,9 +112,9 @@ class Labelling:
     def _label(self, op: Op) -> None:
         """Label the results of one op."""
         labelled = [v for v in op.operands if v in self.labels]
-        if op.name == "dot_general":
+        if pairing(op) is not None:
             self._contraction(op)
-        elif not labelled or op.name == "loop":
+        elif not labelled or op.regions:
             return
         elif op.name in IDENTITIES:
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -154,8 +155,7 @@ class Labelling:
         self._set(op.result, tuple(labels), values)
 
     def _is_whole(self, op: Op, value: Value, d: int) -> bool:
-        joined = op.name == "concatenate" and op.attrs.dim == d
-        return not joined and value.type.shape[d] == op.result.type.shape[d]
+        return joined_dim(op) != d and value.type.shape[d] == op.result.type.shape[d]
 
     def _contraction(self, op: Op) -> None:
         """A new space, unless a score is only mixed over its batch dims."""

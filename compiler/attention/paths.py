@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
+from shardwright.compiler.ir.facts import chooses, pairing, splat
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import IDENTITIES, of
 from shardwright.compiler.ir.types import Op, Value
@@ -78,14 +79,13 @@ class Paths:
         if op.name in _TERMS:
             splats = sum(map(self._is_splat, op.operands))
             return len(good) + splats == len(op.operands) and bool(good) and all(good)
-        return (op.name in _KEEPING or op.name == "dot_general") and any(good)
+        return (op.name in _KEEPING or pairing(op) is not None) and any(good)
 
     def _spans(self, value: Value, keys: Space) -> bool:
         return value in self.labelling.labels and self.labelling.space(value) >= keys
 
     def _is_splat(self, value: Value) -> bool:
-        op = self.labelling.producers.get(value)
-        return op is not None and op.name == "constant" and bool(op.attrs.is_splat)
+        return splat(self.labelling.producers.get(value)) is not None
 
     def _is_row(self, value: Value, keys: Space) -> bool:
         """True for a row value that was broadcast along the keys."""
@@ -114,8 +114,8 @@ class Paths:
     def product_behind(self, value: Value) -> Op | None:
         """The multiplication or division that `value` is, behind views and selections."""
         op = self.labelling.producers.get(value)
-        while op is not None and (op.name in _VIEWS or op.name == "select"):
-            value = op.operands[1 if op.name == "select" else op.results.index(value)]
+        while op is not None and (op.name in _VIEWS or chooses(op)):
+            value = op.operands[1 if chooses(op) else op.results.index(value)]
             op = self.labelling.producers.get(value)
         return op if op is not None and op.name in _SCALINGS else None
 
@@ -163,7 +163,7 @@ class Paths:
         """True when `value`, behind views and selections, is multiplied by one of `stored`."""
 
         def keeps(op: Op) -> bool:
-            return op.name in _VIEWS or op.name == "select"
+            return op.name in _VIEWS or chooses(op)
 
         return any(
             op.name == "multiply" and stored & {self._source(v) for v in op.operands}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.rule import Budget, Refusal
@@ -153,7 +154,7 @@ class Trials:
     def _folds_both(self, part: Part) -> bool:
         """Whether some reductions of a region keep what others add up."""
         tasks = (self.groups.body.tasks[n] for n in part.members)
-        folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name == "reduce"]
+        folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name in REDUCTIONS]
         return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
 
     def _kept_bytes(self, part: Part) -> int:

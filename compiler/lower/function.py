@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.compiler.attention import find_attention
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
@@ -321,8 +321,8 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
     return {
         op.result
         for op in graph.ops
-        if (op.name == "reduce" and op.operands[0] in scores)
-        or (op.name == "dot_general" and op.result in scores)
+        if (op.name in REDUCTIONS and op.operands[0] in scores)
+        or (op.name in CONTRACTIONS and op.result in scores)
     }
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.row_rule import PARTITIONS
-from shardwright.compiler.passes.remat.recipes import operands_of
 from shardwright.compiler.support.intervals import Interval, limits
 
 HEAVY = frozenset(
@@ -85,8 +85,8 @@ class Positions:
         number itself, and what is cut at other places than a number says.
         """
         sums = result.type.num_elements == 1 and OPS[op.name].elementwise
-        starts = op.operands[1:] if op.name == "dynamic_slice" else ()
-        return (sums and result.type.dtype.is_integer) or not self._moved.isdisjoint(starts)
+        placed = not self._moved.isdisjoint(places_of(op))
+        return (sums and result.type.dtype.is_integer) or placed
 
     def _is_number(self, value: Value) -> bool:
         """Whether a register can hold the value: an integer that is known to stay in a range."""
@@ -97,7 +97,7 @@ class Positions:
 
     def _want(self, op: Op) -> None:
         """Note what the planes among the results of `op`, or inside of it, are made of."""
-        if op.name == "loop":
+        if op.regions:
             self._want_inside(op)
             return
         for result in op.results:

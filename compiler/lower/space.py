@@ -7,7 +7,7 @@ region pass through reshapes, transposes and broadcasts; a slice of one is a bor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from shardwright.compiler.ir.types import Op, Value
@@ -103,13 +103,8 @@ class Space:
         """Labels behind one view op; None when the view selects a part."""
         if op.name not in LABEL_VIEWS:
             return None
-        if op.name == "transpose":
-            return tuple(labels[p] for p in op.attrs.permutation)
-        if op.name == "reshape":
-            return regroup(labels, op.attrs.shape)
-        if op.name == "broadcast_in_dim":
-            return _spread(op, view, labels)
-        return labels
+        rule = _BEHIND.get(op.name)
+        return labels if rule is None else rule(op, view, labels)
 
 
 def _spread(op: Op, view: Value, labels: Labels) -> Labels:
@@ -120,6 +115,13 @@ def _spread(op: Op, view: Value, labels: Labels) -> Labels:
         if source[i] == view.type.shape[d]:
             spread[d] = labels[i]
     return tuple(spread)
+
+
+_BEHIND: Mapping[str, Callable[[Op, Value, Labels], Labels | None]] = {
+    "transpose": lambda op, view, labels: tuple(labels[p] for p in op.attrs.permutation),
+    "reshape": lambda op, view, labels: regroup(labels, op.attrs.shape),
+    "broadcast_in_dim": _spread,
+}
 
 
 def label(body: Body, tasks: Sequence[Task]) -> Space:

@@ -8,10 +8,12 @@ means that strides cannot express it and the value must be copied first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shardwright.compiler.ir.ops import UnfoldAttrs
+from shardwright.compiler.ir.ops import SliceAttrs, UnfoldAttrs
+from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves
 
@@ -208,6 +210,28 @@ def unfold(layout: Layout, attrs: UnfoldAttrs) -> Layout | None:
         dims[d] = outer[1]
         inner.append(element[1])
     return Layout(offset, (*dims, *inner))
+
+
+def behind(op: Op, layout: Layout) -> Layout | None:
+    """The layout behind a view of a value with `layout`; None when strides cannot say it."""
+    rule = _BEHIND.get(op.name)
+    return layout if rule is None else rule(layout, op.attrs)
+
+
+def _slice(layout: Layout, attrs: SliceAttrs) -> Layout | None:
+    cuts = list(zip(attrs.start, attrs.limit, attrs.stride, strict=True))
+    sizes = [len(range(*cut)) for cut in cuts]
+    return window(layout, [Affine(n) for n in attrs.start], sizes, attrs.stride)
+
+
+_BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
+    "broadcast_in_dim": lambda layout, a: broadcast(layout, a.dims, a.shape),
+    "reshape": lambda layout, a: reshape(layout, a.shape),
+    "reverse": lambda layout, a: reverse(layout, a.dims),
+    "slice": _slice,
+    "transpose": lambda layout, a: transpose(layout, a.permutation),
+    "unfold": unfold,
+}
 
 
 def _size(pieces: Pieces) -> int:

@@ -28,7 +28,7 @@ def integer_ranges(graph: Graph, known: Mapping[Value, Range] | None = None) -> 
     for value in graph.inputs:
         _note(found, value, (known or {}).get(value))
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             _loop(found, op)
             continue
         if op.name in _SIDE_BY_SIDE:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.ir.facts import resized_dim, splat
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
@@ -110,11 +111,11 @@ def _endings(graph: Graph) -> Iterator[_Ending]:
             continue
         accumulator, stack = add.operands
         made, ops = producers.get(stack), [add]
-        if made is not None and made.name == "convert" and only_for(stack, add):
+        if made is not None and made.name in CASTS and only_for(stack, add):
             ops = [made, add]
             stack = made.operand
             made = producers.get(stack)
-        if made is None or made.name != "loop":
+        if made is None or not made.regions:
             continue
         carry = made.results.index(stack)
         writes = _writes(made, carry)
@@ -134,7 +135,7 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
     while value not in graph.outputs and len(users.get(value, ())) == 1:
         (op,) = users[value]
         others = [producers.get(v) for v in op.operands if v is not value]
-        if not _is_local(op, walked) or not all(map(_is_splat, others)):
+        if not _is_local(op, walked) or not all(map(splat, others)):
             break
         ops.append(op)
         value = op.result
@@ -144,13 +145,8 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
 def _is_local(op: Op, walked: Collection[int]) -> bool:
     """Whether `op` does to slices along `walked` what it does to the whole."""
     if op.name in REDUCTIONS_OF_RANKS:
-        scatters = op.name == "reduce_scatter"
-        return not joins_stages(op) and not (scatters and op.attrs.dim in walked)
+        return not joins_stages(op) and resized_dim(op) not in walked
     return OPS[op.name].elementwise
-
-
-def _is_splat(op: Op | None) -> bool:
-    return op is not None and op.name == "constant" and op.attrs.is_splat
 
 
 def _writes(loop: Op, carry: int) -> list[Op]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
+from shardwright.compiler.ir.facts import counted_dim, splat
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import LITERALS, WRITES
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Dim = tuple[Value, int]
@@ -292,9 +293,9 @@ def propagate(
     something.
     """
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             _propagate_loop(op, step, bind)
-        elif op.name == "optimization_barrier":
+        elif op.name in IDENTITIES:
             for source, target in zip(op.operands, op.results, strict=True):
                 bind(source, target)
         else:
@@ -387,10 +388,10 @@ _REPEATING = ("broadcast_in_dim",)
 
 def _repeats(op: Op) -> Repeated:
     """The dims of the result of `op` along which it is the same, unless an operand has them."""
-    alike = op.name in _REPEATING or (op.name == "constant" and op.attrs.is_splat)
-    if not alike and op.name != "iota":
-        return _NOTHING
-    return frozenset(d for d in range(op.result.type.rank) if alike or d != op.attrs.dim)
+    counted = counted_dim(op)
+    if op.name in _REPEATING or splat(op) is not None or counted is not None:
+        return frozenset(d for d in range(op.result.type.rank) if d != counted)
+    return _NOTHING
 
 
 @cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import combination, counted_dim, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
@@ -95,7 +97,7 @@ class _Level:
 
     def add(self, op: Op) -> None:
         """`op` on padded operands."""
-        if op.name == "loop":
+        if op.regions:
             self._loop(op)
             return
         if all(self.env[v].type == v.type for v in op.operands):
@@ -168,12 +170,8 @@ class _Level:
         if op is None:
             return None
         type, loc = tensor_type(shape, new.type.dtype), op.loc
-        if op.name == "constant" and op.attrs.is_splat:
-            return self._append(
-                make_op("constant", (), ConstantAttrs(op.attrs.data, type), loc=loc)
-            )
-        if op.name == "iota":
-            return self._append(make_op("iota", (), IotaAttrs(op.attrs.dim, type), loc=loc))
+        if splat(op) is not None or counted_dim(op) is not None:
+            return self._append(make_op(op.name, (), replace(op.attrs, type=type), loc=loc))
         if op.name != "broadcast_in_dim":
             return None
         given = op.operands[0].type.shape
@@ -201,7 +199,7 @@ class _Level:
         summed: dict[Value, list[int]] = {}
         for value, dim in contracted(op) if OPS[op.name].kind is not Kind.INDEXED else ():
             summed.setdefault(value, []).append(dim)
-        kind = op.attrs.kind if op.name == "reduce" else "add"
+        kind = combination(op)
         found = []
         for value, new in zip(op.operands, operands, strict=True):
             for dim in dict.fromkeys(summed.get(value, ())):

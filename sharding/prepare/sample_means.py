@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.facts import operands_of
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 UNKNOWN = math.nan
@@ -99,9 +101,8 @@ def _pairs(ones: Sequence[Value], others: Sequence[Value], makers: Makers) -> li
 
 
 def _behind(value: Value, makers: Mapping[Value, Op]) -> Value:
-    while value in makers and makers[value].name == "optimization_barrier":
-        op = makers[value]
-        value = op.operands[op.results.index(value)]
+    while value in makers and makers[value].name in IDENTITIES:
+        (value,) = operands_of(makers[value], value)
     return value
 
 
@@ -136,7 +137,7 @@ def _common(factors: Sequence[float]) -> float:
 
 def _factors(a: Op, b: Op, given: Sequence[float]) -> list[float]:
     """The factors of the results of an op."""
-    if a.name == "loop":
+    if a.regions:
         return _loop(a, b, given)
     return [_factor(a, b, given)] * len(a.results)
 

@@ -30,7 +30,7 @@ again, and how. It tells the writer of those that stay (`Writer.keep`).
 
 def remake_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW) -> Graph:
     """`graph` in which loops of this level make again what `choose` says, instead of reading it."""
-    for loop in [op for op in graph.ops if op.name == "loop"]:
+    for loop in [op for op in graph.ops if op.regions]:
         graph = _remake_stacks(graph, loop, choose, short_row)
     return graph
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.facts import takes_at
 from shardwright.compiler.ir.ops.host import LOAD, STORE, TRANSFERS
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 GATHER = "all_gather"
@@ -113,7 +114,7 @@ class _Body:
         """What follows from `given`, with no collectives but those of `traffic`."""
         found = set(given)
         for op in self.graph.ops:
-            if op.name == "optimization_barrier":
+            if op.name in IDENTITIES:
                 pairs = zip(op.operands, op.results, strict=True)
                 found.update(result for operand, result in pairs if operand in found)
             elif op.regions or (op.name in _TRAFFIC and op.name not in traffic):
@@ -209,7 +210,7 @@ class _Body:
             if op in behind or len(read) != 1 or (others and not sliced):
                 continue
             (following[op],) = read
-            if sliced or op.name == "dynamic_slice":
+            if sliced or takes_at(op):
                 slices.update(dict.fromkeys(op.results, following[op]))
         found = dict(behind)
         for op, level in reversed(following.items()):

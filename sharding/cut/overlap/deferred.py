@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.compiler.ir.facts import resized_dim, splat
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 from shardwright.sharding.localize import Localized
 
@@ -32,7 +33,7 @@ def hoisted(local: Localized) -> Localized:
     made = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
-        ops += _loop(op, made) if op.name == "loop" else [op]
+        ops += _loop(op, made) if op.regions else [op]
     return replace(local, graph=with_ops(graph, ops))
 
 
@@ -69,7 +70,7 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
     value = head.result
     while value not in body.outputs and len(users.get(value, ())) == 1:
         (user,) = users[value]
-        if user.name == "dynamic_update_slice":
+        if user.name in UPDATES:
             stack, update = user.operands[:2]
             if stack not in body.inputs or update is not value or user.result not in body.outputs:
                 return None
@@ -90,10 +91,9 @@ def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
     while op is not None and op.name in _TAKING:
         value = op.operands[0]
         op = made.get(value)
-    if op is None or op.name != "constant" or not op.attrs.is_splat:
-        return False
+    held = splat(op)
     # The stored element alone: stacks of whole models are too large to be evaluated.
-    return not np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy).any()
+    return held is not None and not np.frombuffer(held.data, held.type.dtype.numpy).any()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
     reductions = [path.head]
     for op in path.between:
         if op.name in REDUCTIONS_OF_RANKS:
-            if op.name != "all_reduce" or op.attrs.reduction != "add":
+            if resized_dim(op) is not None or op.attrs.reduction != "add":
                 return None
             reductions.append(op)
             continue
@@ -131,7 +131,7 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
     source = Value(stack)
     behind: list[Op] = []
     for op in reductions:
-        attrs = op.attrs if op.name == "all_reduce" else replace(op.attrs, dim=scale.dim)
+        attrs = op.attrs if resized_dim(op) is None else replace(op.attrs, dim=scale.dim)
         behind.append(make_op(op.name, (source,), attrs, loc=op.loc))
         source = behind[-1].result
     return _Moved(path, tuple(ops), value, stack, tuple(behind))
@@ -141,9 +141,8 @@ class _Scale:
     """Where the dim that a reduction divides lies, from op to op, and by how much."""
 
     def __init__(self, head: Op) -> None:
-        scatters = head.name == "reduce_scatter"
-        self.dim: int = head.attrs.dim if scatters else -1
-        self.ways: int = head.attrs.group_size if scatters else 1
+        dim = resized_dim(head)
+        self.dim, self.ways = (-1, 1) if dim is None else (dim, int(head.attrs.group_size))
 
     def grown(self, shape: Sequence[int]) -> tuple[int, ...]:
         """A shape behind the reduction as it is without it."""

@@ -15,9 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.sharding.cut.overlap.assign import Delays
 
@@ -191,7 +193,7 @@ class _Time:
         """A copy of `op` for the iteration of its delay; a barrier only holds what is not free."""
         kept = [i for i, v in enumerate(op.results) if v not in self.pipeline.delays.free]
         operands = op.operands
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             operands = tuple(operands[i] for i in kept)
         results = tuple(Value(op.results[i].type) for i in kept)
         read = tuple(self._read(v, delay) for v in operands)
@@ -217,10 +219,7 @@ class _Time:
         if op is None:
             return self.scope.outside[value]
         if (value, delay) not in self.free:
-            operands: Sequence[Value] = op.operands
-            if op.name == "optimization_barrier":
-                operands = [op.operands[op.results.index(value)]]
-            read = tuple(self._compute(v, delay) for v in operands)
+            read = tuple(self._compute(v, delay) for v in operands_of(op, value))
             copy = Op(op.name, read, (Value(value.type),), op.attrs, (), op.loc)
             self.free[value, delay] = self.scope.add(copy)
         return self.free[value, delay]

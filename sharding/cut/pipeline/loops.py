@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.facts import places_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     ConcatenateAttrs,
@@ -127,12 +128,12 @@ class LayerWalk:
 
 def _start_position(op: Op, dim: int) -> int:
     """Which operand says which layer a slice or update is at."""
-    return (1 if op.name == "dynamic_slice" else 2) + dim
+    return len(op.operands) - len(places_of(op)) + dim
 
 
 def _start(op: Op, dim: int) -> Value:
     """The scalar that says which layer a slice or update is at."""
-    return op.operands[_start_position(op, dim)]
+    return places_of(op)[dim]
 
 
 def _not_walked(op: Op) -> ShardingError:

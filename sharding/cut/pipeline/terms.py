@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Op, Value
 
 Stages = frozenset[int]
@@ -147,9 +148,9 @@ def _passes(op: Op, kind: str) -> bool:
     """True for unary ops that are linear (add), or keep the order (max, min)."""
     if op.name in MOVING:
         return True
-    if op.name == "reduce" or op.name in REDUCTIONS_OF_RANKS:
-        return str(getattr(op.attrs, "kind", getattr(op.attrs, "reduction", ""))) == kind
-    if op.name == "convert":
+    if op.name in REDUCTIONS or op.name in REDUCTIONS_OF_RANKS:
+        return combination(op) == kind
+    if op.name in CASTS:
         return op.operands[0].type.dtype.is_float and op.result.type.dtype.is_float
     return op.name == "negate" and kind == "add"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.facts import combination, joined_dim, pairing, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
@@ -22,6 +23,7 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
@@ -180,7 +182,7 @@ class _Unstack:
             scan = next(s for s in scanned_layers(Graph((), (op,), ())) if s.loop is op)
             for part in split_loop(scan, trips).ops:
                 self._split(part)
-        elif op.name == "concatenate" and self._joins(op):
+        elif joined_dim(op) is not None and self._joins(op):
             return
         elif not any(v in self.pieces for v in op.operands):
             self._keep(op)
@@ -227,7 +229,7 @@ class _Unstack:
 
     def _distribute(self, op: Op) -> None:
         """`op` once per part."""
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             self._distribute_barrier(op)
             return
         if not (op.name in DISTRIBUTED or OPS[op.name].elementwise):
@@ -273,9 +275,9 @@ class _Unstack:
 
     def _reduces(self, op: Op, dims: Mapping[Value, int]) -> bool:
         """True when the dim of layers is reduced away, in a way that can be joined."""
-        if op.name == "reduce":
+        if op.name in REDUCTIONS:
             return op.attrs.kind in COMBINE and dims[op.operands[0]] in op.attrs.dims
-        return op.name == "dot_general" and op.operands[0] in dims and op.operands[1] in dims
+        return pairing(op) is not None and op.operands[0] in dims and op.operands[1] in dims
 
     def _distribute_barrier(self, op: Op) -> None:
         """A barrier of pieces; results follow operands."""
@@ -315,7 +317,7 @@ class _Unstack:
 
     def _combined(self, op: Op, values: Sequence[Value]) -> Value:
         """What the parts reduced, joined in the order of parts."""
-        name = COMBINE[op.attrs.kind] if op.name == "reduce" else "add"
+        name = COMBINE[combination(op)]
         total = values[0]
         for value in values[1:]:
             total = self._add(make_op(name, (total, value), None, (), op.loc)).result
@@ -326,7 +328,7 @@ def _repeats(op: Op, dim: int) -> bool:
     """True when the result is the same all along `dim`."""
     if op.name == "broadcast_in_dim":
         return dim not in op.attrs.dims
-    return op.name == "constant" and bool(op.attrs.is_splat)
+    return splat(op) is not None
 
 
 def _part_slot(slot: Slot, run: Run, dim: int, parts: dict[str, LeafPart]) -> Slot:
