@@ -17,7 +17,7 @@ from shardwright.compiler.ir.traits import IDENTITIES, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
-_VIEWS = of(Kind.IDENTITY, Kind.VIEW) | {"convert", "negate"}
+_VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST) | {"negate"}
 _SCALINGS = frozenset(("divide", "multiply"))
 _TERMS = frozenset(("add", "subtract"))
 _KEEPING = _VIEWS | {"concatenate", "maximum", "pad", "reduce_precision", "select", "slice"}

@@ -16,11 +16,12 @@ from shardwright.compiler.frontend.rules.reduce import reduction_kinds
 from shardwright.compiler.frontend.rules.registry import refuse
 from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.surface.operators import Operator, added_later
 from shardwright.compiler.surface.releases import FACTS, Profile
 
-_PASS_THROUGH = ("broadcast_in_dim", "convert", "reshape")
+_PASS_THROUGH = VIEWS | CASTS
 _TABLE_REDUCTIONS = ("add", "multiply", "max", "min")
 OUTPUT_LIMIT_BYTES = 4 * 10**9
 """documented: error page EVRF024, 4 GB per output tensor."""

@@ -5,6 +5,8 @@ Passes ask these instead of for names, and take an op or None: what makes a valu
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, PARTS, REDUCTIONS, TRAFFIC
@@ -78,6 +80,14 @@ def combination(op: Op) -> str:
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up along dims."""
     return op.name in REDUCTIONS and op.attrs.kind == "add"
+
+
+def resized(op: Op, shape: tuple[int, ...]) -> Any:
+    """The attributes of `op` where dims of its operands, and with them of its result, have other
+    sizes; `shape` is that of the result.
+    """
+    resize = OPS[op.name].resize
+    return op.attrs if resize is None else resize(op, shape)
 
 
 def resized_dim(op: Op) -> int | None:

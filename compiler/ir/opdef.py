@@ -19,6 +19,7 @@ from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Infer = Callable[[Sequence[TensorType], Any, Sequence[Graph]], tuple[TensorType, ...]]
 Flops = Callable[[Op], int]
+Resize = Callable[[Op, tuple[int, ...]], Any]
 Reference = Callable[[Op, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 
 
@@ -54,6 +55,7 @@ class OpDef:
     `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
+    `resize`: the attributes for a result of another shape, where they hold sizes of it.
     `pure` is False for ops that must not be merged with equal ones (collectives, barriers); a dead
     op of any kind may go, because all ranks run the same program.
     """
@@ -67,6 +69,7 @@ class OpDef:
     elementwise: bool = False
     combines: bool = False
     passes: slice | None = None
+    resize: Resize | None = None
     pure: bool = True
 
 

@@ -8,7 +8,7 @@ moving data and rounding commute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,29 +16,15 @@ import numpy as np
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import splat, stored
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 
-_MOVED: Mapping[str, slice] = {
-    "broadcast_in_dim": slice(0, 1),
-    "concatenate": slice(0, None),
-    "dynamic_slice": slice(0, 1),
-    "dynamic_update_slice": slice(0, 2),
-    "gather": slice(0, 1),
-    "move_to": slice(0, 1),
-    "optimization_barrier": slice(0, None),
-    "pad": slice(0, 2),
-    "reshape": slice(0, 1),
-    "reverse": slice(0, 1),
-    "select": slice(1, 3),
-    "slice": slice(0, 1),
-    "transpose": slice(0, 1),
-}
-"""Ops whose results have only elements of these operands."""
+_MOVED = {name: op.passes for name, op in OPS.items() if op.passes and op.kind is not Kind.SORT}
+"""Ops whose results have only elements of these operands; what is sorted is left as it is."""
 
 
 def narrow(graph: Graph, dtype: DType, among: Collection[Value]) -> Graph:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.compiler.ir.facts import joined_dim, permutation
+from shardwright.compiler.ir.facts import joined_dim, permutation, resized
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
@@ -213,8 +213,7 @@ class _Writer:
         first, end = cut.spans()[number]
         if _repeats(op, cut.dim):
             edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
-            attrs = BroadcastInDimAttrs(op.attrs.dims, edge)
-            return self._make(op, "broadcast_in_dim", op.operands, attrs)
+            return self._make(op, op.name, op.operands, resized(op, edge))
         return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))
 
     def _slice(self, op: Op, cut: Cut) -> None:

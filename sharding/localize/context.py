@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import resized
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     AxisIndexAttrs,
@@ -154,8 +155,10 @@ class Localizer:
         return result
 
     def keep(self, op: Op, attrs: Any = None) -> tuple[Value, ...]:
-        """Append `op` with local operands, and `attrs` in place of its own when given."""
-        return self.emit(op.name, self.operands(op), op.attrs if attrs is None else attrs)
+        """Append `op` with local operands and sizes; with `attrs` when given."""
+        if attrs is None:
+            attrs = resized(op, self.local_type(op.results[0]).shape)
+        return self.emit(op.name, self.operands(op), attrs)
 
     def splat(self, number: float, type: TensorType) -> Value:
         """A constant tensor of one repeated element."""

@@ -11,27 +11,14 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.ir.traits import UPDATES
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.traits import UPDATES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.program import StepPlan, StepProgram
 
-_MOVING = frozenset(
-    (
-        "all_gather",
-        "all_slice",
-        "broadcast_in_dim",
-        "convert",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "host_load",
-        "host_store",
-        "move_to",
-        "optimization_barrier",
-        "reshape",
-        "slice",
-        "transpose",
-    )
-)
+_MOVING = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST, Kind.UPDATE) | {
+    *("all_gather", "all_slice", "dynamic_slice", "host_load", "host_store", "move_to", "slice"),
+}
 
 _GIVEN = ("parameter", "optimizer", "batch", "rng")
 

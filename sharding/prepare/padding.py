@@ -8,8 +8,6 @@ State is stored padded: `Slot.shape` keeps the user's shape.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -19,15 +17,13 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import combination, counted_dim, splat
+from shardwright.compiler.ir.facts import combination, counted_dim, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
     IotaAttrs,
     PadAttrs,
-    ReshapeAttrs,
     SliceAttrs,
 )
 from shardwright.compiler.ir.ops.reduce import identity
@@ -169,16 +165,13 @@ class _Level:
         op = self.made.get(new)
         if op is None:
             return None
-        type, loc = tensor_type(shape, new.type.dtype), op.loc
-        if splat(op) is not None or counted_dim(op) is not None:
-            return self._append(make_op(op.name, (), replace(op.attrs, type=type), loc=loc))
-        if op.name != "broadcast_in_dim":
+        if op.name == "broadcast_in_dim":
+            given = op.operands[0].type.shape
+            if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
+                return None
+        elif splat(op) is None and counted_dim(op) is None:
             return None
-        given = op.operands[0].type.shape
-        if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
-            return None
-        attrs = BroadcastInDimAttrs(op.attrs.dims, shape)
-        return self._append(make_op("broadcast_in_dim", op.operands, attrs, loc=loc))
+        return self._append(make_op(op.name, op.operands, resized(op, shape), loc=op.loc))
 
     def _cut_and_padded(self, new: Value, shape: Shape) -> Value:
         given = new.type.shape
@@ -255,28 +248,12 @@ _NONE = object()
 
 def _resized(op: Op, operands: Sequence[Value], results: Sequence[Shape]) -> Any:
     """The attributes of `op` in padded shapes; `_NONE` when it has no such form."""
-    attrs = op.attrs
     match op.name:
-        case "broadcast_in_dim":
-            return BroadcastInDimAttrs(attrs.dims, results[0])
-        case "reshape":
-            same = math.prod(results[0]) == math.prod(operands[0].type.shape)
-            return ReshapeAttrs(results[0]) if same else _NONE
-        case "slice":
-            limit = _whole_dims(op.operands[0], attrs.limit, operands[0])
-            return SliceAttrs(attrs.start, limit, attrs.stride)
-        case "dynamic_slice":
-            sizes = _whole_dims(op.operands[0], attrs.sizes, operands[0])
-            return dataclasses.replace(attrs, sizes=sizes)
         case "gather":
-            sizes = _whole_dims(op.operands[0], attrs.slice_sizes, operands[0])
-            return dataclasses.replace(attrs, slice_sizes=sizes)
+            old, new = (v.type.shape for v in (op.operands[0], operands[0]))
+            rows = zip(op.attrs.slice_sizes, old, new, strict=True)
+            sizes = tuple(after if size == before else size for size, before, after in rows)
+            return replace(op.attrs, slice_sizes=sizes)
         case "convolution" | "reduce_window" | "select_and_scatter" | "sort":
             return _NONE
-    return attrs
-
-
-def _whole_dims(old: Value, sizes: Sequence[int], new: Value) -> Shape:
-    """`sizes`, where they were the whole dim of `old` that of `new`."""
-    rows = zip(sizes, old.type.shape, new.type.shape, strict=True)
-    return tuple(after if size == before else size for size, before, after in rows)
+    return resized(op, results[0]) if len(results) == 1 else op.attrs

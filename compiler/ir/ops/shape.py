@@ -9,12 +9,12 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, Resize, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -316,6 +316,27 @@ def _dynamic_update_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.nd
     return (out,)
 
 
+def _of_limit(op: Op, shape: tuple[int, ...]) -> Any:
+    """A part that begins where it did."""
+    rows = zip(op.attrs.limit, op.attrs.stride, op.result.type.shape, shape, strict=True)
+    limit = tuple(end + (after - before) * step for end, step, before, after in rows)
+    return replace(op.attrs, limit=limit)
+
+
+def _of_type(op: Op, shape: tuple[int, ...]) -> Any:
+    return replace(op.attrs, type=tensor_type(shape, op.attrs.type.dtype))
+
+
+_RESIZE: dict[str, Resize] = {
+    "broadcast_in_dim": lambda op, shape: replace(op.attrs, shape=shape),
+    "constant": _of_type,
+    "dynamic_slice": lambda op, shape: replace(op.attrs, sizes=shape),
+    "iota": _of_type,
+    "reshape": lambda op, shape: replace(op.attrs, shape=shape),
+    "slice": _of_limit,
+}
+
+
 def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: Reference) -> None:
     define(
         OpDef(
@@ -325,6 +346,7 @@ def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: 
             infer=infer,
             flops=no_flops,
             reference=reference,
+            resize=_RESIZE.get(name),
         )
     )
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.compiler.ir.facts import resized_dim, splat
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.facts import resized, resized_dim, splat
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, UPDATES
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 from shardwright.sharding.localize import Localized
 
-_TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
+_TAKING = CASTS | {name for name, op in OPS.items() if op.passes == slice(0, 1)}
 """Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
 
 
@@ -163,20 +163,18 @@ class _Scale:
                 if [shape[d] for d in attrs.dims] != list(before) or _size(shape) != _size(before):
                     return None
                 self._move(attrs.dims.__getitem__)
-                attrs = BroadcastInDimAttrs(attrs.dims, self.grown(shape))
             case "reshape":
                 places = _same_dims(before, shape)
                 if places is None or (self.dim >= 0 and self.dim not in places):
                     return None
                 self._move(places.__getitem__)
-                attrs = ReshapeAttrs(self.grown(shape))
             case "reduce":
                 if attrs.kind != "add" or any(before[d] != 1 or d == self.dim for d in attrs.dims):
                     return None
                 self._move(lambda dim: dim - sum(d < dim for d in attrs.dims))
             case _:
                 return None
-        return make_op(op.name, (value,), attrs, loc=op.loc)
+        return make_op(op.name, (value,), resized(op, self.grown(shape)), loc=op.loc)
 
     def _move(self, place: Callable[[int], int]) -> None:
         if self.dim >= 0:

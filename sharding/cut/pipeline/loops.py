@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.compiler.ir.facts import places_of
+from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     ConcatenateAttrs,
@@ -24,11 +24,10 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.indices.layers import ScannedLayers, visited_layers
-
-WALKING = ("dynamic_slice", "dynamic_update_slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class LayerWalk:
                 carry = carry_of.get(value)
                 if carry is None:
                     continue
-                if op.name not in WALKING or position:
+                if position or not (takes_at(op) or op.name in UPDATES):
                     raise _not_walked(op)
                 visited = _visited(loop, _start(op, dims[carry]))
                 if not np.array_equal(layers.setdefault(carry, visited), visited):
@@ -248,7 +247,7 @@ class _Body:
             position = _start_position(op, self.walk.dims[carry])
             operands[position] = self._place(carry, operands[position])
         results = tuple(
-            Value(operands[0].type if carry is not None and op.name == WALKING[1] else v.type)
+            Value(operands[0].type if carry is not None and op.name in UPDATES else v.type)
             for v in op.results
         )
         self.ops.append(Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc))

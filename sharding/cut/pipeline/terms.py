@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 
 Stages = frozenset[int]
@@ -37,17 +37,7 @@ class Partial:
 Place = At | Partial | None
 """None is floating."""
 
-MOVING = frozenset(
-    (
-        "all_gather",
-        "all_slice",
-        "all_to_all",
-        "broadcast_in_dim",
-        "reshape",
-        "slice",
-        "transpose",
-    )
-)
+MOVING = VIEWS | {"all_gather", "all_slice", "all_to_all", "slice"}
 """Ops that only move elements: any kind of partial value passes."""
 JOINING = {"add": "add", "maximum": "max", "minimum": "min"}
 """The kind of partial value that an elementwise op of two values joins."""

@@ -8,23 +8,18 @@ a plain step whose leaves belong to parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.compiler.ir.facts import combination, joined_dim, pairing, splat
-from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    ConstantAttrs,
-    IotaAttrs,
-    ReshapeAttrs,
     SliceAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
@@ -36,20 +31,7 @@ from shardwright.sharding.partition.partitioned import Slot
 
 COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 """The op that joins what two parts reduced, by kind of reduction."""
-DISTRIBUTED = frozenset(
-    (
-        "broadcast_in_dim",
-        "concatenate",
-        "dot_general",
-        "pad",
-        "reduce",
-        "reshape",
-        "reverse",
-        "sharding_constraint",
-        "slice",
-        "transpose",
-    )
-)
+DISTRIBUTED = of(Kind.VIEW, Kind.JOIN, Kind.REDUCTION) | {"dot_general", "reverse", "slice"}
 """Ops besides elementwise ones whose work on a stack is that on its layers."""
 
 
@@ -145,7 +127,7 @@ class _Unstack:
                 yield slot, value
                 continue
             dim, runs = stacked
-            values = tuple(Value(_resized_type(value, dim, run.size)) for run in runs)
+            values = tuple(Value(_part_type(value, dim, run)) for run in runs)
             self.pieces[value] = _Pieces(dim, runs, values)
             for run, piece in zip(runs, values, strict=True):
                 own = _part_slot(slot, run, dim, parts)
@@ -240,7 +222,9 @@ class _Unstack:
         values = []
         for run in runs:
             operands = [self._piece(v, dims.get(v), run) for v in op.operands]
-            attrs = op.attrs if target is None else _resized(op, target, run.size)
+            attrs = op.attrs
+            if target is not None:
+                attrs = resized(op, _part_type(op.result, target, run).shape)
             values.append(self._add(make_op(op.name, operands, attrs, (), op.loc)).result)
         if target is None:
             self.now[op.result] = self._combined(op, values)
@@ -305,9 +289,8 @@ class _Unstack:
             return value
         op = self.made.get(value)
         if op is not None and _repeats(op, dim):
-            return self._add(
-                make_op(op.name, op.operands, _resized(op, dim, run.size), (), op.loc)
-            ).result
+            attrs = resized(op, _part_type(value, dim, run).shape)
+            return self._add(make_op(op.name, op.operands, attrs, (), op.loc)).result
         shape = value.type.shape
         start = tuple(run.first if d == dim else 0 for d in range(len(shape)))
         limit = tuple(run.first + run.size if d == dim else n for d, n in enumerate(shape))
@@ -338,37 +321,10 @@ def _part_slot(slot: Slot, run: Run, dim: int, parts: dict[str, LeafPart]) -> Sl
     return own
 
 
-def _resized_type(value: Value, dim: int, size: int) -> Any:
+def _part_type(value: Value, dim: int, run: Run) -> TensorType:
+    """The type of what one part has of `value`, along the dim of layers."""
     shape = value.type.shape
-    return tensor_type((*shape[:dim], size, *shape[dim + 1 :]), value.type.dtype)
-
-
-def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    return (*sizes[:dim], size, *sizes[dim + 1 :])
-
-
-def _resized(op: Op, dim: int, size: int) -> Any:
-    """The attributes of `op` when its result has `size` layers along `dim`."""
-    resize = _RESIZED.get(op.name)
-    return op.attrs if resize is None else resize(op, dim, size)
-
-
-def _slice(op: Op, dim: int, size: int) -> SliceAttrs:
-    a = op.attrs
-    return SliceAttrs(a.start, _with(a.limit, dim, size), a.stride)
-
-
-_RESIZED: Mapping[str, Callable[[Op, int, int], Any]] = {
-    "broadcast_in_dim": lambda op, dim, size: BroadcastInDimAttrs(
-        op.attrs.dims, _with(op.attrs.shape, dim, size)
-    ),
-    "constant": lambda op, dim, size: ConstantAttrs(
-        op.attrs.data, _resized_type(op.result, dim, size)
-    ),
-    "iota": lambda op, dim, size: IotaAttrs(op.attrs.dim, _resized_type(op.result, dim, size)),
-    "reshape": lambda op, dim, size: ReshapeAttrs(_with(op.attrs.shape, dim, size)),
-    "slice": _slice,
-}
+    return tensor_type((*shape[:dim], run.size, *shape[dim + 1 :]), value.type.dtype)
 
 
 def _whole(op: Op, value: Value) -> ShardingError:

@@ -18,7 +18,6 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import factors, reached
 
 MOVING = of(Kind.IDENTITY, Kind.VIEW) | {"reverse"}
-FOLDING = ("dot_general", "reduce")
 FOLDS = ("add", "max", "min")
 
 
@@ -107,7 +106,7 @@ class Index:
 
     def _follow(self, op: Op) -> None:
         """Carry the index from marked operands or results of `op` to the others."""
-        if not (is_cheap(op) or op.name in FOLDING):
+        if not (is_cheap(op) or op.name in REDUCTIONS or pairing(op) is not None):
             return
         for factor in factors(op):
             marked = [(v, d) for v, d in factor if self.dims.get(v) == d]

@@ -16,8 +16,8 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
 from shardwright.compiler.ir.facts import keeps_order
-from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.intervals import limits
 from shardwright.sharding.prepare.sorted_rows.level import MOST, SHAPING, Level, elements, varies
@@ -28,7 +28,7 @@ LINEAR = (
     *("add", "broadcast_in_dim", "concatenate", "convert", "negate", "pad", "reduce"),
     *("reduce_window", "reshape", "reverse", "slice", "subtract", "transpose"),
 )
-FOLDING = ("reduce", "reduce_window")
+FOLDING = of(Kind.REDUCTION, Kind.WINDOW, combines=True)
 
 
 class Thresholds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir import facts
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
@@ -12,9 +13,15 @@ from shardwright.compiler.ir.ops import (
     COLLECTIVES,
     AllGatherAttrs,
     AllReduceAttrs,
+    BroadcastInDimAttrs,
+    DynamicSliceAttrs,
+    IotaAttrs,
     ReduceScatterAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    TransposeAttrs,
 )
-from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, outputs
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase
@@ -75,6 +82,28 @@ def test_an_identity_has_one_operand_per_result() -> None:
     assert [facts.operands_of(barrier, r) for r in barrier.results] == [(x,), (y,)]
     total = make_op("add", (x, x))
     assert facts.operands_of(total, total.result) == (x, x)
+
+
+def test_attributes_for_other_sizes() -> None:
+    """A dim that is walked whole grows; what an op takes of another dim stays as it is."""
+    b = Builder()
+    x, wide, zero = b.input((4, 6)), Value(tensor_type((8, 6), DType.F32)), b.constant(0, DType.I32)
+    sliced = make_op("slice", (x,), SliceAttrs((0, 1), (4, 5), (1, 2)))
+    ops = [
+        make_op("broadcast_in_dim", (x,), BroadcastInDimAttrs((1, 2), (3, 4, 6))),
+        make_op("reshape", (x,), ReshapeAttrs((4, 2, 3))),
+        make_op("transpose", (x,), TransposeAttrs((1, 0))),
+        sliced,
+        make_op("dynamic_slice", (x, zero, zero), DynamicSliceAttrs((4, 2))),
+        next(op for op in b.ops if op.name == "constant"),
+        make_op("iota", (), IotaAttrs(1, tensor_type((4, 6), DType.I32))),
+    ]
+    for op in ops:
+        shape = tuple(8 if n == 4 else n for n in op.result.type.shape)
+        operands = (wide, *op.operands[1:]) if op.operands else ()
+        made = make_op(op.name, operands, facts.resized(op, shape))
+        assert (made.result.type.shape, type(made.attrs)) == (shape, type(op.attrs))
+    assert facts.resized(sliced, (8, 2)) == SliceAttrs((0, 1), (8, 5), (1, 2))
 
 
 def collective(name: str, attrs: object, value: Value) -> Op:
