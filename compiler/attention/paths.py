@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
-from shardwright.compiler.ir.facts import chooses, pairing, splat
+from shardwright.compiler.ir.facts import behind, chooses, operands_of, pairing, splat
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import IDENTITIES, of
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
@@ -47,15 +47,8 @@ class Paths:
     def _inside(self, value: Value) -> list[Value]:
         """Operands of the component of `value`."""
         op = self.labelling.producers.get(value)
-        if op is None:
-            return []
-        if op.name in IDENTITIES:
-            return [
-                v
-                for v in op.operands[op.results.index(value) :][:1]
-                if self.labelling.together(v, value)
-            ]
-        return [v for v in op.operands if self.labelling.together(v, value)]
+        read = () if op is None else operands_of(op, value)
+        return [v for v in read if self.labelling.together(v, value)]
 
     def is_probability(self, value: Value, keys: Space) -> bool:
         """True for an exponential over the keys that was only scaled by rows and rearranged."""
@@ -121,11 +114,7 @@ class Paths:
 
     def _source(self, value: Value) -> Value:
         """`value` before views."""
-        op = self.labelling.producers.get(value)
-        while op is not None and op.name in _VIEWS:
-            value = op.operands[op.results.index(value)]
-            op = self.labelling.producers.get(value)
-        return value
+        return behind(value, self.labelling.producers, lambda op: op.name in _VIEWS)
 
     def uses_stored(self, total: Op, product: Op, keys: Space) -> bool:
         """True for the derivative written with stored probabilities P: P * (dP + r), or the same

@@ -5,6 +5,7 @@ Passes ask these instead of for names, and take an op or None: what makes a valu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardwright.compiler.ir.opdef import OPS
@@ -18,6 +19,15 @@ def operands_of(op: Op, result: Value) -> tuple[Value, ...]:
     if op.name in IDENTITIES:
         return (op.operands[op.results.index(result)],)
     return op.operands
+
+
+def behind(value: Value, made: Mapping[Value, Op], through: Callable[[Op], bool]) -> Value:
+    """What the elements of `value` were before all ops on their way that `through` accepts; `made`
+    are the producers of the level.
+    """
+    while (op := made.get(value)) is not None and through(op):
+        value = operands_of(op, value)[0]
+    return value
 
 
 def places_of(op: Op) -> tuple[Value, ...]:

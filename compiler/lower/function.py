@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.compiler.attention import find_attention
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
@@ -345,9 +346,7 @@ def _donated(graph: Graph, aliases: Mapping[int, Value]) -> set[Value]:
         while value is not owner and value in made and made[value].name in UPDATES | IDENTITIES:
             op = made[value]
             path.append(value)
-            value = (
-                op.operands[op.results.index(value)] if op.name in IDENTITIES else op.operands[0]
-            )
+            value = operands_of(op, value)[0]
         if value is owner:
             found.update(path)
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.compiler.ir.ops import SliceAttrs, UnfoldAttrs
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves
@@ -63,11 +63,11 @@ def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
     return Layout(layout.offset, tuple(layout.dims[p] for p in permutation))
 
 
-def broadcast(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layout:
-    """StableHLO's broadcast_in_dim: new and stretched dims get stride 0."""
-    placed: list[Pieces] = [((n, 0),) if n != 1 else () for n in shape]
-    for i, d in enumerate(dims):
-        if _size(layout.dims[i]) == shape[d]:
+def _broadcast(layout: Layout, attrs: BroadcastInDimAttrs) -> Layout:
+    """New and stretched dims get stride 0."""
+    placed: list[Pieces] = [((n, 0),) if n != 1 else () for n in attrs.shape]
+    for i, d in enumerate(attrs.dims):
+        if _size(layout.dims[i]) == attrs.shape[d]:
             placed[d] = layout.dims[i]
     return Layout(layout.offset, tuple(placed))
 
@@ -157,10 +157,10 @@ def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces
     return (cut[0] + start.const // block * pieces[0][1], cut[1]) if cut else None
 
 
-def reverse(layout: Layout, dims: Sequence[int]) -> Layout:
-    """The order of `dims` turned around: from the last element, by negative strides."""
+def _reverse(layout: Layout, attrs: ReverseAttrs) -> Layout:
+    """From the last element, by negative strides."""
     offset, turned = layout.offset, list(layout.dims)
-    for d in dims:
+    for d in attrs.dims:
         offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
         turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
     return Layout(offset, tuple(turned))
@@ -225,9 +225,9 @@ def _slice(layout: Layout, attrs: SliceAttrs) -> Layout | None:
 
 
 _BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
-    "broadcast_in_dim": lambda layout, a: broadcast(layout, a.dims, a.shape),
+    "broadcast_in_dim": _broadcast,
     "reshape": lambda layout, a: reshape(layout, a.shape),
-    "reverse": lambda layout, a: reverse(layout, a.dims),
+    "reverse": _reverse,
     "slice": _slice,
     "transpose": lambda layout, a: transpose(layout, a.permutation),
     "unfold": unfold,

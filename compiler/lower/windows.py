@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.facts import pairing
+from shardwright.compiler.ir.facts import behind, pairing
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
@@ -243,9 +243,7 @@ def stored_windows(graph: Graph) -> set[Value]:
 
 def _windows_behind(value: Value, made: Mapping[Value, Op]) -> Op | None:
     """The windows that `value` is a view of."""
-    op = made.get(value)
-    while op is not None and op.name in _SEEN_THROUGH:
-        op = made.get(op.operands[0])
+    op = made.get(behind(value, made, lambda op: op.name in _SEEN_THROUGH))
     return op if op is not None and op.name == "unfold" else None
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.ir.analysis import structure
 from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
@@ -438,8 +436,7 @@ class _PieceBuilder:
         """A number becomes a constant, a counter an input; both in the shape they are used in."""
         kind = value.type
         if known.is_constant:
-            data = np.asarray(known.low).astype(kind.dtype.numpy).tobytes()
-            return self._append(make_op("constant", (), ConstantAttrs(data, kind)))
+            return self._append(make_op("constant", (), ConstantAttrs.full(known.low, kind)))
         key = (known.value, kind.dtype)
         if key not in self._scalars:
             self._scalars[key] = Value(tensor_type((), kind.dtype))

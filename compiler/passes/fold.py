@@ -330,8 +330,7 @@ def _iota(level: _Fold, op: Op) -> Value | None:
     type: TensorType = op.result.type
     if type.shape[op.attrs.dim] != 1 or not type.num_elements:
         return None
-    zero = np.zeros((), type.dtype.numpy).tobytes()
-    return level.make_constant(ConstantAttrs(zero, type), op.loc)
+    return level.make_constant(ConstantAttrs.full(0, type), op.loc)
 
 
 _SPLAT_KEEPERS = of(Kind.VIEW, Kind.PART) | {"gather"}

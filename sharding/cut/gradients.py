@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.facts import operands_of
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.min_cut import UNCUTTABLE, FlowNetwork
 from shardwright.sharding.linearity import Kind, Label
@@ -40,11 +41,8 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
         if op.regions:
             flags = _loop_flags(op, reached)
             reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
-        elif op.name in IDENTITIES:
-            pairs = zip(op.operands, op.results, strict=True)
-            reached.update(result for operand, result in pairs if operand in reached)
         elif any(v in reached for v in op.operands):
-            reached.update(op.results)
+            reached.update(r for r in op.results if not reached.isdisjoint(operands_of(op, r)))
     return reached
 
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import keeps_order, operands_of, places_of, stored, takes_at
+from shardwright.compiler.ir.facts import (
+    behind,
+    keeps_order,
+    places_of,
+    stored,
+    takes_at,
+)
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
@@ -151,20 +157,19 @@ class _Level:
 
     def _loaded(self, value: Value, move: Op) -> Value:
         """What is on the host, on the device."""
-        kind, op = value.type, self.made.get(value)
-        while op is not None and (keeps_order(op) or op.name in IDENTITIES):
-            (value,) = operands_of(op, value)
-            op = self.made.get(value)
+        kind = value.type
+        value = behind(value, self.made, lambda op: keeps_order(op) or op.name in IDENTITIES)
+        op = self.made.get(value)
         if op is not None and takes_at(op):
             operands: Sequence[Value] = (op.operands[0], *map(self._value, places_of(op)))
         else:
             operands = (value, *self._zeros(value.type.rank))
-        behind = self.made.get(operands[0])
-        if behind is not None and not (behind.regions or behind.name in UPDATES):
+        stack = self.made.get(operands[0])
+        if stack is not None and not (stack.regions or stack.name in UPDATES):
             raise ShardingError(
                 "SW_HOST_VALUE",
                 f"a load from the host requires a row of a stack as it was written, got one behind"
-                f" {behind.name}",
+                f" {stack.name}",
                 move.loc,
                 "slice the stack itself, by one row",
             )
@@ -208,10 +213,8 @@ class _Level:
 
     def _is_constant(self, value: Value) -> bool:
         """True for what a stack starts as, or the part of it that a stage has."""
-        op = self.made.get(value)
-        while op is not None and (op.name in VIEWS or op.name in PARTS):
-            op = self.made.get(op.operands[0])
-        return stored(op) is not None
+        first = behind(value, self.made, lambda op: op.name in VIEWS | PARTS)
+        return stored(self.made.get(first)) is not None
 
     def _value(self, value: Value) -> Value:
         """What a value is now; one that is whole on the host is stored there."""
@@ -223,7 +226,7 @@ class _Level:
 
     def _zeros(self, count: int) -> list[Value]:
         """Starts of a window of everything."""
-        zero = ConstantAttrs(bytes(DType.I32.bytes), tensor_type((), DType.I32))
+        zero = ConstantAttrs.full(0, tensor_type((), DType.I32))
         return [self._put(make_op("constant", (), zero))] * count
 
     def _keep(self, op: Op) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.ir.facts import resized_dim, splat
+from shardwright.compiler.ir.facts import resized, resized_dim, splat
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted
@@ -167,8 +167,8 @@ def _rebuilt(loop: Op, endings: Sequence[_Ending], producers: Mapping[Value, Op]
         now = accumulator = Value(one.accumulator.type)
         operands[one.carry], results[one.carry] = one.accumulator, one.result
         if not one.is_in_place:
-            zero = bytes(one.result.type.dtype.bytes)  # nobody reads it
-            starts.append(make_op("constant", (), ConstantAttrs(zero, one.result.type)))
+            zeros = ConstantAttrs.full(0, one.result.type)  # nobody reads them
+            starts.append(make_op("constant", (), zeros))
             operands[one.carry], now = starts[-1].result, Value(one.result.type)
             operands.append(one.accumulator)
             inputs.append(accumulator)
@@ -197,9 +197,8 @@ def _slice(
     for op in one.ops:
         for value in op.operands:
             if value not in now:
-                data = producers[value].attrs.data
-                type = tensor_type(update.type.shape, value.type.dtype)
-                ops.append(make_op("constant", (), ConstantAttrs(data, type)))
+                attrs = resized(producers[value], update.type.shape)
+                ops.append(make_op("constant", (), attrs))
                 now[value] = ops[-1].result
         operands = tuple(now[v] for v in op.operands)
         ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))

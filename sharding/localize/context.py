@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import resized
@@ -162,8 +160,7 @@ class Localizer:
 
     def splat(self, number: float, type: TensorType) -> Value:
         """A constant tensor of one repeated element."""
-        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-        return self.value("constant", (), ConstantAttrs(data, type))
+        return self.value("constant", (), ConstantAttrs.full(number, type))
 
     def broadcast(self, value: Value, shape: tuple[int, ...], dims: tuple[int, ...] = ()) -> Value:
         """`value` repeated to `shape`; its dim i becomes dim `dims[i]`."""

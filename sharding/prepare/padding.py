@@ -13,8 +13,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import combination, counted_dim, resized, splat
@@ -214,8 +212,7 @@ class _Level:
         return self._masked[key]
 
     def _splat(self, number: Any, type: TensorType) -> Value:
-        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-        return self._append(make_op("constant", (), ConstantAttrs(data, type)))
+        return self._append(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _shape(value: Value, growth: Mapping[Dim, Fraction]) -> Shape:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.ir.facts import operands_of, pairing
+from shardwright.compiler.ir.facts import behind, pairing
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -72,15 +72,12 @@ def _outputs(two: Graph, four: Graph, given: Sequence[float]) -> list[float] | N
 
 def _pairs(ones: Sequence[Value], others: Sequence[Value], makers: Makers) -> list[Pair]:
     """Values of both traces, behind barriers: copies of ops decide whether a barrier is left."""
-    return [
-        (_behind(a, makers[0]), _behind(b, makers[1])) for a, b in zip(ones, others, strict=True)
-    ]
+    pairs = zip(ones, others, strict=True)
+    return [(_before(a, makers[0]), _before(b, makers[1])) for a, b in pairs]
 
 
-def _behind(value: Value, makers: Mapping[Value, Op]) -> Value:
-    while value in makers and makers[value].name in IDENTITIES:
-        (value,) = operands_of(makers[value], value)
-    return value
+def _before(value: Value, makers: Mapping[Value, Op]) -> Value:
+    return behind(value, makers, lambda op: op.name in IDENTITIES)
 
 
 def _is_same(a: Op, b: Op, pair: Pair) -> bool:

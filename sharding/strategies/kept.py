@@ -192,7 +192,8 @@ class _Body:
         made = gather.point.result
         layer = tensor_type((1, *made.type.shape), made.type.dtype)
         spec = _layered(self.owner.pins[made])
-        empty = make_op("constant", (), _zeros(_stacked(made.type, self.loop.attrs.trip)))
+        stack = _stacked(made.type, self.loop.attrs.trip)
+        empty = make_op("constant", (), ConstantAttrs.full(0, stack))
         self.before.append(empty)
         row = make_op("reshape", (made,), ReshapeAttrs(layer.shape), loc=gather.point.loc)
         inside = Value(empty.result.type)
@@ -221,7 +222,7 @@ class _Body:
 
     def _starts(self, gather: _Gather, rank: int) -> tuple[list[Value], list[Op]]:
         """Where a layer lies in its stack, and the ops that say so."""
-        zero = make_op("constant", (), _zeros(gather.start.type))
+        zero = make_op("constant", (), ConstantAttrs.full(0, gather.start.type))
         return [gather.start, *[zero.result] * (rank - 1)], [zero]
 
     def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
@@ -262,11 +263,6 @@ def _stacked(type: TensorType, layers: int) -> TensorType:
 def _layered(spec: ShardingSpec) -> ShardingSpec:
     """The layout of a stack of values."""
     return ShardingSpec(((), *spec.dims))
-
-
-def _zeros(type: TensorType) -> ConstantAttrs:
-    """A constant of zeros."""
-    return ConstantAttrs(np.zeros((), type.dtype.numpy).tobytes(), type)
 
 
 def keep_gathered(

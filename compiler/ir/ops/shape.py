@@ -98,6 +98,11 @@ class ConstantAttrs:
     data: bytes
     type: TensorType
 
+    @classmethod
+    def full(cls, number: Any, type: TensorType) -> ConstantAttrs:
+        """`number` for every element of `type`."""
+        return cls(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
+
     @property
     def is_splat(self) -> bool:
         """True when one stored element stands for all."""

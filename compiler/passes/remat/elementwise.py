@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shardwright.compiler.ir.facts import keeps_order, operands_of
+from shardwright.compiler.ir.facts import behind, keeps_order, operands_of
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -174,11 +174,7 @@ class _Zone:
 
     def _behind(self, value: Value) -> Value:
         """What a stacked row is before dims of size one are added."""
-        op = self.producers.get(value)
-        while op is not None and keeps_order(op):
-            value = op.operands[0]
-            op = self.producers.get(value)
-        return value
+        return behind(value, self.producers, keeps_order)
 
 
 def _in_order(body: Graph, values: set[Value]) -> list[Value]:

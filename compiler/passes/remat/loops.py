@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
@@ -125,8 +123,7 @@ class Writer:
 
 
 def _zeros(like: Value) -> Op:
-    data = np.zeros((), like.type.dtype.numpy).tobytes()
-    return make_op("constant", (), ConstantAttrs(data, like.type))
+    return make_op("constant", (), ConstantAttrs.full(0, like.type))
 
 
 def _write_row(stack: Value, leaf: Value, counter: Value) -> list[Op]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
-from shardwright.compiler.ir.facts import combination, operands_of, pairing
+from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CHEAP, CONTRACTIONS, IDENTITIES, LITERALS, REDUCTIONS
@@ -66,7 +66,7 @@ def is_cheap(op: Op) -> bool:
     """Ops that only move data or work element by element; a table of constants is in memory."""
     if op.name in LITERALS:
         return is_constant_like(op)
-    return op.name in CHEAP or OPS[op.name].elementwise
+    return op.name in CHEAP
 
 
 def may_repeat(op: Op) -> bool:
@@ -130,11 +130,7 @@ class Recipes:
 
     def _behind_views(self, value: Value) -> Value:
         """The value that would be in memory if `value` were kept."""
-        op = self.producers.get(value)
-        while op is not None and op.name in LABEL_VIEWS:
-            (value, *_) = operands_of(op, value)
-            op = self.producers.get(value)
-        return value
+        return behind(value, self.producers, lambda op: op.name in LABEL_VIEWS)
 
     def _ends(self, value: Value, x: Value) -> bool:
         """Whether a recipe for `value` ends at `x`: what is small, and no extreme of short rows."""

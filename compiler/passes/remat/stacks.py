@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.analysis import invariant_carries
-from shardwright.compiler.ir.facts import keeps_order, places_of, takes_at
+from shardwright.compiler.ir.facts import behind, keeps_order, places_of, takes_at
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
@@ -92,9 +92,7 @@ def row_dim(
 
 def _behind_reshapes(value: Value, producers: Mapping[Value, Op]) -> Value:
     """What `value` is before dims of size one were added."""
-    while (op := producers.get(value)) is not None and _adds_units(op):
-        value = op.operands[0]
-    return value
+    return behind(value, producers, _adds_units)
 
 
 def _adds_units(op: Op) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.compiler.ir.facts import resized, resized_dim, splat
+from shardwright.compiler.ir.facts import behind, resized, resized_dim, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
@@ -86,12 +86,8 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
 
 def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
     """True when the stack is zeros before the loop."""
-    value = loop.operands[path.carry]
-    op = made.get(value)
-    while op is not None and op.name in _TAKING:
-        value = op.operands[0]
-        op = made.get(value)
-    held = splat(op)
+    first = behind(loop.operands[path.carry], made, lambda op: op.name in _TAKING)
+    held = splat(made.get(first))
     # The stored element alone: stacks of whole models are too large to be evaluated.
     return held is not None and not np.frombuffer(held.data, held.type.dtype.numpy).any()
 
@@ -204,8 +200,7 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
     for one in moved:
         gone |= dict.fromkeys((one.path.head, *one.path.between, one.path.write), one)
         carry = one.path.carry
-        zeros = np.zeros((), one.stack.dtype.numpy).tobytes()
-        before.append(make_op("constant", (), ConstantAttrs(zeros, one.stack)))
+        before.append(make_op("constant", (), ConstantAttrs.full(0, one.stack)))
         operands[carry] = before[-1].result
         inputs[carry], results[carry] = Value(one.stack), one.behind[0].operands[0]
         behind += _ending(one.behind, loop.results[carry])

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
@@ -97,8 +95,7 @@ def _with_counter(loop: Op, carries: Sequence[Value], counter: Value) -> tuple[V
 def _number(ops: list[Op], loop: Op, number: int) -> Value:
     """A constant of the type of the counter."""
     type = loop.operands[loop.attrs.induction].type
-    data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-    return _added(ops, make_op("constant", (), ConstantAttrs(data, type)))
+    return _added(ops, make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _computed(ops: list[Op], name: str, *operands: Value) -> Value:

@@ -13,8 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import numpy as np
-
 from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
@@ -255,13 +253,9 @@ def _plus(scope: _Scope, value: Value, number: int) -> Value:
 
 def _number(scope: _Scope, type: TensorType, number: int) -> Value:
     """A constant."""
-    return scope.add(make_op("constant", (), _splat(number, type)))
+    return scope.add(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _zeros(scope: _Scope, type: TensorType) -> Value:
     """What a queue holds before anything is in it; nothing reads it."""
     return _number(scope, type, 0)
-
-
-def _splat(number: int, type: TensorType) -> ConstantAttrs:
-    return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)

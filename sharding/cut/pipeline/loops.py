@@ -215,8 +215,7 @@ class _Body:
         """`value + number`."""
         if not number:
             return value
-        data = np.asarray(number).astype(value.type.dtype.numpy).tobytes()
-        constant = make_op("constant", (), ConstantAttrs(data, value.type))
+        constant = make_op("constant", (), ConstantAttrs.full(number, value.type))
         added = make_op("add", (value, constant.result), None)
         self.ops += [constant, added]
         return added.result
@@ -233,8 +232,7 @@ class _Body:
             return counter
         if counter.type != start.type or not np.array_equal(places, forward[::-1]):
             return self._plus(start, -low)
-        data = np.asarray(self.trip - 1).astype(counter.type.dtype.numpy).tobytes()
-        last = make_op("constant", (), ConstantAttrs(data, counter.type))
+        last = make_op("constant", (), ConstantAttrs.full(self.trip - 1, counter.type))
         place = Op("subtract", (last.result, counter), (Value(counter.type),))
         self.ops += [last, place]
         return place.result
@@ -271,8 +269,8 @@ def _joined(
             joined = ConcatenateAttrs(walk.dims[carry])
             yield Op("concatenate", tuple(parts), (result,), joined, (), loop.loc)
         elif carry == loop.attrs.induction:
-            data = np.asarray(loop.attrs.trip).astype(result.type.dtype.numpy).tobytes()
-            yield Op("constant", (), (result,), ConstantAttrs(data, result.type), (), loop.loc)
+            trip = ConstantAttrs.full(loop.attrs.trip, result.type)
+            yield Op("constant", (), (result,), trip, (), loop.loc)
         else:
             source = last.results[carry] if carry in scan.borders else carries[carry]
             same = ReshapeAttrs(result.type.shape)

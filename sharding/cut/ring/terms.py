@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.ir.facts import combination, is_sum, operands_of, stored
+from shardwright.compiler.ir.facts import behind, combination, is_sum, operands_of, stored
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.cut.ring.index import MOVING, Index, is_cheap
@@ -169,10 +169,8 @@ class _Terms:
 
     def is_zero(self, value: Value) -> bool:
         """True for a constant of zeros."""
-        op = self.index.level.made.get(value)
-        while op is not None and (op.name in VIEWS or op.name in CASTS):
-            op = self.index.level.made.get(op.operands[0])
-        held = stored(op)
+        made = self.index.level.made
+        held = stored(made.get(behind(value, made, lambda op: op.name in VIEWS | CASTS)))
         return held is not None and not any(held.data)
 
     def next_pass(self) -> Pass:

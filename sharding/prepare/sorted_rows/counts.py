@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.facts import keeps_order
+from shardwright.compiler.ir.facts import behind, keeps_order
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
 from shardwright.compiler.ir.types import Op, Value
@@ -48,9 +48,7 @@ class Thresholds:
 
     def _root(self, value: Value) -> Value:
         """The keys before they were made a list."""
-        while (op := self.level.made.get(value)) is not None and keeps_order(op):
-            value = op.operands[0]
-        return value
+        return behind(value, self.level.made, keeps_order)
 
     def of(self, value: Value) -> np.ndarray | None:
         """The keys k of a value that counts, in every element, the rows with keys below k."""

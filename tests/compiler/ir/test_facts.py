@@ -14,6 +14,7 @@ from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     BroadcastInDimAttrs,
+    ConstantAttrs,
     DynamicSliceAttrs,
     IotaAttrs,
     ReduceScatterAttrs,
@@ -21,6 +22,7 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, outputs
 from tests.harnesses.all_cases import CASES
@@ -73,6 +75,27 @@ def test_literals() -> None:
     assert held is not None and held.array().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert [facts.splat(op) is not None for op in (table, one, count, None)] == [0, 1, 0, 0]
     assert [facts.counted_dim(op) for op in (table, one, count, None)] == [None, None, 1, None]
+
+
+def test_a_constant_of_one_number() -> None:
+    kind = tensor_type((2, 3), DType.BF16)
+    made = ConstantAttrs.full(0.1, kind)
+    assert made.is_splat and made.type == kind
+    assert (made.array() == np.full((2, 3), 0.1).astype(DType.BF16.numpy)).all()
+
+
+def test_what_is_behind_ops_that_are_looked_through() -> None:
+    b = Builder()
+    x, y = b.input((2, 3)), b.input((3,))
+    both = b.append(make_op("optimization_barrier", (x, b.reshape(y, (3, 1)))))
+    total = b.add(b.reshape(both[1], (1, 3)), b.input((1, 3)))
+    made = b.finish(total).producers()
+
+    def through(op: Op) -> bool:
+        return op.name in IDENTITIES or facts.keeps_order(op)
+
+    assert facts.behind(made[total].operands[0], made, through) is y
+    assert facts.behind(total, made, through) is total
 
 
 def test_an_identity_has_one_operand_per_result() -> None:
