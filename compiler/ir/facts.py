@@ -62,6 +62,14 @@ def joined_dim(op: Op | None) -> int | None:
     return op.attrs.dim if op is not None and op.name == "concatenate" else None
 
 
+def dim_map(op: Op) -> tuple[int | None, ...] | None:
+    """Per dim of the result the dim of the operand whose index it has, None for one along which all
+    elements are alike. Ops that move elements in another way have no map.
+    """
+    walks = OPS[op.name].walks
+    return None if walks is None else walks(op)
+
+
 def permutation(op: Op | None) -> tuple[int, ...] | None:
     """The dims of the operand in the order of the result, where `op` only reorders dims."""
     return op.attrs.permutation if op is not None and op.name == "transpose" else None

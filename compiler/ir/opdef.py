@@ -20,6 +20,7 @@ from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 Infer = Callable[[Sequence[TensorType], Any, Sequence[Graph]], tuple[TensorType, ...]]
 Flops = Callable[[Op], int]
 Resize = Callable[[Op, tuple[int, ...]], Any]
+Walks = Callable[[Op], tuple[int | None, ...]]
 Reference = Callable[[Op, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 
 
@@ -55,6 +56,7 @@ class OpDef:
     `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
+    `walks`: per dim of the result the operand dim whose index it has, None where it repeats.
     `resize`: the attributes for a result of another shape, where they hold sizes of it.
     `pure` is False for ops that must not be merged with equal ones (collectives, barriers); a dead
     op of any kind may go, because all ranks run the same program.
@@ -69,6 +71,7 @@ class OpDef:
     elementwise: bool = False
     combines: bool = False
     passes: slice | None = None
+    walks: Walks | None = None
     resize: Resize | None = None
     pure: bool = True
 

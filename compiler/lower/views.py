@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ReverseAttrs, SliceAttrs, UnfoldAttrs
+from shardwright.compiler.ir.facts import dim_map
+from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves
@@ -63,13 +64,11 @@ def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
     return Layout(layout.offset, tuple(layout.dims[p] for p in permutation))
 
 
-def _broadcast(layout: Layout, attrs: BroadcastInDimAttrs) -> Layout:
-    """New and stretched dims get stride 0."""
-    placed: list[Pieces] = [((n, 0),) if n != 1 else () for n in attrs.shape]
-    for i, d in enumerate(attrs.dims):
-        if _size(layout.dims[i]) == attrs.shape[d]:
-            placed[d] = layout.dims[i]
-    return Layout(layout.offset, tuple(placed))
+def _mapped(layout: Layout, walked: Sequence[int | None], shape: Sequence[int]) -> Layout:
+    """Dims along which the result repeats get stride 0."""
+    repeated = [((n, 0),) if n != 1 else () for n in shape]
+    pairs = zip(walked, repeated, strict=True)
+    return Layout(layout.offset, tuple(new if d is None else layout.dims[d] for d, new in pairs))
 
 
 def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
@@ -214,6 +213,8 @@ def unfold(layout: Layout, attrs: UnfoldAttrs) -> Layout | None:
 
 def behind(op: Op, layout: Layout) -> Layout | None:
     """The layout behind a view of a value with `layout`; None when strides cannot say it."""
+    if (walked := dim_map(op)) is not None:
+        return _mapped(layout, walked, op.result.type.shape)
     rule = _BEHIND.get(op.name)
     return layout if rule is None else rule(layout, op.attrs)
 
@@ -225,11 +226,9 @@ def _slice(layout: Layout, attrs: SliceAttrs) -> Layout | None:
 
 
 _BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
-    "broadcast_in_dim": _broadcast,
     "reshape": lambda layout, a: reshape(layout, a.shape),
     "reverse": _reverse,
     "slice": _slice,
-    "transpose": lambda layout, a: transpose(layout, a.permutation),
     "unfold": unfold,
 }
 

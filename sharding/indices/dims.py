@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
-from shardwright.compiler.ir.facts import counted_dim, splat
+from shardwright.compiler.ir.facts import counted_dim, dim_map, splat
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
@@ -88,15 +88,9 @@ def _loop(op: Op) -> list[Factor]:
     return [tuple((v, d) for v in carry) for carry in carries for d in range(carry[0].type.rank)]
 
 
-def _broadcast(op: Op) -> list[Factor]:
+def _mapped(op: Op) -> list[Factor]:
     (x,), y = op.operands, op.result
-    pairs = [(i, d) for i, d in enumerate(op.attrs.dims) if x.type.shape[i] == y.type.shape[d]]
-    return [((x, i), (y, d)) for i, d in pairs]
-
-
-def _transpose(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    return [((x, p), (y, d)) for d, p in enumerate(op.attrs.permutation)]
+    return [((x, i), (y, d)) for d, i in enumerate(dim_map(op) or ()) if i is not None]
 
 
 def _reshape(op: Op) -> list[Factor]:
@@ -261,7 +255,7 @@ def _windows(
 
 
 FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
-    "broadcast_in_dim": _broadcast,
+    "broadcast_in_dim": _mapped,
     "concatenate": _concatenate,
     "convolution": _convolution,
     "dot_general": _dot_general,
@@ -280,7 +274,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "scatter": _scatter,
     "select_and_scatter": _windowed,
     "slice": _slice,
-    "transpose": _transpose,
+    "transpose": _mapped,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, Resize, define
+from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, Resize, Walks, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -332,6 +332,18 @@ def _of_type(op: Op, shape: tuple[int, ...]) -> Any:
     return replace(op.attrs, type=tensor_type(shape, op.attrs.type.dtype))
 
 
+def _spread(op: Op) -> tuple[int | None, ...]:
+    """Dims that are new or stretched repeat."""
+    shape = op.attrs.shape
+    kept = zip(op.operands[0].type.shape, op.attrs.dims, strict=True)
+    place = {d: i for i, (size, d) in enumerate(kept) if size == shape[d]}
+    return tuple(place.get(d) for d in range(len(shape)))
+
+
+_WALKS: dict[str, Walks] = {
+    "broadcast_in_dim": _spread,
+    "transpose": lambda op: op.attrs.permutation,
+}
 _RESIZE: dict[str, Resize] = {
     "broadcast_in_dim": lambda op, shape: replace(op.attrs, shape=shape),
     "constant": _of_type,
@@ -351,6 +363,7 @@ def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: 
             infer=infer,
             flops=no_flops,
             reference=reference,
+            walks=_WALKS.get(name),
             resize=_RESIZE.get(name),
         )
     )

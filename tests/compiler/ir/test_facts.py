@@ -40,6 +40,11 @@ def test_where_elements_are(case: OpCase) -> None:
     if kind is Kind.VIEW and len(np.unique(inputs[0])) == inputs[0].size:
         flat = [array.ravel().tolist() for array in (inputs[0], outputs(case, inputs)[0])]
         assert not facts.keeps_order(op) or flat[0] == flat[1]
+    if (walked := facts.dim_map(op)) is not None:
+        (out,), (x,) = outputs(case, inputs), inputs
+        index = np.indices(out.shape)
+        places = [index[walked.index(d)] if d in walked else 0 for d in range(x.ndim)]
+        np.testing.assert_array_equal(out, x[tuple(places)])
     if (dim := facts.joined_dim(op)) is not None:
         np.testing.assert_array_equal(outputs(case, inputs)[0], np.concatenate(inputs, axis=dim))
     if facts.takes_at(op):
