@@ -97,8 +97,10 @@ class Emitter:
 
     def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
         """The node of an elementwise op of the graph."""
-        given = ((name, getattr(op.attrs, name, None)) for name in ("direction", "rounds"))
-        attrs = {name: value for name, value in given if value}
+        attrs: dict[str, Any] = {}
+        if op.attrs is not None:
+            given = ((name, getattr(op.attrs, name, None)) for name in ("direction", "rounds"))
+            attrs = {name: value for name, value in given if value}
         span = {atom for i in inputs for atom in self._spans[i]}
         return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
 

@@ -50,8 +50,9 @@ def behind(op: Op, labels: Labels) -> Labels | None:
     shape, walked = op.result.type.shape, dim_map(op)
     if walked is None:
         return regroup(labels, shape)
-    pairs = zip(walked, fresh(shape), strict=True)
-    return tuple(new if d is None else labels[d] for d, new in pairs)
+    return tuple(
+        fresh(shape[k : k + 1])[0] if d is None else labels[d] for k, d in enumerate(walked)
+    )
 
 
 def leaves(label: Iterable[Atom]) -> list[Atom]:

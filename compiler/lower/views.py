@@ -66,9 +66,10 @@ def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
 
 def _mapped(layout: Layout, walked: Sequence[int | None], shape: Sequence[int]) -> Layout:
     """Dims along which the result repeats get stride 0."""
-    repeated = [((n, 0),) if n != 1 else () for n in shape]
-    pairs = zip(walked, repeated, strict=True)
-    return Layout(layout.offset, tuple(new if d is None else layout.dims[d] for d, new in pairs))
+    pairs = zip(walked, shape, strict=True)
+    return Layout(
+        layout.offset, tuple(_steps(n, 0) if d is None else layout.dims[d] for d, n in pairs)
+    )
 
 
 def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
