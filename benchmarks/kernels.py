@@ -25,7 +25,8 @@ from shardwright.compiler.driver import compile_unit
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
-from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
+from shardwright.compiler.ir.analysis import flops
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Function

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shardwright.compiler.ir.facts import joined_dim, pairing
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.labels import (
     Atom,
     Label,
     Labels,
     all_leaves,
+    behind,
     find,
     fresh,
     leaves,
-    regroup,
     unify,
 )
 
@@ -111,9 +112,9 @@ class Labelling:
     def _label(self, op: Op) -> None:
         """Label the results of one op."""
         labelled = [v for v in op.operands if v in self.labels]
-        if op.name == "dot_general":
+        if pairing(op) is not None:
             self._contraction(op)
-        elif not labelled or op.name == "loop":
+        elif not labelled or op.regions:
             return
         elif op.name in IDENTITIES:
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -154,8 +155,7 @@ class Labelling:
         self._set(op.result, tuple(labels), values)
 
     def _is_whole(self, op: Op, value: Value, d: int) -> bool:
-        joined = op.name == "concatenate" and op.attrs.dim == d
-        return not joined and value.type.shape[d] == op.result.type.shape[d]
+        return joined_dim(op) != d and value.type.shape[d] == op.result.type.shape[d]
 
     def _contraction(self, op: Op) -> None:
         """A new space, unless a score is only mixed over its batch dims."""
@@ -214,29 +214,12 @@ def free_dims(op: Op, side: int) -> tuple[int, ...]:
     return dims
 
 
-def _transpose(op: Op, labels: Labels) -> Labels:
-    return tuple(labels[d] for d in op.attrs.permutation)
-
-
-def _broadcast(op: Op, labels: Labels) -> Labels:
-    made = list(fresh(op.result.type.shape))
-    for label, d, size in zip(labels, op.attrs.dims, op.operands[0].type.shape, strict=True):
-        if size == op.result.type.shape[d]:
-            made[d] = label
-    return tuple(made)
-
-
-def _reshape(op: Op, labels: Labels) -> Labels:
-    return regroup(labels, op.result.type.shape) or fresh(op.result.type.shape)
+def _viewed(op: Op, labels: Labels) -> Labels:
+    return behind(op, labels) or fresh(op.result.type.shape)
 
 
 def _reduce(op: Op, labels: Labels) -> Labels:
     return tuple(label for d, label in enumerate(labels) if d not in op.attrs.dims)
 
 
-_SHAPED = {
-    "broadcast_in_dim": _broadcast,
-    "reduce": _reduce,
-    "reshape": _reshape,
-    "transpose": _transpose,
-}
+_SHAPED = {**dict.fromkeys(VIEWS, _viewed), **dict.fromkeys(REDUCTIONS, _reduce)}

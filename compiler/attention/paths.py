@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
+from shardwright.compiler.ir.facts import behind, chooses, operands_of, pairing, splat
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import IDENTITIES, of
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
-_VIEWS = of(Kind.IDENTITY, Kind.VIEW) | {"convert", "negate"}
+_VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST) | {"negate"}
 _SCALINGS = frozenset(("divide", "multiply"))
 _TERMS = frozenset(("add", "subtract"))
 _KEEPING = _VIEWS | {"concatenate", "maximum", "pad", "reduce_precision", "select", "slice"}
@@ -46,15 +47,8 @@ class Paths:
     def _inside(self, value: Value) -> list[Value]:
         """Operands of the component of `value`."""
         op = self.labelling.producers.get(value)
-        if op is None:
-            return []
-        if op.name in IDENTITIES:
-            return [
-                v
-                for v in op.operands[op.results.index(value) :][:1]
-                if self.labelling.together(v, value)
-            ]
-        return [v for v in op.operands if self.labelling.together(v, value)]
+        read = () if op is None else operands_of(op, value)
+        return [v for v in read if self.labelling.together(v, value)]
 
     def is_probability(self, value: Value, keys: Space) -> bool:
         """True for an exponential over the keys that was only scaled by rows and rearranged."""
@@ -78,14 +72,13 @@ class Paths:
         if op.name in _TERMS:
             splats = sum(map(self._is_splat, op.operands))
             return len(good) + splats == len(op.operands) and bool(good) and all(good)
-        return (op.name in _KEEPING or op.name == "dot_general") and any(good)
+        return (op.name in _KEEPING or pairing(op) is not None) and any(good)
 
     def _spans(self, value: Value, keys: Space) -> bool:
         return value in self.labelling.labels and self.labelling.space(value) >= keys
 
     def _is_splat(self, value: Value) -> bool:
-        op = self.labelling.producers.get(value)
-        return op is not None and op.name == "constant" and bool(op.attrs.is_splat)
+        return splat(self.labelling.producers.get(value)) is not None
 
     def _is_row(self, value: Value, keys: Space) -> bool:
         """True for a row value that was broadcast along the keys."""
@@ -114,18 +107,14 @@ class Paths:
     def product_behind(self, value: Value) -> Op | None:
         """The multiplication or division that `value` is, behind views and selections."""
         op = self.labelling.producers.get(value)
-        while op is not None and (op.name in _VIEWS or op.name == "select"):
-            value = op.operands[1 if op.name == "select" else op.results.index(value)]
+        while op is not None and (op.name in _VIEWS or chooses(op)):
+            value = op.operands[1 if chooses(op) else op.results.index(value)]
             op = self.labelling.producers.get(value)
         return op if op is not None and op.name in _SCALINGS else None
 
     def _source(self, value: Value) -> Value:
         """`value` before views."""
-        op = self.labelling.producers.get(value)
-        while op is not None and op.name in _VIEWS:
-            value = op.operands[op.results.index(value)]
-            op = self.labelling.producers.get(value)
-        return value
+        return behind(value, self.labelling.producers, lambda op: op.name in _VIEWS)
 
     def uses_stored(self, total: Op, product: Op, keys: Space) -> bool:
         """True for the derivative written with stored probabilities P: P * (dP + r), or the same
@@ -163,7 +152,7 @@ class Paths:
         """True when `value`, behind views and selections, is multiplied by one of `stored`."""
 
         def keeps(op: Op) -> bool:
-            return op.name in _VIEWS or op.name == "select"
+            return op.name in _VIEWS or chooses(op)
 
         return any(
             op.name == "multiply" and stored & {self._source(v) for v in op.operands}

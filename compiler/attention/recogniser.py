@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shardwright.compiler.attention.labelling import Labelling, Space, contracted, free_dims
 from shardwright.compiler.attention.paths import Paths
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.labels import extent
 
@@ -97,7 +98,7 @@ class _Component:
         """Sums over keys: (reduce, keys) where some contraction has keys among its free dims."""
         for value in self.values:
             op = self.labelling.producers.get(value)
-            if op is None or op.name != "reduce" or op.attrs.kind != "add":
+            if op is None or not is_sum(op):
                 continue
             operand = op.operands[0]
             if operand in self.labelling.labels:

@@ -14,12 +14,14 @@ from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.importer import Check, Site
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
 from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.surface.operators import Operator, added_later
 from shardwright.compiler.surface.releases import FACTS, Profile
 
-_PASS_THROUGH = ("broadcast_in_dim", "convert", "reshape")
+_PASS_THROUGH = VIEWS | CASTS
 _TABLE_REDUCTIONS = ("add", "multiply", "max", "min")
 OUTPUT_LIMIT_BYTES = 4 * 10**9
 """documented: error page EVRF024, 4 GB per output tensor."""
@@ -144,8 +146,7 @@ def _constant(site: Site, value: Value) -> np.ndarray | None:
         return found
     for op in reversed(site.scope.ops):
         if op.results and op.results[0] is value:
-            if op.name == "constant":
-                array: np.ndarray = op.attrs.array()
-                return array
+            if (held := stored(op)) is not None:
+                return held.array()
             return _constant(site, op.operands[0]) if op.name in _PASS_THROUGH else None
     return None

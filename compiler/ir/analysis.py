@@ -15,8 +15,6 @@ from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-CONTRACTIONS = of(Kind.CONTRACTION)
-"""Ops that multiply and add over an index: the tensor engine's."""
 _REARRANGING = of(Kind.LITERAL, Kind.VIEW) | {"slice"}
 
 
@@ -124,11 +122,3 @@ def count_ops(graph: Graph) -> dict[str, int]:
     for op in graph.walk():
         counts[op.name] = counts.get(op.name, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def keeps_order(op: Op) -> bool:
-    """True for a reshape in any spelling: the same elements one after the other."""
-    if op.name == "broadcast_in_dim":
-        same = op.operands[0].type.num_elements == op.result.type.num_elements
-        return same and list(op.attrs.dims) == sorted(op.attrs.dims)
-    return op.name == "reshape"

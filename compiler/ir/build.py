@@ -89,8 +89,9 @@ class Builder:
 
     def full(self, shape: Dims, value: float, dtype: DType = DType.F32) -> Value:
         """A splat constant."""
-        data = np.asarray(value).astype(dtype.numpy).tobytes()
-        return self.op("constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)))
+        return self.op(
+            "constant", attrs=ConstantAttrs.full(value, tensor_type(tuple(shape), dtype))
+        )
 
     def iota(self, shape: Dims, dim: int, dtype: DType = DType.I32) -> Value:
         """Counts along `dim`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from shardwright.compiler.ir.analysis import keeps_order
+from shardwright.compiler.ir.facts import keeps_order
 from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
 from shardwright.compiler.ir.types import Graph, Op, Value
 

@@ -19,6 +19,8 @@ from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Infer = Callable[[Sequence[TensorType], Any, Sequence[Graph]], tuple[TensorType, ...]]
 Flops = Callable[[Op], int]
+Resize = Callable[[Op, tuple[int, ...]], Any]
+Walks = Callable[[Op], tuple[int | None, ...]]
 Reference = Callable[[Op, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 
 
@@ -26,6 +28,7 @@ class Kind(enum.Enum):
     """What an op does with the elements of its operands."""
 
     ELEMENTWISE = "computes each element from those at its place"
+    CAST = "gives each number in another element type"
     IDENTITY = "gives its operands back; others may look at where it stands"
     LITERAL = "makes a tensor that is known when the program is compiled"
     VIEW = "names all elements by other indices, repeating some"
@@ -49,10 +52,14 @@ class OpDef:
 
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
     ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
-    follow from those at their place: all of that kind, and the identity of one value. `combines`:
-    its attributes name how elements are combined. `pure` is False for ops that must not be merged
-    with equal ones (collectives, barriers); a dead op of any kind may go, because all ranks run
-    the same program.
+    follow from those at their place: all of that kind, casts, and the identity of one value.
+    `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
+    its results consist of, as they are; operands before these choose among them, operands behind
+    say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
+    `walks`: per dim of the result the operand dim whose index it has, None where it repeats.
+    `resize`: the attributes for a result of another shape, where they hold sizes of it.
+    `pure` is False for ops that must not be merged with equal ones (collectives, barriers); a dead
+    op of any kind may go, because all ranks run the same program.
     """
 
     name: str
@@ -63,10 +70,22 @@ class OpDef:
     reference: Reference
     elementwise: bool = False
     combines: bool = False
+    passes: slice | None = None
+    walks: Walks | None = None
+    resize: Resize | None = None
     pure: bool = True
 
 
 OPS: dict[str, OpDef] = {}
+_FIRST, _ALL = slice(0, 1), slice(0, None)
+_PASSES = {
+    Kind.IDENTITY: _ALL,
+    Kind.VIEW: _FIRST,
+    Kind.PART: _FIRST,
+    Kind.JOIN: _ALL,
+    Kind.UPDATE: slice(0, 2),
+    Kind.SORT: _ALL,
+}
 
 
 def define(opdef: OpDef) -> OpDef:
@@ -77,7 +96,8 @@ def define(opdef: OpDef) -> OpDef:
     if opdef.name in OPS:
         raise ValueError(f"op {opdef.name} is defined twice")
     silent = np.errstate(all="ignore")(opdef.reference)
-    OPS[opdef.name] = defined = replace(opdef, reference=silent)
+    passes = opdef.passes or _PASSES.get(opdef.kind)
+    OPS[opdef.name] = defined = replace(opdef, reference=silent, passes=passes)
     return defined
 
 

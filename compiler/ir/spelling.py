@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
-import numpy as np
-
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.ops.elementwise import RANDOM_ROUNDS
@@ -31,8 +29,7 @@ class _Site:
 
     def _splat(self, number: float) -> Value:
         kind = self.op.result.type
-        data = np.asarray(number).astype(kind.dtype.numpy).tobytes()
-        self.ops.append(make_op("constant", (), ConstantAttrs(data, kind)))
+        self.ops.append(make_op("constant", (), ConstantAttrs.full(number, kind)))
         return self.ops[-1].result
 
 

@@ -18,14 +18,20 @@ def of(*kinds: Kind, combines: bool | None = None) -> frozenset[str]:
     )
 
 
+CASTS = of(Kind.CAST)
+CONTRACTIONS = of(Kind.CONTRACTION)
+"""Ops that multiply and add over an index: the tensor engine's."""
 IDENTITIES = of(Kind.IDENTITY)
 LITERALS = of(Kind.LITERAL)
+PARTS = of(Kind.PART)
+REDUCTIONS = of(Kind.REDUCTION)
 VIEWS = of(Kind.VIEW)
 MOVES = of(Kind.VIEW, Kind.PART, Kind.JOIN)
 """Every element of the result is one of an operand, or padding, and attributes say which."""
-CHEAP = MOVES | of(Kind.ELEMENTWISE, Kind.IDENTITY, Kind.LITERAL)
+CHEAP = MOVES | of(Kind.ELEMENTWISE, Kind.CAST, Kind.IDENTITY, Kind.LITERAL)
 """One pass over the elements at most: others may repeat it."""
-WRITES = of(Kind.UPDATE) | of(Kind.INDEXED, combines=True)
+UPDATES = of(Kind.UPDATE)
+WRITES = UPDATES | of(Kind.INDEXED, combines=True)
 """The first operand with some of its elements replaced, or combined with others."""
 TRAFFIC = of(Kind.COLLECTIVE)
 REDUCTIONS_OF_RANKS = of(Kind.COLLECTIVE, combines=True)

@@ -11,11 +11,13 @@ count models the documented limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError, Loc
+from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.program import Function, Instr, Loop, Program
 from shardwright.compiler.lower.task import ORDINAL_FILE
@@ -214,12 +216,11 @@ def _all_ops(graph: Graph) -> Iterable[Op]:
 
 
 def _least_instructions(op: Op) -> int:
-    if op.name != "dot_general":
+    dims = pairing(op)
+    if dims is None:
         return 0
     lhs, result = op.operands[0].type, op.results[0].type
-    summed = 1
-    for dim in op.attrs.lhs_contract:
-        summed *= lhs.shape[dim]
+    summed = math.prod(lhs.shape[dim] for dim in dims.lhs_contract)
     return 2 * result.num_elements * summed // MATMUL_FLOPS
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge
 from shardwright.compiler.lower.rule import Budget, Refusal
@@ -126,7 +127,7 @@ class Trials:
     def _folds_both(self, part: Part) -> bool:
         """Whether some reductions of a region keep what others add up."""
         tasks = (self.groups.body.tasks[n] for n in part.members)
-        folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name == "reduce"]
+        folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name in REDUCTIONS]
         return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
 
     def _kept_bytes(self, part: Part) -> int:

@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.facts import places_of, stored, takes_at
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.ops.host import STORE
-from shardwright.compiler.ir.traits import IDENTITIES, WRITES, of
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
@@ -39,7 +40,6 @@ from shardwright.compiler.support.intervals import Interval
 if TYPE_CHECKING:
     from shardwright.compiler.lower.positions import Positions
 
-INVERTIBLE = IDENTITIES | {"reshape", "transpose"}
 LABEL_VIEWS = of(Kind.IDENTITY, Kind.VIEW)
 VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.PART)
 UPDATES = WRITES | {STORE}
@@ -49,10 +49,9 @@ def is_constant_like(op: Op) -> bool:
     """True for ops whose result needs no memory when their operands need none: splats, counts,
     views, elementwise.
     """
-    if op.name == "constant":
-        return bool(op.attrs.is_splat)
-    if op.name == "iota":
-        return True
+    if op.name in LITERALS:
+        held = stored(op)
+        return held is None or held.is_splat
     return OPS[op.name].elementwise or (op.name in VIEWS and op.name != "unfold")
 
 
@@ -122,7 +121,7 @@ class Body:
             op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
         if len(op.results) == 1 and self._makes_free(op):
             self._add_free(op)
-        elif op.name == "constant":
+        elif op.name in LITERALS:
             self.constants[op.result] = op
         elif op.name in VIEWS:
             self._add_view(op)
@@ -139,8 +138,7 @@ class Body:
         if not is_constant_like(op):
             return False
         numbers = self._numbers if op.result in self._masks else ()
-        starts = op.operands[1:] if op.name == "dynamic_slice" else ()
-        if any(v not in self.known and v not in numbers for v in starts):
+        if any(v not in self.known and v not in numbers for v in places_of(op)):
             return False
         return all(self.is_free(v) or v in numbers for v in op.operands)
 
@@ -149,9 +147,8 @@ class Body:
         self._free.add(op.result)
         self.made[op.result] = op
         moved = self.registers_of(*op.operands)
-        if op.name == "dynamic_slice":
-            source, *starts = op.operands
-            at = self.starts(op, source, op.attrs.sizes, starts)
+        if starts := places_of(op):
+            at = self.starts(op, op.operands[0], op.attrs.sizes, starts)
             moved |= {register for start in at for register, _ in start.terms}
         elif op.result in self._masks:
             moved |= {self._load_number(op, v) for v in op.operands if not self.is_free(v)}
@@ -177,9 +174,9 @@ class Body:
         elif op.name == "slice":
             starts = tuple(Affine(s) for s in op.attrs.start)
             self.windows[op.result] = Window(starts, op.result.type.shape, op.attrs.stride)
-        elif op.name == "dynamic_slice":
+        elif takes_at(op):
             source = self.stored(source, op)
-            starts = self.starts(op, source, op.attrs.sizes, op.operands[1:])
+            starts = self.starts(op, source, op.attrs.sizes, places_of(op))
             self.windows[op.result] = Window(starts, op.attrs.sizes, (1,) * source.type.rank)
         sources = op.operands if op.name in IDENTITIES else (source,)
         for result, seen in zip(op.results, sources, strict=True):

@@ -18,6 +18,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.facts import joined_dim
 from shardwright.compiler.ir.ops import (
     AllToAllAttrs,
     BroadcastInDimAttrs,
@@ -243,12 +244,7 @@ def _batched(
         if isinstance(attrs, GatherAttrs)
         else attrs.scatter_dims_to_operand_dims
     )
-    if (
-        parts is None
-        or parts.name != "concatenate"
-        or parts.attrs.dim != vector
-        or vector != index.type.rank - 1
-    ):
+    if parts is None or joined_dim(parts) != vector or vector != index.type.rank - 1:
         return index, attrs
     if len(parts.operands) != len(dims):
         return index, attrs

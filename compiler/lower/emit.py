@@ -98,10 +98,9 @@ class Emitter:
     def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
         """The node of an elementwise op of the graph."""
         attrs: dict[str, Any] = {}
-        if op.name == "compare":
-            attrs["direction"] = op.attrs.direction
-        elif op.name == "convert" and op.attrs.rounds:
-            attrs["rounds"] = True
+        if op.attrs is not None:
+            given = ((name, getattr(op.attrs, name, None)) for name in ("direction", "rounds"))
+            attrs = {name: value for name, value in given if value}
         span = {atom for i in inputs for atom in self._spans[i]}
         return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere, traffic
 from shardwright.compiler.lower.space import RefusedError, label
 from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
@@ -36,7 +37,7 @@ class EpilogueRule(Growth):
         contracts = [t for t in tasks if t.kind == CONTRACT]
         if len(contracts) != 1 or contracts[0].number not in a.members:
             return Refusal("kind", "an epilogue follows one contraction")
-        if any(t.op.name == "reduce" for t in tasks):
+        if any(t.op.name in REDUCTIONS for t in tasks):
             return Refusal("kind", "a sum over the result needs whole rows")
         if found := crowded(groups, tasks, self.budget):
             return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.isa.region import Node, RegionProgram
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
@@ -166,7 +167,7 @@ def _takes_wide(reader: Task) -> bool:
     """Whether a task computes with its operands as numbers of any float type."""
     if reader.kind != STRIP or reader.op.name in (COPY, WRITE, "bitcast_convert"):
         return False
-    return reader.op.name != "convert" or reader.result.type.dtype.is_float
+    return reader.op.name not in CASTS or reader.result.type.dtype.is_float
 
 
 def stored_wide_elsewhere(groups: Groups) -> set[Value]:
@@ -179,7 +180,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     region = {n: r for r, part in groups.parts.items() for n in part.members}
     found = set()
     for task in groups.body.tasks:
-        if task.op.name != "convert" or task.result.type.dtype is not DType.F32:
+        if task.op.name not in CASTS or task.result.type.dtype is not DType.F32:
             continue
         producer = groups.body.producer.get(groups.body.base(task.data[0])[0])
         if producer is None or region[producer.number] == region[task.number]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     BitcastConvertAttrs,
@@ -226,7 +227,7 @@ def _integer_sum(site: Site) -> Value:
     """
     op = site.op
     operands = [site.convert(v, DType.F32) for v in op.operands]
-    attrs = replace(op.attrs, dtype=DType.F32) if op.name == "dot_general" else op.attrs
+    attrs = op.attrs if pairing(op) is None else replace(op.attrs, dtype=DType.F32)
     total = site.emit(op.name, *operands, attrs=attrs)
     return as_integers(site.emit, total, op.result.type.dtype, op.operands)
 

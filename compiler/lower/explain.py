@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower.function import Settled, Signature, settle
@@ -96,7 +97,7 @@ def _story(groups: Groups, part: Part) -> RegionStory:
 def _loc(tasks: Sequence[Task]) -> Loc:
     """The line of the most expensive-looking op: the first contraction, else the last op."""
     named = [t for t in tasks if t.op.loc != Loc()] or tasks
-    return next((t.op.loc for t in named if t.op.name == "dot_general"), named[-1].op.loc)
+    return next((t.op.loc for t in named if t.op.name in CONTRACTIONS), named[-1].op.loc)
 
 
 def _borders(groups: Groups) -> list[tuple[int, int, int]]:

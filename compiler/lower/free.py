@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
@@ -69,9 +70,9 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
     if known is not None:
         return _constant(emitter, value.type.dtype, known.low)
     op = body.made[value]
-    if op.name == "constant":
-        return _constant(emitter, value.type.dtype, op.attrs.array().reshape(-1)[0])
-    if op.name == "iota":
+    if (held := stored(op)) is not None:
+        return _constant(emitter, value.type.dtype, held.array().reshape(-1)[0])
+    if op.name in LITERALS:
         return _count(emitter, value, labels, origin)
     inputs = [emitter.remade[one] for one in read]
     return inputs[0] if op.name in _THROUGH else emitter.elementwise(op, inputs)

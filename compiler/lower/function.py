@@ -14,7 +14,8 @@ from typing import Any
 
 from shardwright.compiler.attention import find_attention
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.facts import operands_of
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
@@ -351,8 +352,8 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
     return {
         op.result
         for op in graph.ops
-        if (op.name == "reduce" and op.operands[0] in scores)
-        or (op.name == "dot_general" and op.result in scores)
+        if (op.name in REDUCTIONS and op.operands[0] in scores)
+        or (op.name in CONTRACTIONS and op.result in scores)
     }
 
 
@@ -375,9 +376,7 @@ def _donated(graph: Graph, aliases: Mapping[int, Value]) -> set[Value]:
         while value is not owner and value in made and made[value].name in UPDATES | IDENTITIES:
             op = made[value]
             path.append(value)
-            value = (
-                op.operands[op.results.index(value)] if op.name in IDENTITIES else op.operands[0]
-            )
+            value = operands_of(op, value)[0]
         if value is owner:
             found.update(path)
     return found

@@ -12,6 +12,9 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from shardwright.compiler.ir.facts import dim_map
+from shardwright.compiler.ir.types import Op
+
 Label = tuple["Atom", ...]
 Labels = tuple[Label, ...]
 
@@ -38,6 +41,18 @@ class Atom:
 def fresh(shape: Sequence[int]) -> Labels:
     """New atoms for every dim of `shape`."""
     return tuple((Atom(n),) if n != 1 else () for n in shape)
+
+
+def behind(op: Op, labels: Labels) -> Labels | None:
+    """Labels of a view of what has `labels`: dims along which it repeats get fresh atoms. None for
+    a reshape where sizes do not divide.
+    """
+    shape, walked = op.result.type.shape, dim_map(op)
+    if walked is None:
+        return regroup(labels, shape)
+    return tuple(
+        fresh(shape[k : k + 1])[0] if d is None else labels[d] for k, d in enumerate(walked)
+    )
 
 
 def leaves(label: Iterable[Atom]) -> list[Atom]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
@@ -37,7 +35,5 @@ class IndexedLevel(Level):
 
     def full(self, shape: Sequence[int], value: float, dtype: DType, like: Op) -> Value:
         """A splat."""
-        data = np.asarray(value).astype(dtype.numpy).tobytes()
-        return self.add(
-            "constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)), like=like
-        )
+        attrs = ConstantAttrs.full(value, tensor_type(tuple(shape), dtype))
+        return self.add("constant", attrs=attrs, like=like)

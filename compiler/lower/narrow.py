@@ -16,6 +16,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.lower.task import unsupported
 
@@ -50,7 +51,7 @@ class _Narrow:
         operands = tuple(self.operand(v, op) for v in op.operands)
         if not any(v.type.dtype in NARROW for v in (*op.operands, *op.results)):
             self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
-        elif op.name == "convert" and _low(op.attrs.dtype) is operands[0].type.dtype:
+        elif op.name in CASTS and _low(op.attrs.dtype) is operands[0].type.dtype:
             self.now[op.result] = operands[0]
         else:
             self.ops.append(_remade(op, operands))

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import counted_dim, dim_map, operands_of, places_of
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.row_rule import PARTITIONS
-from shardwright.compiler.passes.remat.recipes import operands_of
 from shardwright.compiler.support.intervals import Interval, limits
 
 HEAVY = frozenset(
@@ -85,8 +86,8 @@ class Positions:
         number itself, and what is cut at other places than a number says.
         """
         sums = result.type.num_elements == 1 and OPS[op.name].elementwise
-        starts = op.operands[1:] if op.name == "dynamic_slice" else ()
-        return (sums and result.type.dtype.is_integer) or not self._moved.isdisjoint(starts)
+        placed = not self._moved.isdisjoint(places_of(op))
+        return (sums and result.type.dtype.is_integer) or placed
 
     def _is_number(self, value: Value) -> bool:
         """Whether a register can hold the value: an integer that is known to stay in a range."""
@@ -97,7 +98,7 @@ class Positions:
 
     def _want(self, op: Op) -> None:
         """Note what the planes among the results of `op`, or inside of it, are made of."""
-        if op.name == "loop":
+        if op.regions:
             self._want_inside(op)
             return
         for result in op.results:
@@ -126,17 +127,13 @@ def _dims_of(op: Op, read: Sequence[Dims]) -> Dims:
     """The dims of a result that counts move it along, from those of its operands; short ones do not
     count.
     """
-    match op.name:
-        case "iota":
-            found = {op.attrs.dim}
-        case "broadcast_in_dim":
-            found = {op.attrs.dims[d] for d in read[0]}
-        case "transpose":
-            found = {op.attrs.permutation.index(d) for d in read[0]}
-        case "reshape":
-            found = _reshaped(op.operands[0].type.shape, op.result.type.shape, read[0])
-        case _:
-            found = set().union(*read)
+    found: set[int] = set().union(*read)
+    if (walked := dim_map(op)) is not None:
+        found = {d for d, own in enumerate(walked) if own in found}
+    elif op.name in VIEWS:
+        found = _reshaped(op.operands[0].type.shape, op.result.type.shape, read[0])
+    elif (counted := counted_dim(op)) is not None:
+        found = {counted}
     return frozenset(d for d in found if op.results[0].type.shape[d] >= PARTITIONS)
 
 

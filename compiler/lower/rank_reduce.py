@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import resized_dim
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllToAllAttrs,
@@ -37,7 +38,7 @@ def rank_reduce(level: IndexedLevel, op: Op) -> Value | None:
         return None
     if dtype is DType.PRED and attrs.reduction in _OF_TRUTH:
         return _of_truth(level, op)
-    return _scattered(level, op) if op.name == "reduce_scatter" else _gathered(level, op)
+    return _gathered(level, op) if resized_dim(op) is None else _scattered(level, op)
 
 
 def _of_truth(level: IndexedLevel, op: Op) -> Value:

@@ -14,7 +14,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, all_leaves
 from shardwright.compiler.lower.rule import Budget, Refusal, crowded, traffic
@@ -174,17 +176,13 @@ def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> froze
 
 def _may_follow(task: Task) -> bool:
     """Whether a task may work on a finished sum: conversions and writes, and sums of it."""
-    return task.op.name in EPILOGUE or _is_sum(task)
-
-
-def _is_sum(task: Task) -> bool:
-    return task.op.name == "reduce" and task.op.attrs.kind == "add"
+    return task.op.name in EPILOGUE or is_sum(task.op)
 
 
 def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
     if rows in one.result:
         summed = frozenset[Atom]().union(*one.operands) - one.result
-        return SUM if _is_sum(one.task) and summed & looped else ROW
+        return SUM if is_sum(one.task.op) and summed & looped else ROW
     return SUM if any(rows in operand for operand in one.operands) else PANEL
 
 
@@ -197,7 +195,7 @@ def _misfit(
         both = all(rows in operand for operand in one.operands)
         return "both operands walk the rows" if task.kind == CONTRACT and both else None
     if role == PANEL:
-        if task.kind == CONTRACT or task.op.name == "reduce":
+        if task.kind == CONTRACT or task.op.name in REDUCTIONS:
             return "does not walk the rows"
         stored = groups.is_stored(task, members)
         return "does not walk the rows and is needed elsewhere" if stored else None
@@ -263,7 +261,7 @@ class _Memory:
         task, role, found = one.task, self.roles[one.task.result], dict[object, int]()
         if role == SUM:
             points = self._points(one.result, whole=True)
-            flat = _is_sum(task) and self.rows not in one.result
+            flat = is_sum(task.op) and self.rows not in one.result
             need = ACCUMULATOR_BYTES * points
             found[task.result] = need if flat else self._spread(one.result, need)
         if role != ROW:

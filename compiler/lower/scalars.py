@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import chooses, counted_dim, stored, takes_at
+from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import within
@@ -48,7 +50,7 @@ Rule = Callable[[Op, Sequence[Known]], Known | None]
 def known_scalars(graph: Graph, parameters: Mapping[Value, Known]) -> dict[Value, Known]:
     """The known one-element integer and i1 values of `graph`; `parameters` are its counters."""
     known = dict(parameters)
-    iotas = {op.result for op in graph.ops if op.name == "iota"}
+    iotas = {op.result for op in graph.ops if counted_dim(op) is not None}
     for op in graph.ops:
         if len(op.results) != 1 or not _may_be_known(op.result):
             continue
@@ -63,17 +65,17 @@ def _may_be_known(value: Value) -> bool:
 
 
 def _evaluate(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known | None:
-    if op.name == "constant":
-        return constant(int(op.attrs.array().reshape(-1)[0]))
-    if op.name == "iota":
+    if (held := stored(op)) is not None:
+        return constant(int(held.array().reshape(-1)[0]))
+    if op.name in LITERALS:
         return constant(0)
-    if op.name == "dynamic_slice":
+    if takes_at(op):
         return _slice_of_iota(op, known, iotas)
+    if chooses(op):
+        return _select(op, known)
     rule = _RULES.get(op.name)
     operands = [known[v] for v in op.operands if v in known]
-    if rule is None or (len(operands) != len(op.operands) and op.name != "select"):
-        return None
-    return _select(op, known) if op.name == "select" else rule(op, operands)
+    return rule(op, operands) if rule is not None and len(operands) == len(op.operands) else None
 
 
 def _slice_of_iota(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known | None:
@@ -207,7 +209,6 @@ _RULES: dict[str, Rule] = {
     "remainder": _remainder,
     "compare": _compare,
     "convert": _convert,
-    "select": lambda op, k: None,
     "and": _logic,
     "or": _logic,
     "xor": _logic,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.ops import (
     BitcastConvertAttrs,
     BroadcastInDimAttrs,
@@ -142,8 +143,7 @@ class _Sorter:
 
     def _is_count(self, value: Value) -> bool:
         """Whether an operand counts positions along the sorted dim."""
-        made = self.level.made.get(value)
-        return made is not None and made.name == "iota" and made.attrs.dim == self.op.attrs.dim
+        return bool(counted_dim(self.level.made.get(value)) == self.op.attrs.dim)
 
     # the first few
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from shardwright.compiler.ir.traits import IDENTITIES, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.body import LABEL_VIEWS, Body
-from shardwright.compiler.lower.labels import Labels, distinct, fresh, regroup
+from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.labels import Labels, behind, distinct, fresh
 from shardwright.compiler.lower.task import WRITE, Task
 
 
@@ -75,7 +76,7 @@ class Space:
             self.refuse("a value assembled in memory is read in the same region")
         labels = self.results[base]
         for view in chain:
-            behind = self._through(self.body.views[view], view, labels)
+            behind = self._through(self.body.views[view], labels)
             if behind is None:
                 self.refuse("a part of a value is read in the region that makes it")
             labels = behind
@@ -89,7 +90,7 @@ class Space:
         known = max((i for i, v in enumerate(seen) if v in self._loads), default=-1)
         labels = self._loads[seen[known]] if known >= 0 else self._first_labels(seen)
         for view in seen[max(known, 0) + 1 :]:
-            below = None if labels is None else self._through(self.body.views[view], view, labels)
+            below = None if labels is None else self._through(self.body.views[view], labels)
             labels = fresh(view.type.shape) if below is None else below
             self._loads.setdefault(view, labels)
         assert labels is not None
@@ -99,27 +100,11 @@ class Space:
         self._loads[seen[0]] = fresh(seen[0].type.shape)
         return self._loads[seen[0]]
 
-    def _through(self, op: Op, view: Value, labels: Labels) -> Labels | None:
+    def _through(self, op: Op, labels: Labels) -> Labels | None:
         """Labels behind one view op; None when the view selects a part."""
-        if op.name not in LABEL_VIEWS:
-            return None
-        if op.name == "transpose":
-            return tuple(labels[p] for p in op.attrs.permutation)
-        if op.name == "reshape":
-            return regroup(labels, op.attrs.shape)
-        if op.name == "broadcast_in_dim":
-            return _spread(op, view, labels)
-        return labels
-
-
-def _spread(op: Op, view: Value, labels: Labels) -> Labels:
-    """Labels of a broadcast: new and stretched dims get fresh atoms."""
-    spread = list(fresh(view.type.shape))
-    source = op.operands[0].type.shape
-    for i, d in enumerate(op.attrs.dims):
-        if source[i] == view.type.shape[d]:
-            spread[d] = labels[i]
-    return tuple(spread)
+        if op.name in IDENTITIES:
+            return labels
+        return behind(op, labels) if op.name in VIEWS else None
 
 
 def label(body: Body, tasks: Sequence[Task]) -> Space:

@@ -12,11 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import keeps_order, permutation
 from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.lower import views
-from shardwright.compiler.lower.body import INVERTIBLE, Body
+from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.excess import is_held_wide
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import (
@@ -226,13 +228,14 @@ class Storage:
         for view in reversed(chain):
             op = self.body.views[view]
             source = self.body.source(view)
-            if layout is None or not (op.name in INVERTIBLE or _adds_unit_dims(op)):
-                return None, dense(())
-            if op.name == "transpose":
-                inverse = tuple(op.attrs.permutation.index(d) for d in range(source.type.rank))
-                layout = views.transpose(layout, inverse)
-            elif op.name in ("reshape", "broadcast_in_dim"):
+            if layout is None:
+                break
+            if keeps_order(op):
                 layout = views.reshape(layout, source.type.shape)
+            elif (order := permutation(op)) is not None:
+                layout = views.transpose(layout, [order.index(d) for d in range(len(order))])
+            elif op.name not in IDENTITIES:
+                return None, dense(())
         return (None, dense(())) if layout is None else (base, layout)
 
     def _takes(self, base: Value, root: Value, layout: Layout) -> bool:
@@ -278,14 +281,6 @@ class Storage:
                 task.after |= self.order.readers(task.target) - {task.number}
 
 
-def _adds_unit_dims(op: Op) -> bool:
-    """Whether a broadcast repeats nothing and keeps the order of dims: it is a reshape."""
-    if op.name != "broadcast_in_dim":
-        return False
-    kept = list(op.attrs.dims) == sorted(op.attrs.dims)
-    return kept and op.operands[0].type.num_elements == op.result.type.num_elements
-
-
 def _row(layout: Layout) -> tuple[int, int]:
     """(contiguous elements of a partition: those of the dims inside the first one, from the
     innermost out, that fills the partitions; the size of that one, 0 without one).
@@ -301,17 +296,7 @@ def _row(layout: Layout) -> tuple[int, int]:
 def _through(body: Body, view: Value, layout: Layout) -> Layout | None:
     """Layout behind one view op."""
     op = body.views[view]
-    if op.name == "transpose":
-        return views.transpose(layout, op.attrs.permutation)
-    if op.name == "reshape":
-        return views.reshape(layout, op.attrs.shape)
-    if op.name == "broadcast_in_dim":
-        return views.broadcast(layout, op.attrs.dims, op.attrs.shape)
-    if op.name == "reverse":
-        return views.reverse(layout, op.attrs.dims)
-    if op.name == "unfold":
-        return views.unfold(layout, op.attrs)
     if view in body.windows:
         w = body.windows[view]
         return views.window(layout, w.starts, w.sizes, w.steps)
-    return layout
+    return views.behind(op, layout)

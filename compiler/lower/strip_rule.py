@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves
 from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere
@@ -61,7 +62,7 @@ class StripRule(Growth):
     def _unfit(self, groups: Groups, space: Space, tasks: Sequence[Task]) -> Refusal | None:
         """Refuse when there are too few parallel indices, or what is not parallel does not fit."""
         members = {t.number for t in tasks}
-        inner = {t.number for t in tasks if t.op.name == "reduce" and groups.is_used(t, members)}
+        inner = {t.number for t in tasks if t.op.name in REDUCTIONS and groups.is_used(t, members)}
         parallel = _parallel(space, tasks, inner)
         biggest = max((_points(labels) for labels in space.results.values()), default=1)
         if _wanders(space, tasks):
@@ -101,7 +102,7 @@ def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> se
     shared: set[Atom] | None = None
     for task in tasks:
         span = set(all_leaves(space.results[task.result]))
-        if task.op.name == "reduce" and task.number not in inner:
+        if task.op.name in REDUCTIONS and task.number not in inner:
             span |= set(all_leaves(space.operand(task, 0)))
         shared = span if shared is None else shared & span
     return shared or set()

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import Level
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 
@@ -27,7 +29,7 @@ def turned_late(graph: Graph) -> Graph | None:
     made: dict[tuple[Value, DType], Value] = {}
     for op in graph.ops:
         op = level.update(op)
-        if op.name != "convert":
+        if op.name not in CASTS:
             level.ops.append(op)
             continue
         turn = _turn(op, producers)
@@ -47,5 +49,5 @@ def turned_late(graph: Graph) -> Graph | None:
 
 def _turn(op: Op, producers: Mapping[Value, Op]) -> Op | None:
     """The transpose that a conversion reads."""
-    made = producers.get(op.operand) if op.name == "convert" else None
-    return made if made is not None and made.name == "transpose" else None
+    made = producers.get(op.operand) if op.name in CASTS else None
+    return None if permutation(made) is None else made

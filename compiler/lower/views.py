@@ -8,10 +8,13 @@ means that strides cannot express it and the value must be copied first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shardwright.compiler.ir.ops import UnfoldAttrs
+from shardwright.compiler.ir.facts import dim_map
+from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
+from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves
 
@@ -61,13 +64,12 @@ def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
     return Layout(layout.offset, tuple(layout.dims[p] for p in permutation))
 
 
-def broadcast(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layout:
-    """StableHLO's broadcast_in_dim: new and stretched dims get stride 0."""
-    placed: list[Pieces] = [((n, 0),) if n != 1 else () for n in shape]
-    for i, d in enumerate(dims):
-        if _size(layout.dims[i]) == shape[d]:
-            placed[d] = layout.dims[i]
-    return Layout(layout.offset, tuple(placed))
+def _mapped(layout: Layout, walked: Sequence[int | None], shape: Sequence[int]) -> Layout:
+    """Dims along which the result repeats get stride 0."""
+    pairs = zip(walked, shape, strict=True)
+    return Layout(
+        layout.offset, tuple(_steps(n, 0) if d is None else layout.dims[d] for d, n in pairs)
+    )
 
 
 def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
@@ -155,10 +157,10 @@ def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces
     return (cut[0] + start.const // block * pieces[0][1], cut[1]) if cut else None
 
 
-def reverse(layout: Layout, dims: Sequence[int]) -> Layout:
-    """The order of `dims` turned around: from the last element, by negative strides."""
+def _reverse(layout: Layout, attrs: ReverseAttrs) -> Layout:
+    """From the last element, by negative strides."""
     offset, turned = layout.offset, list(layout.dims)
-    for d in dims:
+    for d in attrs.dims:
         offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
         turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
     return Layout(offset, tuple(turned))
@@ -208,6 +210,28 @@ def unfold(layout: Layout, attrs: UnfoldAttrs) -> Layout | None:
         dims[d] = outer[1]
         inner.append(element[1])
     return Layout(offset, (*dims, *inner))
+
+
+def behind(op: Op, layout: Layout) -> Layout | None:
+    """The layout behind a view of a value with `layout`; None when strides cannot say it."""
+    if (walked := dim_map(op)) is not None:
+        return _mapped(layout, walked, op.result.type.shape)
+    rule = _BEHIND.get(op.name)
+    return layout if rule is None else rule(layout, op.attrs)
+
+
+def _slice(layout: Layout, attrs: SliceAttrs) -> Layout | None:
+    cuts = list(zip(attrs.start, attrs.limit, attrs.stride, strict=True))
+    sizes = [len(range(*cut)) for cut in cuts]
+    return window(layout, [Affine(n) for n in attrs.start], sizes, attrs.stride)
+
+
+_BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
+    "reshape": lambda layout, a: reshape(layout, a.shape),
+    "reverse": _reverse,
+    "slice": _slice,
+    "unfold": unfold,
+}
 
 
 def _size(pieces: Pieces) -> int:

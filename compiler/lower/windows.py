@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import behind, pairing
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
 from shardwright.compiler.ir.rewrite import Level
+from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import convolution, views
 from shardwright.compiler.lower.convolution import padded
 from shardwright.compiler.lower.views import Layout
@@ -32,6 +33,8 @@ MIN_RUN = 32
 
 MIN_USES = 32
 """Products per stored element below which the copy costs more than it saves (measured there)."""
+
+_SEEN_THROUGH = VIEWS | {"slice"}
 
 
 def expand_windows(graph: Graph) -> Graph:
@@ -223,10 +226,10 @@ def stored_windows(graph: Graph) -> set[Value]:
     made = graph.producers()
     found: set[Value] = set()
     for op in graph.ops:
-        if op.name != "dot_general":
+        if (dims := pairing(op)) is None:
             continue
         left, right = op.operands
-        sides = ((left, right, op.attrs.rhs_contract), (right, left, op.attrs.lhs_contract))
+        sides = ((left, right, dims.rhs_contract), (right, left, dims.lhs_contract))
         for value, other, contract in sides:
             depth = math.prod(other.type.shape[d] for d in contract)
             uses = other.type.num_elements // depth
@@ -240,9 +243,7 @@ def stored_windows(graph: Graph) -> set[Value]:
 
 def _windows_behind(value: Value, made: Mapping[Value, Op]) -> Op | None:
     """The windows that `value` is a view of."""
-    op = made.get(value)
-    while op is not None and op.name in ("transpose", "reshape", "slice"):
-        op = made.get(op.operands[0])
+    op = made.get(behind(value, made, lambda op: op.name in _SEEN_THROUGH))
     return op if op is not None and op.name == "unfold" else None
 
 
@@ -270,17 +271,10 @@ def _has_short_rows(value: Value, made: Mapping[Value, Op]) -> bool:
 def _layout(value: Value, made: Mapping[Value, Op]) -> Layout | None:
     """How `value` lies in the memory that it is a view of; None when strides cannot say it."""
     op = made.get(value)
-    if op is None or op.name not in ("transpose", "reshape", "slice"):
+    if op is None or op.name not in _SEEN_THROUGH:
         return views.dense(value.type.shape)
     layout = _layout(op.operands[0], made)
-    if layout is None:
-        return None
-    if op.name == "transpose":
-        return views.transpose(layout, op.attrs.permutation)
-    if op.name == "reshape":
-        return views.reshape(layout, op.attrs.shape)
-    starts = [Affine(n) for n in op.attrs.start]
-    return views.window(layout, starts, op.result.type.shape, op.attrs.stride)
+    return None if layout is None else views.behind(op, layout)
 
 
 _RULES: Mapping[str, Callable[[Builder, Op], Value]] = {

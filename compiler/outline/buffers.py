@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.facts import behind
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.ops.host import HOST, STORE
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, TensorType, Value
 from shardwright.compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
 from shardwright.compiler.isa.region import Affine
@@ -376,8 +378,7 @@ def _first_value(step: Step, value: Value) -> Value | None:
         return step.operands.get(step.op.results.index(value))
     assert step.graph is not None
     made, at = step.graph.producers(), step.graph.outputs[step.outputs.index(value)]
-    while (op := made.get(at)) is not None and op.name in ("dynamic_update_slice", STORE):
-        at = op.operands[0]
+    at = behind(at, made, lambda op: op.name in UPDATES or op.name == STORE)
     return dict(zip(step.graph.inputs, step.inputs, strict=False)).get(at)
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
@@ -139,7 +138,7 @@ class _Cutter:
     def _note_loop_results(self) -> None:
         """Results of invariant carries are their operands; the final count is a number."""
         for op in self.graph.ops:
-            if op.name != "loop":
+            if not op.regions:
                 continue
             body = op.regions[0]
             for i, result in enumerate(op.results):
@@ -152,7 +151,7 @@ class _Cutter:
         """Values that must be in memory: outputs and loop operands, behind bitcasts."""
         wanted = [v for i, v in enumerate(self.graph.outputs) if i != self.ignored]
         for op in self.graph.ops:
-            if op.name == "loop":
+            if op.regions:
                 wanted += [v for i, v in enumerate(op.operands) if self._needs_memory(op, i)]
         return {self.bitcast_base(v) for v in wanted}
 
@@ -170,10 +169,10 @@ class _Cutter:
         """Values made of constants, counts and counters alone."""
         free: set[Value] = {v for v in self.graph.inputs if v in self.known}
         for op in self.graph.ops:
-            if op.name == "loop":
+            if op.regions:
                 continue
             pure = op.name in _PURE or OPS[op.name].elementwise
-            if op.name == "optimization_barrier":
+            if op.name in IDENTITIES:
                 free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
             elif pure and all(v in free or v in self.known for v in op.operands):
                 free.update(op.results)
@@ -195,9 +194,9 @@ class _Cutter:
         cheap: set[Op] = set()
         made = self.free | self.positions.wanted
         for op in self.graph.ops:
-            if op.name == "loop" or any(r in self.demanded for r in op.results):
+            if op.regions or any(r in self.demanded for r in op.results):
                 continue
-            starts = op.operands[1:] if op.name == "dynamic_slice" else ()
+            starts = places_of(op)
             view = op.name in VIEWS and all(v in self.free or v in self.known for v in starts)
             if view or all(r in made for r in op.results):
                 cheap.add(op)
@@ -218,7 +217,7 @@ class _Cutter:
         op = self.producers.get(value)
         if op is None or op not in self.cheap:
             return ()
-        return (op.operands[op.results.index(value)],) if op.name in IDENTITIES else op.operands
+        return operands_of(op, value)
 
     def _find_bases(self, value: Value) -> tuple[Value, ...]:
         if value in self.known:
@@ -248,7 +247,7 @@ class _Cutter:
         parts: list[Op | list[Op]] = []
         stretch: list[Op] = []
         for op in (*self.graph.ops, None):
-            if op is not None and op.name != "loop":
+            if op is not None and not op.regions:
                 wanted = any(r in self.demanded for r in op.results)
                 if wanted or (
                     op not in self.cheap and not all(r in self.known for r in op.results)
@@ -400,7 +399,7 @@ class _PieceBuilder:
         op = cutter.producers.get(value)
         if op is None or (op not in cutter.cheap and value not in cutter.free):
             return ()
-        return (op.operands[op.results.index(value)],) if op.name in IDENTITIES else op.operands
+        return operands_of(op, value)
 
     def _make(self, value: Value) -> Value:
         cutter = self.cutter
@@ -417,13 +416,11 @@ class _PieceBuilder:
         return self.now[value]
 
     def _behind(self, op: Op, value: Value) -> Value:
-        """What an identity passes on. A barrier stays one, so that CSE does not undo what is
-        computed again behind it.
+        """What an identity passes on. It stays one, so that CSE does not undo what is computed
+        again behind it.
         """
         source = self.value(op.operands[op.results.index(value)])
-        if op.name != "optimization_barrier":
-            return source
-        return self._append(make_op("optimization_barrier", (source,), loc=op.loc))
+        return self._append(make_op(op.name, (source,), op.attrs, loc=op.loc))
 
     def _same_bytes(self, value: Value, source: Value) -> Value:
         made = self.value(source)
@@ -439,8 +436,7 @@ class _PieceBuilder:
         """A number becomes a constant, a counter an input; both in the shape they are used in."""
         kind = value.type
         if known.is_constant:
-            data = np.asarray(known.low).astype(kind.dtype.numpy).tobytes()
-            return self._append(make_op("constant", (), ConstantAttrs(data, kind)))
+            return self._append(make_op("constant", (), ConstantAttrs.full(known.low, kind)))
         key = (known.value, kind.dtype)
         if key not in self._scalars:
             self._scalars[key] = Value(tensor_type((), kind.dtype))

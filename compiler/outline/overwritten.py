@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.scalars import Known
@@ -48,7 +49,7 @@ def _writes(body: Graph, carry: int) -> list[Op]:
     for op in body.ops:
         if value not in op.operands:
             continue
-        writes = op.name == "dynamic_update_slice" and op.operands[0] is value
+        writes = op.name in UPDATES and op.operands[0] is value
         if not writes or op.operands.count(value) > 1 or value in body.outputs:
             return []
         value = op.result

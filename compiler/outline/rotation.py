@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.facts import behind
 from shardwright.compiler.ir.ops.host import STORE
-from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.ir.types import Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.outline.cut import BITCASTS, LoopStep
 from shardwright.compiler.outline.pieces import MOVERS
@@ -92,14 +93,9 @@ def _in_flight(step: LoopStep) -> tuple[set[Value], set[Value]]:
         if op.name in MOVERS:
             in_place = op.name == STORE  # a row of a stack, which stays where it is
             received.update(() if in_place else op.results)
-            sent.update(_behind(made, v) for v in op.operands[in_place:])
+            read = op.operands[in_place:]
+            sent.update(behind(v, made, lambda op: op.name in BITCASTS) for v in read)
     return sent, received
-
-
-def _behind(made: Mapping[Value, Op], value: Value) -> Value:
-    while (op := made.get(value)) is not None and op.name in BITCASTS:
-        value = op.operands[op.results.index(value)]
-    return value
 
 
 def turns(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.positions import HEAVY, Positions
-from shardwright.compiler.passes.remat.recipes import operands_of
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 
@@ -32,7 +33,7 @@ def sink_invariants(graph: Graph, ranges: Ranges | None = None) -> Graph:
     free: set[Value] = set()
     ops: list[Op] = []
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             op = _sink(op, _Cloner(made, positions.numbers), free | positions.wanted, known)
         elif is_constant_like(op) and all(v in free for v in op.operands):
             free.update(op.results)
@@ -90,8 +91,8 @@ class _Cloner:
             return self.carried[value]
         op = self.made[value]
         operands = tuple(self._now[v] for v in operands_of(op, value))
-        if op.name == "optimization_barrier":
-            self.ops.append(make_op(op.name, operands, loc=op.loc))
+        if op.name in IDENTITIES:
+            self.ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))
             return self.ops[-1].result
         results = tuple(Value(r.type) for r in op.results)
         self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))

@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, erf, erfc, logistic
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 
@@ -133,10 +135,8 @@ class _Mapper:
 
     def _constant(self, value: Value) -> float | None:
         """The number a splat holds."""
-        op = self.producers.get(value)
-        if op is None or op.name != "constant" or not op.attrs.is_splat:
-            return None
-        return float(op.attrs.array().reshape(-1)[0])
+        held = splat(self.producers.get(value))
+        return None if held is None else float(held.array().reshape(-1)[0])
 
     def matches(self) -> dict[Value, _Match]:
         """Matches that share no code, later ones first."""
@@ -145,7 +145,7 @@ class _Mapper:
         for op in reversed(self.graph.ops):
             if len(op.results) != 1 or op.result not in self.cuts or op in gone:
                 continue
-            if op.name != "convert" and op.result.type.dtype.is_float:
+            if op.name not in CASTS and op.result.type.dtype.is_float:
                 best = max(self._of(op.result), key=lambda pair: pair[0].saved, default=None)
                 if best is not None:
                     found[op.result] = best[0]
@@ -161,7 +161,7 @@ class _Mapper:
             if not any(op.name in _CURVED for op in cone):
                 continue
             free = self._only_for(value, cone)
-            saved = sum(op.name != "convert" for op in free) - len(cut)
+            saved = sum(op.name not in CASTS for op in free) - len(cut)
             if saved <= 0:
                 continue
             match = self._match(value, cut, cone, saved)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.sampled import Casts
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.options import CompileOptions
 

@@ -30,7 +30,7 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
     seen: dict[Hashable, tuple[Value, ...]] = {}
     for op in graph.ops:
         op = level.update(op)
-        if op.name == "loop":
+        if op.regions:
             level.ops.append(_loop(level, op))
             continue
         key = key_of(op)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.rewrite import with_ops, with_results
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
@@ -34,10 +35,10 @@ def _sweep(graph: Graph, needed: set[Value]) -> tuple[list[Op], set[Value]]:
 
 def _narrow(op: Op, needed: set[Value]) -> Op:
     """A live op without the results that are dead."""
-    if op.name == "optimization_barrier":
+    if op.name in IDENTITIES:
         keep = [i for i, v in enumerate(op.results) if v in needed]
-        return op if len(keep) == len(op.results) else with_results(op, keep, None, ())
-    if op.name == "loop":
+        return op if len(keep) == len(op.results) else with_results(op, keep, op.attrs, ())
+    if op.regions:
         return _narrow_loop(op, needed)
     return op
 

@@ -37,8 +37,7 @@ def _zeros(op: Op) -> Op:
 
 
 def _full(op: Op, element: np.ndarray) -> Op:
-    data = np.asarray(element).astype(op.result.type.dtype.numpy).tobytes()
-    return make_op("constant", (), ConstantAttrs(data, op.result.type), loc=op.loc)
+    return make_op("constant", (), ConstantAttrs.full(element, op.result.type), loc=op.loc)
 
 
 def _others(op: Op) -> Op | Value:

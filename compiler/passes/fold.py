@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.facts import joined_dim, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
@@ -40,8 +41,7 @@ class _Fold(Level):
 
     def constant(self, value: Value) -> ConstantAttrs | None:
         """The constant `value` is, if it is one."""
-        op = self.made.get(value)
-        return op.attrs if op is not None and op.name == "constant" else None
+        return stored(self.made.get(value))
 
     def splat(self, value: Value) -> object | None:
         """The repeated element of a constant, None when `value` is not a splat constant."""
@@ -71,7 +71,7 @@ def _fold_level(graph: Graph, known: dict[Value, ConstantAttrs]) -> Graph:
         level.replace([value], [level.make_constant(attrs, Loc())])
     for op in graph.ops:
         op = level.update(op)
-        if op.name == "loop":
+        if op.regions:
             _fold_loop(level, op)
             continue
         folded = _fold_op(level, op)
@@ -100,7 +100,7 @@ def _fold_op(level: _Fold, op: Op) -> Value | None:
 
 def _is_empty(op: Op) -> bool:
     """True when a pure op makes one value without elements, which needs no operands."""
-    single = len(op.results) == 1 and op.name != "constant" and OPS[op.name].pure
+    single = len(op.results) == 1 and stored(op) is None and OPS[op.name].pure
     return single and not op.result.type.num_elements
 
 
@@ -219,7 +219,7 @@ def _reshape(level: _Fold, op: Op) -> Value | None:
     if source.type == op.result.type:
         return source
     inner = level.made.get(source)
-    if inner is None or inner.name != "reshape":
+    if inner is None or inner.name != op.name:
         return None
     first = inner.operands[0]
     if first.type == op.result.type:
@@ -238,7 +238,7 @@ def _broadcast(level: _Fold, op: Op) -> Value | None:
     if source.type == op.result.type and outer.dims == tuple(range(len(outer.shape))):
         return source
     inner = level.made.get(source)
-    if inner is None or inner.name != "broadcast_in_dim":
+    if inner is None or inner.name != op.name:
         return None
     attrs = BroadcastInDimAttrs(tuple(outer.dims[d] for d in inner.attrs.dims), outer.shape)
     return level.emit(make_op("broadcast_in_dim", inner.operands, attrs, loc=op.loc)).result
@@ -249,9 +249,9 @@ def _slice(level: _Fold, op: Op) -> Value | None:
     piece of a concatenation.
     """
     source = level.made.get(op.operands[0])
-    if source is None or source.name != "concatenate" or not op.result.type.num_elements:
+    dim, first = joined_dim(source), 0
+    if source is None or dim is None or not op.result.type.num_elements:
         return _same_type(level, op)
-    dim, first = source.attrs.dim, 0
     start, end = op.attrs.start[dim], op.attrs.limit[dim]
     for piece in source.operands:
         size = piece.type.shape[dim]
@@ -330,8 +330,7 @@ def _iota(level: _Fold, op: Op) -> Value | None:
     type: TensorType = op.result.type
     if type.shape[op.attrs.dim] != 1 or not type.num_elements:
         return None
-    zero = np.zeros((), type.dtype.numpy).tobytes()
-    return level.make_constant(ConstantAttrs(zero, type), op.loc)
+    return level.make_constant(ConstantAttrs.full(0, type), op.loc)
 
 
 _SPLAT_KEEPERS = of(Kind.VIEW, Kind.PART) | {"gather"}

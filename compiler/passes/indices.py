@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CODES = {"gather": "NCC_EVRF056", "scatter": "NCC_EVRF031"}
@@ -74,7 +75,8 @@ def _counted(graph: Graph) -> set[Value]:
     """Values of a level that a count of more than one position goes into."""
     found: set[Value] = set()
     for op in graph.ops:
-        counts = op.name == "iota" and op.result.type.shape[op.attrs.dim] > 1
+        dim = counted_dim(op)
+        counts = dim is not None and op.result.type.shape[dim] > 1
         if counts or not found.isdisjoint(op.operands):
             found.update(op.results)
     return found

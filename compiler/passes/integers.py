@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 from shardwright.compiler.diagnostics import CompileError, Diagnostic
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import pairing, stored
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.dce import dce
@@ -96,14 +98,14 @@ def wide_operations(graph: Graph) -> list[Op]:
         return []
     graph = dce(graph)
     ranges = integer_ranges(graph)
-    return [op for op in graph.walk() if op.name != "loop" and _is_cut(op, ranges)]
+    return [op for op in graph.walk() if not op.regions and _is_cut(op, ranges)]
 
 
 def _is_cut(op: Op, ranges: dict[Value, Interval]) -> bool:
-    if op.name == "constant":
+    if stored(op) is not None:
         return False  # an error of its own (NCC_ESFH002)
     target = op.results[0].type.dtype if op.results else DType.PRED
-    if op.name == "convert" and target.is_integer and target not in _HELD_AS:
+    if op.name in CASTS and target.is_integer and target not in _HELD_AS:
         return False
     return any(not _fits(v, ranges) for v in (*op.operands, *op.results))
 
@@ -154,11 +156,9 @@ def _size(value: Value, ranges: dict[Value, Interval]) -> float:
 def _products(op: Op, sizes: list[float]) -> float:
     """Of lhs and rhs, as many as are multiplied per element of the result."""
     lhs, rhs = (v.type.num_elements for v in op.operands)
-    terms = (
-        lhs
-        if op.name == "convolution"
-        else math.prod(op.operands[0].type.shape[d] for d in op.attrs.lhs_contract)
-    )
+    dims = pairing(op)
+    shape = op.operands[0].type.shape
+    terms = lhs if dims is None else math.prod(shape[d] for d in dims.lhs_contract)
     return min(terms, lhs, rhs) * sizes[0] * sizes[1]
 
 

@@ -8,35 +8,23 @@ moving data and rounding commute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.facts import splat, stored
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CASTS, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 
-_MOVED: Mapping[str, slice] = {
-    "broadcast_in_dim": slice(0, 1),
-    "concatenate": slice(0, None),
-    "dynamic_slice": slice(0, 1),
-    "dynamic_update_slice": slice(0, 2),
-    "gather": slice(0, 1),
-    "move_to": slice(0, 1),
-    "optimization_barrier": slice(0, None),
-    "pad": slice(0, 2),
-    "reshape": slice(0, 1),
-    "reverse": slice(0, 1),
-    "select": slice(1, 3),
-    "slice": slice(0, 1),
-    "transpose": slice(0, 1),
-}
-"""Ops whose results have only elements of these operands."""
+_MOVED = {name: op.passes for name, op in OPS.items() if op.passes and op.kind is not Kind.SORT}
+"""Ops whose results have only elements of these operands; what is sorted is left as it is."""
 
 
 def narrow(graph: Graph, dtype: DType, among: Collection[Value]) -> Graph:
@@ -45,7 +33,7 @@ def narrow(graph: Graph, dtype: DType, among: Collection[Value]) -> Graph:
     """
     kept = _Exact(graph, dtype).values() | _Rounded(graph, dtype).values()
     chosen = {v for v in kept if v in among}.difference(graph.inputs)
-    loops = (op for op in graph.walk() if op.name == "loop")
+    loops = (op for op in graph.walk() if op.regions)
     for op in loops:  # a carry is one value with four names
         for names in _carries(op):
             if not chosen.issuperset(names[1:]):
@@ -65,13 +53,13 @@ def _is_wide(value: Value, dtype: DType) -> bool:
 
 def _is_rounding(op: Op, dtype: DType) -> bool:
     """True for conversions to `dtype`."""
-    return op.name == "convert" and op.result.type.dtype is dtype
+    return op.name in CASTS and op.result.type.dtype is dtype
 
 
 def _moved(op: Op, number: int) -> tuple[Value, ...]:
     """The operands whose elements result `number` has."""
     operands = op.operands[_MOVED[op.name]]
-    return operands[number : number + 1] if op.name == "optimization_barrier" else operands
+    return operands[number : number + 1] if op.name in IDENTITIES else operands
 
 
 class _Exact:
@@ -93,21 +81,20 @@ class _Exact:
 
     def _sweep(self, graph: Graph) -> None:
         for op in graph.ops:
-            if op.name == "loop":
+            if op.regions:
                 for operand, names in zip(op.operands, _carries(op), strict=True):
                     if not self.found.issuperset((operand, *names)):
                         self.found.difference_update(names[1:])
                 self._sweep(op.regions[0])
                 continue
-            assert not op.regions, op.name  # what another region makes would be taken for exact
             for number, result in enumerate(op.results):
                 if result in self.found and not self._is_exact(op, number):
                     self.found.remove(result)
 
     def _is_exact(self, op: Op, number: int) -> bool:
-        if op.name == "constant":
-            return _fits(op.attrs, self.dtype)
-        if op.name == "convert":
+        if (held := stored(op)) is not None:
+            return _fits(held, self.dtype)
+        if op.name in CASTS:
             return op.operands[0].type.dtype is self.dtype
         return op.name in _MOVED and self.found.issuperset(_moved(op, number))
 
@@ -140,7 +127,7 @@ class _Rounded:
     def _sweep(self, graph: Graph) -> None:
         for op in reversed(graph.ops):
             self.read.update(op.operands)
-            if op.name == "loop":
+            if op.regions:
                 self._loop(op)
             elif op.name in _MOVED:
                 for number, result in enumerate(op.results):
@@ -180,7 +167,7 @@ class _Level:
     def _add_all(self, ops: Sequence[Op]) -> None:
         for op in ops:
             self.made.update(dict.fromkeys(op.results, op))
-            if op.name == "loop":
+            if op.regions:
                 self._loop(op)
             elif op.name in _MOVED and any(v in self.narrow for v in op.results):
                 self._move(op)
@@ -192,7 +179,7 @@ class _Level:
     def _keep(self, op: Op) -> None:
         """`op` in its own types."""
         given = {v.type.dtype for v in op.operands}
-        if op.name == "convert" and op.result in self.narrow and self.dtype in given:
+        if op.name in CASTS and op.result in self.narrow and self.dtype in given:
             self._rounded(op.result)
             return
         operands = tuple(self._as_it_was(v) for v in op.operands)
@@ -201,7 +188,7 @@ class _Level:
 
     def _move(self, op: Op) -> None:
         """`op` on short elements, result by result."""
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             self._barrier(op)
             return
         moved = _moved(op, 0)
@@ -242,13 +229,13 @@ class _Level:
 
     def _rounding(self, value: Value) -> Value:
         maker = self.made.get(value)
-        if maker is not None and maker.name == "convert":
+        if maker is not None and maker.name in CASTS:
             source = self.now.get(maker.operands[0], maker.operands[0])
             if source.type.dtype is self.dtype:
                 return source
         loc = self._loc(value)
-        if maker is not None and maker.name == "constant" and maker.attrs.is_splat:
-            attrs = _constant(maker.attrs, self.dtype)
+        if (held := splat(maker)) is not None:
+            attrs = _constant(held, self.dtype)
             return self._added(make_op("constant", (), attrs, loc=loc))
         source = self._as_it_was(value)
         return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype), loc=loc))

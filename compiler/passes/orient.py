@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from shardwright.compiler.ir.facts import pairing, permutation
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
@@ -34,15 +35,16 @@ def orient(graph: Graph) -> Graph:
 
 def _oriented(op: Op, producers: Mapping[Value, Op], uses: Mapping[Value, int]) -> list[Op]:
     """`op`, or the ops that make its result from the swapped contraction."""
-    if op.name != "transpose":
+    order = permutation(op)
+    if order is None:
         return [op]
     chain = _from_contraction(op.operands[0], producers, uses)
-    if not chain or not _wants_swap(chain[0], op.attrs.permutation):
+    if not chain or not _wants_swap(chain[0], order):
         return [op]
     made = [_swapped(chain[0])]
     made += [make_op(c.name, made[-1].results, c.attrs, loc=c.loc) for c in chain[1:]]
     places = _new_places(chain[0])
-    left = tuple(places[d] for d in op.attrs.permutation)
+    left = tuple(places[d] for d in order)
     if left != tuple(range(len(left))):
         made.append(make_op("transpose", made[-1].results, TransposeAttrs(left), loc=op.loc))
     last = made[-1]
@@ -57,7 +59,7 @@ def _from_contraction(
     chain: list[Op] = []
     while uses[value] == 1 and (op := producers.get(value)) is not None:
         chain.insert(0, op)
-        if op.name == "dot_general":
+        if pairing(op) is not None:
             return chain
         if op.name not in _CARRYING:
             break

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.intervals import Interval as Range
 from shardwright.compiler.support.intervals import corners, limits, within
@@ -28,7 +30,7 @@ def integer_ranges(graph: Graph, known: Mapping[Value, Range] | None = None) -> 
     for value in graph.inputs:
         _note(found, value, (known or {}).get(value))
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             _loop(found, op)
             continue
         if op.name in _SIDE_BY_SIDE:
@@ -161,10 +163,10 @@ def _shift_right(op: Op, operands: Operands) -> Range:
     return corners(lambda a, b: a >> b, (low, high), (least, most))
 
 
-_SIDE_BY_SIDE = ("optimization_barrier", "sort")  # result i has the elements of operand i
+_SIDE_BY_SIDE = of(Kind.IDENTITY, Kind.SORT)  # result i has the elements of operand i
 _MOVES = (
     *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
-    *("move_to", "reshape", "reverse", "sharding_constraint", "slice", "transpose"),
+    *("move_to", "reshape", "reverse", "slice", "transpose"),
 )
 
 _RULES: dict[str, Rule] = {

@@ -15,9 +15,10 @@ from shardwright.compiler.dtypes import LARGEST
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-_AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
+_AFFECTED = CONTRACTIONS | {"transpose"}
 
 
 def saturate_infinity(graph: Graph) -> Graph:
@@ -42,7 +43,7 @@ def saturate_infinity(graph: Graph) -> Graph:
 
 
 def _may_transpose(op: Op) -> bool:
-    extreme = op.name == "reduce" and op.attrs.kind in ("max", "min")
+    extreme = op.name in REDUCTIONS and op.attrs.kind in ("max", "min")
     return extreme or op.name in _AFFECTED
 
 

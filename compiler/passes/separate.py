@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardwright.compiler.ir.facts import joined_dim, permutation, resized
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import free_values
 
@@ -88,7 +90,7 @@ class _Cuts:
         """Whether an op can work on pieces."""
         if op.name == "slice":
             return cut.holding(op.attrs.start[cut.dim], op.attrs.limit[cut.dim]) is not None
-        if op.name in ("reduce", "transpose"):
+        if op.name in REDUCTIONS or permutation(op) is not None:
             return True
         if not (OPS[op.name].elementwise and OPS[op.name].pure):
             return False
@@ -114,8 +116,7 @@ class _Cuts:
 
 def _joins(op: Op) -> Cut | None:
     """The pieces an op puts side by side."""
-    if op.name == "concatenate":
-        dim = op.attrs.dim
+    if (dim := joined_dim(op)) is not None:
         sizes = tuple(v.type.shape[dim] for v in op.operands)
     elif op.name == "pad":
         attrs, shape = op.attrs, op.operands[0].type.shape
@@ -140,13 +141,12 @@ def _repeats(op: Op, dim: int) -> bool:
 
 def _behind(op: Op, cut: Cut) -> Cut | None:
     """The cut of the result, None when it is whole again."""
-    if op.name == "slice" or (op.name == "reduce" and cut.dim in op.attrs.dims):
+    if op.name in PARTS or (op.name in REDUCTIONS and cut.dim in op.attrs.dims):
         return None
-    if op.name == "reduce":
+    if op.name in REDUCTIONS:
         return replace(cut, dim=cut.dim - sum(d < cut.dim for d in op.attrs.dims))
-    if op.name == "transpose":
-        return replace(cut, dim=op.attrs.permutation.index(cut.dim))
-    return cut
+    order = permutation(op)
+    return cut if order is None else replace(cut, dim=order.index(cut.dim))
 
 
 class _Writer:
@@ -179,7 +179,7 @@ class _Writer:
 
     def _first(self, op: Op) -> list[Value]:
         """The pieces of a concatenation or pad."""
-        if op.name == "concatenate":
+        if joined_dim(op) is not None:
             return list(op.operands)
         cut, shape = self.cuts[op.result], op.result.type.shape
         found = []
@@ -194,11 +194,11 @@ class _Writer:
 
     def _write(self, op: Op, cut: Cut) -> None:
         """An op that reads pieces: in pieces, or whole again."""
-        if op.name == "slice":
+        if op.name in PARTS:
             self._slice(op, cut)
             return
         parts = [[self._part(v, cut, i) for v in op.operands] for i in range(len(cut.sizes))]
-        if op.name == "reduce" and cut.dim in op.attrs.dims:
+        if op.name in REDUCTIONS and cut.dim in op.attrs.dims:
             self._fold(op, [part for (part,) in parts])
         else:
             self.pieces[op.result] = [self._make(op, op.name, p, op.attrs) for p in parts]
@@ -213,8 +213,7 @@ class _Writer:
         first, end = cut.spans()[number]
         if _repeats(op, cut.dim):
             edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
-            attrs = BroadcastInDimAttrs(op.attrs.dims, edge)
-            return self._make(op, "broadcast_in_dim", op.operands, attrs)
+            return self._make(op, op.name, op.operands, resized(op, edge))
         return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))
 
     def _slice(self, op: Op, cut: Cut) -> None:

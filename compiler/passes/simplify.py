@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+from shardwright.compiler.ir.facts import is_sum, stored
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     ConcatenateAttrs,
@@ -36,7 +37,7 @@ def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
     for op in graph.ops:
         if op.regions:
             op = with_regions(op, tuple(simplify(region, keep_sums) for region in op.regions))
-        kept = keep_sums and op.name == "reduce" and op.attrs.kind == "add"
+        kept = keep_sums and is_sum(op)
         made = _RULES[op.name](op, producers) if op.name in _RULES and not kept else []
         if made:
             last = made[-1]
@@ -79,8 +80,8 @@ def _add(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
 
 def _padded_dim(pad: Op, producers: Mapping[Value, Op]) -> int:
     """The one dim a pad with zeros makes longer, -1 when it does anything else."""
-    attrs, zero = pad.attrs, producers.get(pad.operands[1])
-    if zero is None or zero.name != "constant" or zero.attrs.array().any():
+    attrs, zero = pad.attrs, stored(producers.get(pad.operands[1]))
+    if zero is None or zero.array().any():
         return -1
     dims = [d for d in range(len(attrs.low)) if attrs.low[d] or attrs.high[d]]
     if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:

@@ -24,7 +24,7 @@ def unroll(graph: Graph) -> Graph:
     level = Level()
     for op in graph.ops:
         op = level.update(with_regions(op, tuple(unroll(region) for region in op.regions)))
-        if op.name == "loop" and _is_short(op):
+        if op.regions and _is_short(op):
             level.replace(op.results, _written_out(level, op))
         else:
             level.ops.append(op)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.attention import Instance, find_attention
-from shardwright.compiler.ir.analysis import CONTRACTIONS, invariant_carries
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import chooses, counted_dim, splat
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CONTRACTIONS, LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.walks import answered
 
@@ -73,7 +75,7 @@ class _Levels:
             self.times[level] = times
             self.producers |= level.producers()
             for op in level.ops:
-                if op.name == "loop":
+                if op.regions:
                     inside = op.regions[0].inputs
                     self.outer |= {inside[n]: op.operands[n] for n in invariant_carries(op)}
 
@@ -86,9 +88,9 @@ class _Levels:
         op = self.producers.get(score)
         if op is None:
             return
-        choices = [op] if op.name == "select" else []
+        choices = [op] if chooses(op) else []
         if op.name == "add":
-            choices = [one for v in op.operands if (one := self._made(v)) and one.name == "select"]
+            choices = [one for v in op.operands if (one := self._made(v)) and chooses(one)]
         for choice in choices:
             predicate, on_true, on_false = choice.operands
             share = self._share(self._made(predicate))
@@ -144,10 +146,9 @@ class _Levels:
         op = self.producers.get(value)
         if op is None:
             return None
-        if op.name == "iota":
-            dim = op.attrs.dim
+        if (dim := counted_dim(op)) is not None:
             return _Along(dim, np.arange(value.type.shape[dim], dtype=np.int64))
-        if op.name == "constant":
+        if op.name in LITERALS:
             number = _number(op)
             return None if number is None else _Along(-1, number)
         if op.name in _MOVED:
@@ -168,9 +169,8 @@ class _Levels:
 
 def _number(op: Op) -> np.ndarray | None:
     """The one element that a constant stores for all, else None."""
-    if op.name != "constant" or not op.attrs.is_splat:
-        return None
-    return np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy)
+    held = splat(op)
+    return None if held is None else np.frombuffer(held.data, held.type.dtype.numpy)
 
 
 def _spread(inner: _Along, op: Op) -> _Along:

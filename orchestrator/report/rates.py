@@ -13,9 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS, flops
+from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce

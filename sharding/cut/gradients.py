@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.min_cut import UNCUTTABLE, FlowNetwork
@@ -37,14 +38,11 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     """
     reached = set(sources)
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             flags = _loop_flags(op, reached)
             reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
-        elif op.name == "optimization_barrier":
-            pairs = zip(op.operands, op.results, strict=True)
-            reached.update(result for operand, result in pairs if operand in reached)
         elif any(v in reached for v in op.operands):
-            reached.update(op.results)
+            reached.update(r for r in op.results if not reached.isdisjoint(operands_of(op, r)))
     return reached
 
 

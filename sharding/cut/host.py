@@ -15,12 +15,19 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.analysis import keeps_order
+from shardwright.compiler.ir.facts import (
+    behind,
+    keeps_order,
+    places_of,
+    stored,
+    takes_at,
+)
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import IDENTITIES, PARTS, UPDATES, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepPlan, StepProgram
@@ -95,7 +102,7 @@ class _Level:
     def _add(self, op: Op) -> None:
         if op.name == "move_to":
             self._move(op)
-        elif op.name == "loop":
+        elif op.regions:
             (body,) = op.regions
             region = _Level(body, self.hosted, op).run()
             operands = tuple(map(self._start, op.operands, body.inputs))
@@ -119,17 +126,17 @@ class _Level:
     def _name(self, op: Op) -> None:
         """An op on the host: a write to a stack, or another name for what is there."""
         source = op.operands[0] if op.operands else None
-        if op.name == "dynamic_update_slice" and op.operands[1] in self.before:
+        if op.name in UPDATES and op.operands[1] in self.before:
             self._check_rows(op)
             stack, update, *starts = op.operands
             operands = (self._value(stack), self.before[update], *map(self._value, starts))
             self.ops.append(Op(STORE, operands, op.results, None, (), op.loc))
-        elif op.name == "optimization_barrier":
+        elif op.name in IDENTITIES:
             self._pass_on(op)
         elif keeps_order(op) and source in self.before:
             made = make_op("reshape", (self.before[source],), ReshapeAttrs(op.result.type.shape))
             self.before[op.result] = self._put(made)
-        elif op.name != "dynamic_slice" and not keeps_order(op):
+        elif not takes_at(op) and not keeps_order(op):
             raise ShardingError(
                 "SW_HOST_VALUE",
                 f"{op.name} requires its operands on the device, got one in host memory",
@@ -150,20 +157,19 @@ class _Level:
 
     def _loaded(self, value: Value, move: Op) -> Value:
         """What is on the host, on the device."""
-        kind, op = value.type, self.made.get(value)
-        while op is not None and (keeps_order(op) or op.name == "optimization_barrier"):
-            value = op.operands[op.results.index(value)]
-            op = self.made.get(value)
-        if op is not None and op.name == "dynamic_slice":
-            operands: Sequence[Value] = (op.operands[0], *map(self._value, op.operands[1:]))
+        kind = value.type
+        value = behind(value, self.made, lambda op: keeps_order(op) or op.name in IDENTITIES)
+        op = self.made.get(value)
+        if op is not None and takes_at(op):
+            operands: Sequence[Value] = (op.operands[0], *map(self._value, places_of(op)))
         else:
             operands = (value, *self._zeros(value.type.rank))
-        behind = self.made.get(operands[0])
-        if behind is not None and behind.name not in ("loop", "dynamic_update_slice"):
+        stack = self.made.get(operands[0])
+        if stack is not None and not (stack.regions or stack.name in UPDATES):
             raise ShardingError(
                 "SW_HOST_VALUE",
                 f"a load from the host requires a row of a stack as it was written, got one behind"
-                f" {behind.name}",
+                f" {stack.name}",
                 move.loc,
                 "slice the stack itself, by one row",
             )
@@ -207,10 +213,8 @@ class _Level:
 
     def _is_constant(self, value: Value) -> bool:
         """True for what a stack starts as, or the part of it that a stage has."""
-        op = self.made.get(value)
-        while op is not None and op.name in ("broadcast_in_dim", "reshape", "slice"):
-            op = self.made.get(op.operands[0])
-        return op is not None and op.name == "constant"
+        first = behind(value, self.made, lambda op: op.name in VIEWS | PARTS)
+        return stored(self.made.get(first)) is not None
 
     def _value(self, value: Value) -> Value:
         """What a value is now; one that is whole on the host is stored there."""
@@ -222,7 +226,7 @@ class _Level:
 
     def _zeros(self, count: int) -> list[Value]:
         """Starts of a window of everything."""
-        zero = ConstantAttrs(bytes(DType.I32.bytes), tensor_type((), DType.I32))
+        zero = ConstantAttrs.full(0, tensor_type((), DType.I32))
         return [self._put(make_op("constant", (), zero))] * count
 
     def _keep(self, op: Op) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS, make_op
@@ -490,20 +488,15 @@ def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: flo
     """`mean = accumulator / count` in the value's type, and zeros back into the accumulator."""
     total = Value(wide)
     part.extra_inputs[total] = name
-    share = make_op("constant", (), _splat(1.0 / count, wide))
+    share = make_op("constant", (), ConstantAttrs.full(1.0 / count, wide))
     narrow = mean.type.dtype is not wide.dtype
     scaled = Value(wide) if narrow else mean
     part.before += [share, Op("multiply", (total, share.result), (scaled,))]
     if narrow:
         part.before.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
-    zeros = make_op("constant", (), _splat(0.0, wide))
+    zeros = make_op("constant", (), ConstantAttrs.full(0.0, wide))
     part.before.append(zeros)
     part.outputs.append((name, zeros.result))
-
-
-def _splat(number: float, type: TensorType) -> ConstantAttrs:
-    """A constant of one repeated element."""
-    return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
 
 
 _ONE_SAMPLE = "; with one sample in all, tracing loses its dim: use strategy.micro_batch = 2"

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.ir.facts import resized, resized_dim, splat
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted
@@ -110,11 +111,11 @@ def _endings(graph: Graph) -> Iterator[_Ending]:
             continue
         accumulator, stack = add.operands
         made, ops = producers.get(stack), [add]
-        if made is not None and made.name == "convert" and only_for(stack, add):
+        if made is not None and made.name in CASTS and only_for(stack, add):
             ops = [made, add]
             stack = made.operand
             made = producers.get(stack)
-        if made is None or made.name != "loop":
+        if made is None or not made.regions:
             continue
         carry = made.results.index(stack)
         writes = _writes(made, carry)
@@ -134,7 +135,7 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
     while value not in graph.outputs and len(users.get(value, ())) == 1:
         (op,) = users[value]
         others = [producers.get(v) for v in op.operands if v is not value]
-        if not _is_local(op, walked) or not all(map(_is_splat, others)):
+        if not _is_local(op, walked) or not all(map(splat, others)):
             break
         ops.append(op)
         value = op.result
@@ -144,13 +145,8 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
 def _is_local(op: Op, walked: Collection[int]) -> bool:
     """Whether `op` does to slices along `walked` what it does to the whole."""
     if op.name in REDUCTIONS_OF_RANKS:
-        scatters = op.name == "reduce_scatter"
-        return not joins_stages(op) and not (scatters and op.attrs.dim in walked)
+        return not joins_stages(op) and resized_dim(op) not in walked
     return OPS[op.name].elementwise
-
-
-def _is_splat(op: Op | None) -> bool:
-    return op is not None and op.name == "constant" and op.attrs.is_splat
 
 
 def _writes(loop: Op, carry: int) -> list[Op]:
@@ -171,8 +167,8 @@ def _rebuilt(loop: Op, endings: Sequence[_Ending], producers: Mapping[Value, Op]
         now = accumulator = Value(one.accumulator.type)
         operands[one.carry], results[one.carry] = one.accumulator, one.result
         if not one.is_in_place:
-            zero = bytes(one.result.type.dtype.bytes)  # nobody reads it
-            starts.append(make_op("constant", (), ConstantAttrs(zero, one.result.type)))
+            zeros = ConstantAttrs.full(0, one.result.type)  # nobody reads them
+            starts.append(make_op("constant", (), zeros))
             operands[one.carry], now = starts[-1].result, Value(one.result.type)
             operands.append(one.accumulator)
             inputs.append(accumulator)
@@ -201,9 +197,8 @@ def _slice(
     for op in one.ops:
         for value in op.operands:
             if value not in now:
-                data = producers[value].attrs.data
-                type = tensor_type(update.type.shape, value.type.dtype)
-                ops.append(make_op("constant", (), ConstantAttrs(data, type)))
+                attrs = resized(producers[value], update.type.shape)
+                ops.append(make_op("constant", (), attrs))
                 now[value] = ops[-1].result
         operands = tuple(now[v] for v in op.operands)
         ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
+from shardwright.compiler.ir.facts import counted_dim, dim_map, splat
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import LITERALS, WRITES
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Dim = tuple[Value, int]
@@ -87,15 +88,9 @@ def _loop(op: Op) -> list[Factor]:
     return [tuple((v, d) for v in carry) for carry in carries for d in range(carry[0].type.rank)]
 
 
-def _broadcast(op: Op) -> list[Factor]:
+def _mapped(op: Op) -> list[Factor]:
     (x,), y = op.operands, op.result
-    pairs = [(i, d) for i, d in enumerate(op.attrs.dims) if x.type.shape[i] == y.type.shape[d]]
-    return [((x, i), (y, d)) for i, d in pairs]
-
-
-def _transpose(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    return [((x, p), (y, d)) for d, p in enumerate(op.attrs.permutation)]
+    return [((x, i), (y, d)) for d, i in enumerate(dim_map(op) or ()) if i is not None]
 
 
 def _reshape(op: Op) -> list[Factor]:
@@ -260,7 +255,7 @@ def _windows(
 
 
 FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
-    "broadcast_in_dim": _broadcast,
+    "broadcast_in_dim": _mapped,
     "concatenate": _concatenate,
     "convolution": _convolution,
     "dot_general": _dot_general,
@@ -279,7 +274,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "scatter": _scatter,
     "select_and_scatter": _windowed,
     "slice": _slice,
-    "transpose": _transpose,
+    "transpose": _mapped,
 }
 
 
@@ -292,9 +287,9 @@ def propagate(
     something.
     """
     for op in graph.ops:
-        if op.name == "loop":
+        if op.regions:
             _propagate_loop(op, step, bind)
-        elif op.name == "optimization_barrier":
+        elif op.name in IDENTITIES:
             for source, target in zip(op.operands, op.results, strict=True):
                 bind(source, target)
         else:
@@ -387,10 +382,10 @@ _REPEATING = ("broadcast_in_dim",)
 
 def _repeats(op: Op) -> Repeated:
     """The dims of the result of `op` along which it is the same, unless an operand has them."""
-    alike = op.name in _REPEATING or (op.name == "constant" and op.attrs.is_splat)
-    if not alike and op.name != "iota":
-        return _NOTHING
-    return frozenset(d for d in range(op.result.type.rank) if alike or d != op.attrs.dim)
+    counted = counted_dim(op)
+    if op.name in _REPEATING or splat(op) is not None or counted is not None:
+        return frozenset(d for d in range(op.result.type.rank) if d != counted)
+    return _NOTHING
 
 
 @cache

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -76,14 +77,13 @@ def expert_families(
     """
     found: set[Class] = set()
     for op in graph.walk():
-        if op.name != "dot_general":
+        if (dims := pairing(op)) is None:
             continue
-        for value, other, dims in (
-            (*op.operands, op.attrs.lhs_batch),
-            (*op.operands[::-1], op.attrs.rhs_batch),
-        ):
+        left, right = op.operands
+        sides = ((left, right, dims.lhs_batch), (right, left, dims.rhs_batch))
+        for value, other, batch in sides:
             if value in weights and other in on_batch:
-                found |= {classes.family((value, dim)) for dim in dims}
+                found |= {classes.family((value, dim)) for dim in batch}
     return found
 
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS, invariant_carries
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import reached
 
@@ -45,7 +47,7 @@ class UnrolledLayers:
 
 def scanned_layers(graph: Graph) -> list[ScannedLayers]:
     """Every loop, at any depth, whose body contracts and slices something by the counter."""
-    loops = (op for op in graph.walk() if op.name == "loop")
+    loops = (op for op in graph.walk() if op.regions)
     found = (_scan_of(op) for op in loops if _contracts(op.regions[0]))
     return [scan for scan in found if scan.weights or scan.stacks]
 
@@ -67,9 +69,9 @@ def _scan_of(loop: Op) -> ScannedLayers:
         target = carry_of.get(op.operands[0]) if op.operands else None
         if target is None or (dim := _walked_dim(op, counted)) is None:
             continue
-        if op.name == "dynamic_slice" and target in read_only:
+        if takes_at(op) and target in read_only:
             weights[target] = dim
-        elif op.name == "dynamic_update_slice":
+        elif op.name in UPDATES:
             stacks[target] = dim
     skipped = read_only | stacks.keys() | {loop.attrs.induction}
     borders = tuple(i for i in range(len(body.inputs)) if i not in skipped)
@@ -78,11 +80,10 @@ def _scan_of(loop: Op) -> ScannedLayers:
 
 def _walked_dim(op: Op, counted: set[Value]) -> int | None:
     """The dim along which a slice of size 1 moves with the counter, if any."""
-    if op.name not in ("dynamic_slice", "dynamic_update_slice"):
+    if not (takes_at(op) or op.name in UPDATES):
         return None
-    first = 1 if op.name == "dynamic_slice" else 2
-    window = op.result if op.name == "dynamic_slice" else op.operands[1]
-    for dim, start in enumerate(op.operands[first:]):
+    window = op.operands[1] if op.name in UPDATES else op.result
+    for dim, start in enumerate(places_of(op)):
         if start in counted and window.type.shape[dim] == 1:
             return dim
     return None
@@ -142,7 +143,7 @@ class _Token:
 
 def _is_weight_use(op: Op, batch: Mapping[Value, int], weights: set[Value]) -> bool:
     """True when `op` combines a batch value with a value that only weights made."""
-    if op.name in ("loop", "optimization_barrier"):
+    if op.regions or op.name in IDENTITIES:
         return False
     meets = any(v in batch for v in op.operands) and any(v in batch for v in op.results)
     return meets and any(v in weights and v not in batch and v.type.rank for v in op.operands)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.compiler.ir.facts import joined_dim
 from shardwright.compiler.ir.types import Op
 from shardwright.sharding.linearity.labels import (
     FREE,
@@ -30,7 +31,7 @@ def _sum_of(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
         return ZERO
     if all_in(operands, Kind.ZERO, Kind.SUM):
         return SUM
-    if op.name == "concatenate":
+    if joined_dim(op) is not None:
         return _concatenate(op, operands)
     return elementwise(op, operands, scope)
 
@@ -48,7 +49,7 @@ def _concatenate(op: Op, operands: Sequence[Label]) -> Label:
 
 
 @transfers(
-    *("move_to", "negate", "reverse", "sharding_constraint"),
+    *("move_to", "negate", "reverse"),
     *("all_gather", "all_slice", "all_to_all", "collective_permute"),
 )
 def _linear(op: Op, operands: Sequence[Label], scope: Scope) -> Label:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import joined_dim, splat
+from shardwright.compiler.ir.traits import CASTS, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.linearity.labels import (
     MIXED,
@@ -112,7 +114,7 @@ def _row_is_data(op: Op, scope: Scope) -> list[bool]:
         return [_is_data(indices, scope)]
     producer = scope.producers.get(indices)
     pieces: Sequence[Value] = ()
-    if producer is not None and producer.name == "concatenate":
+    if producer is not None and joined_dim(producer) is not None:
         pieces = producer.operands
     if len(pieces) != count:
         return [False] * count
@@ -128,9 +130,9 @@ def _is_data(value: Value, scope: Scope) -> bool:
         op = scope.producers.get(todo.pop())
         if op is None:
             continue
-        if op.name == "iota" or (op.name == "constant" and not op.attrs.is_splat):
+        if op.name in LITERALS and splat(op) is None:
             return False
-        follow = op.name == "convert"  # a position may hide behind a float
+        follow = op.name in CASTS  # a position may hide behind a float
         fresh = [v for v in op.operands if v not in seen and (follow or _is_index(v))]
         seen.update(fresh)
         todo.extend(fresh)

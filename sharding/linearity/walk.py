@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, fit, join, sample
 from shardwright.sharding.linearity.rules import TRANSFERS, Labels, Scope, elementwise
@@ -33,9 +34,9 @@ def _label_region(graph: Graph, inputs: Sequence[Label]) -> Labels:
     scope = Scope(dict(zip(graph.inputs, inputs, strict=True)), graph.producers())
     for op in graph.ops:
         operands = [scope.labels[v] for v in op.operands]
-        if op.name == "loop":
+        if op.regions:
             results: Sequence[Label] = _loop(op, operands)
-        elif op.name == "optimization_barrier":
+        elif op.name in IDENTITIES:
             results = operands
         else:
             results = [_label(op, operands, scope)] * len(op.results)

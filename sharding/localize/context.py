@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import resized
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     AxisIndexAttrs,
@@ -154,13 +153,14 @@ class Localizer:
         return result
 
     def keep(self, op: Op, attrs: Any = None) -> tuple[Value, ...]:
-        """Append `op` with local operands, and `attrs` in place of its own when given."""
-        return self.emit(op.name, self.operands(op), op.attrs if attrs is None else attrs)
+        """Append `op` with local operands and sizes; with `attrs` when given."""
+        if attrs is None:
+            attrs = resized(op, self.local_type(op.results[0]).shape)
+        return self.emit(op.name, self.operands(op), attrs)
 
     def splat(self, number: float, type: TensorType) -> Value:
         """A constant tensor of one repeated element."""
-        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-        return self.value("constant", (), ConstantAttrs(data, type))
+        return self.value("constant", (), ConstantAttrs.full(number, type))
 
     def broadcast(self, value: Value, shape: tuple[int, ...], dims: tuple[int, ...] = ()) -> Value:
         """`value` repeated to `shape`; its dim i becomes dim `dims[i]`."""

@@ -16,6 +16,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.analysis import invariant_carries, liveness
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.linking.residency import CallMoment, Residency
 from shardwright.compiler.program import StepProgram
@@ -143,7 +144,7 @@ class _Level:
 
     def _category(self, op: Op, number: int) -> str:
         """The category of result `number` of `op`; a carry stays what it starts as."""
-        if op.name == "loop":
+        if op.regions:
             return self.categories.get(op.operands[number], self.default)
         return "gathered" if op.name == "all_gather" else self.default
 
@@ -151,7 +152,7 @@ class _Level:
         """Arena bytes of a result of `op`."""
         if value in self.free or op.name in _VIEWS or self._is_fused(op, value):
             return 0
-        if op.name == "loop" and op.results.index(value) in invariant_carries(op):
+        if op.regions and op.results.index(value) in invariant_carries(op):
             return 0  # the body only reads it: the operand's memory serves
         return value.type.num_bytes
 
@@ -226,21 +227,21 @@ def _taken_over(
     op: Op, position: int, ends: Mapping[int, Sequence[Value]], live: Mapping[Value, object]
 ) -> list[Value]:
     """Operands whose memory the results of an op in place use."""
-    if op.name == "dynamic_update_slice":
+    if op.name in UPDATES:
         candidates = op.operands[:1]
-    elif op.name == "loop":
+    elif op.regions:
         candidates = op.operands
     else:
         return []
     dying = set(ends.get(position, ()))
-    same = invariant_carries(op) if op.name == "loop" else ()
+    same = invariant_carries(op) if op.regions else ()
     kept = {op.operands[i] for i in same}
     return [v for v in dict.fromkeys(candidates) if v in dying and v in live and v not in kept]
 
 
 def _inside(op: Op, level: _Level) -> _Sweep:
     """What the body of a loop needs beside its carries, those updated in place included."""
-    if op.name != "loop":
+    if not op.regions:
         return _Sweep()
     (body,) = op.regions
     free = {*body.inputs, *_updated_in_place(body), *host_values(body)}
@@ -252,7 +253,7 @@ def _updated_in_place(body: Graph) -> Iterator[Value]:
     made, users = body.producers(), body.uses()
     for value in body.outputs:
         chain: list[Value] = []
-        while (op := made.get(value)) is not None and op.name == "dynamic_update_slice":
+        while (op := made.get(value)) is not None and op.name in UPDATES:
             chain.append(value)
             value = op.operands[0]
         if value in body.inputs and all(len(users[v]) == 1 for v in chain[1:]):

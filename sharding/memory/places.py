@@ -11,26 +11,14 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.traits import UPDATES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.program import StepPlan, StepProgram
 
-_MOVING = frozenset(
-    (
-        "all_gather",
-        "all_slice",
-        "broadcast_in_dim",
-        "convert",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "host_load",
-        "host_store",
-        "move_to",
-        "optimization_barrier",
-        "reshape",
-        "slice",
-        "transpose",
-    )
-)
+_MOVING = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST, Kind.UPDATE) | {
+    *("all_gather", "all_slice", "dynamic_slice", "host_load", "host_store", "move_to", "slice"),
+}
 
 _GIVEN = ("parameter", "optimizer", "batch", "rng")
 
@@ -88,11 +76,11 @@ def _maker(level: _Level, value: Value) -> Loc:
         graph, op = level.graph, level.made.get(value)
         if op is None and looped and value in graph.inputs:  # what the last round left
             value = graph.outputs[graph.inputs.index(value)]
-        elif op is not None and op.name == "loop":
+        elif op is not None and op.regions:
             level, looped = level.inside(op), True
             value = level.graph.outputs[op.results.index(value)]
         elif op is not None and (op.name in _MOVING or _accumulates(op)):
-            value = op.operands[op.name == "dynamic_update_slice" or _accumulates(op)]
+            value = op.operands[op.name in UPDATES or _accumulates(op)]
         else:
             return UNKNOWN_LOC if op is None else op.loc
     return UNKNOWN_LOC
@@ -124,7 +112,7 @@ def _reader(level: _Level, value: Value) -> Loc:
                 moved.add(result)
                 for reader in level.reads.get(result, ()):
                     heappush(todo, reader)
-        elif op.name == "loop":
+        elif op.regions:
             carries = zip(op.operands, op.regions[0].inputs, strict=True)
             inner = (_reader(level.inside(op), v) for given, v in carries if given in moved)
             known = next((loc for loc in inner if loc != UNKNOWN_LOC), None)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import LITERALS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.walks import answered
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
@@ -148,8 +149,8 @@ def _splat_source(level: _Level, value: Value) -> Op | None:
     op = level.producer(value, "constant", "broadcast_in_dim")
     if op is None:
         return None
-    if op.name == "constant":
-        return op if op.attrs.is_splat else None
+    if op.name in LITERALS:
+        return op if splat(op) is not None else None
     return op if op.operands[0].type.rank == 0 else None
 
 

@@ -17,6 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
 from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
+from shardwright.compiler.ir.facts import resized_dim, stored
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
@@ -250,7 +251,7 @@ class ShardyReader:
         """Specs of what the importer made: captured carries, repeated constants, helpers."""
         users = graph.uses()
         for op in graph.ops:
-            if op.name == "loop":
+            if op.regions:
                 self._complete_loop(op)
             for value in op.results:
                 if value not in self.specs:
@@ -266,7 +267,7 @@ class ShardyReader:
 
     def _implied(self, op: Op, value: Value, users: Sequence[Op]) -> ShardingSpec:
         """The spec of an op the module does not have, or of a splat repeated in a loop."""
-        layouts = list(self.constants.get(op.attrs, ())) if op.name == "constant" else []
+        layouts = list(self.constants.get(held, ())) if (held := stored(op)) is not None else []
         if len(layouts) == 1:
             return layouts[0]
         near = [*op.operands, *(v for user in users for v in user.results)]
@@ -362,9 +363,10 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
             loc,
             hint="scatter with add; reduce with one operand",
         )
-    if op.name == "all_reduce":
+    dim = resized_dim(op)
+    if dim is None:
         return AllReduceAttrs(op.attrs.axes, kind)
-    return ReduceScatterAttrs(op.attrs.dim, op.attrs.axes, kind)
+    return ReduceScatterAttrs(dim, op.attrs.axes, kind)
 
 
 def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
@@ -165,8 +163,7 @@ def _index(op: Op) -> Op:
     axes = tuple(axis for axis in op.attrs.axes if axis != TWIN_AXIS)
     if axes:
         return Op(op.name, (), op.results, AxisIndexAttrs(axes), (), op.loc)
-    zero = ConstantAttrs(np.zeros((), np.int32).tobytes(), op.result.type)
-    return Op("constant", (), op.results, zero, (), op.loc)
+    return Op("constant", (), op.results, ConstantAttrs.full(0, op.result.type), (), op.loc)
 
 
 def _mixing(op: Op) -> ShardingError:

@@ -8,24 +8,20 @@ State is stored padded: `Slot.shape` keeps the user's shape.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import combination, counted_dim, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
     IotaAttrs,
     PadAttrs,
-    ReshapeAttrs,
     SliceAttrs,
 )
 from shardwright.compiler.ir.ops.reduce import identity
@@ -95,7 +91,7 @@ class _Level:
 
     def add(self, op: Op) -> None:
         """`op` on padded operands."""
-        if op.name == "loop":
+        if op.regions:
             self._loop(op)
             return
         if all(self.env[v].type == v.type for v in op.operands):
@@ -167,20 +163,13 @@ class _Level:
         op = self.made.get(new)
         if op is None:
             return None
-        type, loc = tensor_type(shape, new.type.dtype), op.loc
-        if op.name == "constant" and op.attrs.is_splat:
-            return self._append(
-                make_op("constant", (), ConstantAttrs(op.attrs.data, type), loc=loc)
-            )
-        if op.name == "iota":
-            return self._append(make_op("iota", (), IotaAttrs(op.attrs.dim, type), loc=loc))
-        if op.name != "broadcast_in_dim":
+        if op.name == "broadcast_in_dim":
+            given = op.operands[0].type.shape
+            if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
+                return None
+        elif splat(op) is None and counted_dim(op) is None:
             return None
-        given = op.operands[0].type.shape
-        if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
-            return None
-        attrs = BroadcastInDimAttrs(op.attrs.dims, shape)
-        return self._append(make_op("broadcast_in_dim", op.operands, attrs, loc=loc))
+        return self._append(make_op(op.name, op.operands, resized(op, shape), loc=op.loc))
 
     def _cut_and_padded(self, new: Value, shape: Shape) -> Value:
         given = new.type.shape
@@ -201,7 +190,7 @@ class _Level:
         summed: dict[Value, list[int]] = {}
         for value, dim in contracted(op) if OPS[op.name].kind is not Kind.INDEXED else ():
             summed.setdefault(value, []).append(dim)
-        kind = op.attrs.kind if op.name == "reduce" else "add"
+        kind = combination(op)
         found = []
         for value, new in zip(op.operands, operands, strict=True):
             for dim in dict.fromkeys(summed.get(value, ())):
@@ -223,8 +212,7 @@ class _Level:
         return self._masked[key]
 
     def _splat(self, number: Any, type: TensorType) -> Value:
-        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-        return self._append(make_op("constant", (), ConstantAttrs(data, type)))
+        return self._append(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _shape(value: Value, growth: Mapping[Dim, Fraction]) -> Shape:
@@ -257,28 +245,12 @@ _NONE = object()
 
 def _resized(op: Op, operands: Sequence[Value], results: Sequence[Shape]) -> Any:
     """The attributes of `op` in padded shapes; `_NONE` when it has no such form."""
-    attrs = op.attrs
     match op.name:
-        case "broadcast_in_dim":
-            return BroadcastInDimAttrs(attrs.dims, results[0])
-        case "reshape":
-            same = math.prod(results[0]) == math.prod(operands[0].type.shape)
-            return ReshapeAttrs(results[0]) if same else _NONE
-        case "slice":
-            limit = _whole_dims(op.operands[0], attrs.limit, operands[0])
-            return SliceAttrs(attrs.start, limit, attrs.stride)
-        case "dynamic_slice":
-            sizes = _whole_dims(op.operands[0], attrs.sizes, operands[0])
-            return dataclasses.replace(attrs, sizes=sizes)
         case "gather":
-            sizes = _whole_dims(op.operands[0], attrs.slice_sizes, operands[0])
-            return dataclasses.replace(attrs, slice_sizes=sizes)
+            old, new = (v.type.shape for v in (op.operands[0], operands[0]))
+            rows = zip(op.attrs.slice_sizes, old, new, strict=True)
+            sizes = tuple(after if size == before else size for size, before, after in rows)
+            return replace(op.attrs, slice_sizes=sizes)
         case "convolution" | "reduce_window" | "select_and_scatter" | "sort":
             return _NONE
-    return attrs
-
-
-def _whole_dims(old: Value, sizes: Sequence[int], new: Value) -> Shape:
-    """`sizes`, where they were the whole dim of `old` that of `new`."""
-    rows = zip(sizes, old.type.shape, new.type.shape, strict=True)
-    return tuple(after if size == before else size for size, before, after in rows)
+    return resized(op, results[0]) if len(results) == 1 else op.attrs

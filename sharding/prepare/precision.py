@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, CONTRACTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.narrow import narrow
@@ -155,7 +154,7 @@ class _Level:
     def repeated(self, use: GatherUse, dtype: DType) -> Value:
         """What `use` makes of its point, made of the point as `dtype`."""
         value = self.converted(self.now.get(use.point, use.point), dtype)
-        for step in (step for step in use.chain if step.name != "convert"):
+        for step in (step for step in use.chain if step.name not in CASTS):
             key = (value, step.name, step.attrs)
             if key not in self.again:
                 self.ops.append(make_op(step.name, (value,), step.attrs, loc=step.loc))
@@ -203,9 +202,9 @@ def _reduced(graph: Graph, dtype: DType, specs: dict[Value, ShardingSpec]) -> Gr
         ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
         if op.name in NARROWING and op.operands[0] in now:
             source = now[op.operands[0]]
-            if op.name != "convert":
+            if op.name not in CASTS:
                 source = add(make_op(op.name, (source,), op.attrs, loc=op.loc), op.result)
-            if op.name != "convert" or op.attrs.dtype is dtype:
+            if op.name not in CASTS or op.attrs.dtype is dtype:
                 now[op.result] = source
     outputs = tuple(_same(now, v, dtype) for v in graph.outputs)
     return with_ops(graph, ops, outputs)

@@ -9,41 +9,20 @@ takes means where every output has the factor 1; what cannot be told is no proof
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.facts import behind, pairing
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 UNKNOWN = math.nan
 ZERO = 0.0  # of a value that is zero everywhere: as large as any other
-UNSIZED = frozenset(
-    ("broadcast_in_dim", "constant", "dynamic_slice", "gather", "iota", "pad", "reshape", "slice")
-)
+UNSIZED = frozenset(name for name, op in OPS.items() if op.resize) | {"gather", "pad"}
 """Ops whose attributes hold sizes; those of others are the same in both traces."""
-LINEAR = frozenset(
-    (
-        "abs",
-        "add",
-        "broadcast_in_dim",
-        "concatenate",
-        "convert",
-        "maximum",
-        "minimum",
-        "negate",
-        "pad",
-        "reshape",
-        "reverse",
-        "sharding_constraint",
-        "slice",
-        "subtract",
-        "transpose",
-    )
-)
-"""Ops that are larger by a positive factor where all operands are."""
-MOVES = {"dynamic_slice": 1, "gather": 1, "dynamic_update_slice": 2}
-"""Ops that move their first operands; the rest are positions."""
 
 
 Pair = tuple[Value, Value]  # the same value in both traces
@@ -93,16 +72,12 @@ def _outputs(two: Graph, four: Graph, given: Sequence[float]) -> list[float] | N
 
 def _pairs(ones: Sequence[Value], others: Sequence[Value], makers: Makers) -> list[Pair]:
     """Values of both traces, behind barriers: copies of ops decide whether a barrier is left."""
-    return [
-        (_behind(a, makers[0]), _behind(b, makers[1])) for a, b in zip(ones, others, strict=True)
-    ]
+    pairs = zip(ones, others, strict=True)
+    return [(_before(a, makers[0]), _before(b, makers[1])) for a, b in pairs]
 
 
-def _behind(value: Value, makers: Mapping[Value, Op]) -> Value:
-    while value in makers and makers[value].name == "optimization_barrier":
-        op = makers[value]
-        value = op.operands[op.results.index(value)]
-    return value
+def _before(value: Value, makers: Mapping[Value, Op]) -> Value:
+    return behind(value, makers, lambda op: op.name in IDENTITIES)
 
 
 def _is_same(a: Op, b: Op, pair: Pair) -> bool:
@@ -136,35 +111,45 @@ def _common(factors: Sequence[float]) -> float:
 
 def _factors(a: Op, b: Op, given: Sequence[float]) -> list[float]:
     """The factors of the results of an op."""
-    if a.name == "loop":
+    if a.regions:
         return _loop(a, b, given)
-    return [_factor(a, b, given)] * len(a.results)
+    rule = _RULES.get(a.name, _passed)
+    return [rule(a, b, given)] * len(a.results)
 
 
-def _factor(a: Op, b: Op, given: Sequence[float]) -> float:
-    if a.name == "constant":
-        return _of_constant(a, b)
-    if a.name in LINEAR:
-        return _common(given)
-    if a.name in ("multiply", "dot_general", "convolution"):
-        return ZERO if ZERO in given else given[0] * given[1] * _added(a, b)
-    if a.name == "divide":
-        return given[0] / given[1] if given[1] else UNKNOWN
-    if a.name == "reduce" and len(given) == 1:
-        kind = a.attrs.kind
-        by = _added(a, b) if kind == "add" else 1.0
-        return given[0] * by if kind in ("add", "max", "min") else _plain(given)
-    if a.name == "compare":
-        return 1.0 if not math.isnan(_common(given)) else UNKNOWN
-    if a.name == "select":
-        return _common(given[1:]) if _plain(given[:1]) == 1.0 else UNKNOWN
-    if a.name in MOVES:
-        moved = MOVES[a.name]
-        return _common(given[:moved]) if _plain(given[moved:]) == 1.0 else UNKNOWN
-    if a.name == "scatter" and a.attrs.kind == "add" and len(given) == 3:
-        total = _common((given[0], given[2] * _added(a, b)))
-        return total if _plain(given[1:2]) == 1.0 else UNKNOWN
-    return _plain(given)
+def _passed(a: Op, b: Op, given: Sequence[float]) -> float:
+    """Of what moves elements, to places that have to be the same, and of anything else."""
+    passed = OPS[a.name].passes if len(a.results) == 1 else None
+    if passed is None:
+        return _plain(given)
+    said = [f for k, f in enumerate(given) if k not in range(len(given))[passed]]
+    return _common(given[passed]) if _plain(said) == 1.0 else UNKNOWN
+
+
+def _product(a: Op, b: Op, given: Sequence[float]) -> float:
+    return ZERO if ZERO in given else given[0] * given[1] * _added(a, b)
+
+
+def _quotient(a: Op, b: Op, given: Sequence[float]) -> float:
+    return given[0] / given[1] if given[1] else UNKNOWN
+
+
+def _reduced(a: Op, b: Op, given: Sequence[float]) -> float:
+    kind = a.attrs.kind
+    if kind not in ("add", "max", "min"):
+        return _plain(given)
+    return given[0] * (_added(a, b) if kind == "add" else 1.0)
+
+
+def _compared(a: Op, b: Op, given: Sequence[float]) -> float:
+    return 1.0 if not math.isnan(_common(given)) else UNKNOWN
+
+
+def _scattered(a: Op, b: Op, given: Sequence[float]) -> float:
+    if a.attrs.kind != "add":
+        return _plain(given)
+    total = _common((given[0], given[2] * _added(a, b)))
+    return total if _plain(given[1:2]) == 1.0 else UNKNOWN
 
 
 def _plain(given: Sequence[float]) -> float:
@@ -179,17 +164,17 @@ def _added(a: Op, b: Op) -> float:
 
 def _addends(op: Op) -> float:
     shapes = [v.type.shape for v in op.operands]
-    if op.name == "scatter":
+    if op.name in WRITES:
         return math.prod(shapes[2]) / max(1, math.prod(shapes[0]))
-    if op.name == "convolution":
+    if (pairs := pairing(op)) is not None:
+        return float(math.prod(shapes[0][d] for d in pairs.lhs_contract))
+    if op.name in CONTRACTIONS:
         return float(math.prod(shapes[1]) / shapes[1][op.attrs.rhs[0]])
-    dims: tuple[int, ...] = ()
-    if op.name in ("reduce", "dot_general"):
-        dims = op.attrs.dims if op.name == "reduce" else op.attrs.lhs_contract
+    dims = op.attrs.dims if op.name in REDUCTIONS else ()
     return float(math.prod(shapes[0][d] for d in dims))
 
 
-def _of_constant(a: Op, b: Op) -> float:
+def _of_constant(a: Op, b: Op, given: Sequence[float]) -> float:
     """The ratio of two constants, which is the same for all elements."""
     one, other = (np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy) for op in (a, b))
     if a.attrs.data == b.attrs.data:
@@ -200,3 +185,20 @@ def _of_constant(a: Op, b: Op) -> float:
     if first == second:
         return 1.0 if first else ZERO
     return second / first if first and second else UNKNOWN
+
+
+def _alike(a: Op, b: Op, given: Sequence[float]) -> float:
+    """Of what is larger by a positive factor where all operands are."""
+    return _common(given)
+
+
+_RULES: Mapping[str, Callable[[Op, Op, Sequence[float]], float]] = {
+    **dict.fromkeys(("abs", "add", "convert", "maximum", "minimum"), _alike),
+    **dict.fromkeys(("negate", "subtract"), _alike),
+    "constant": _of_constant,
+    **dict.fromkeys(("convolution", "dot_general", "multiply"), _product),
+    "divide": _quotient,
+    "reduce": _reduced,
+    "compare": _compared,
+    "scatter": _scattered,
+}

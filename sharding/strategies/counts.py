@@ -7,6 +7,7 @@ is free, so every reader gets an `iota` of its own, with what only moves it on t
 
 from __future__ import annotations
 
+from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
 from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -33,7 +34,7 @@ def own_counts(graph: Graph) -> Graph:
         return result
 
     for op in graph.ops:
-        if op.name == "iota" or (op.name in MOVING and op.operands[0] in made):
+        if counted_dim(op) is not None or (op.name in MOVING and op.operands[0] in made):
             made[op.result] = op
         op = with_regions(op, tuple(map(own_counts, op.regions)))
         ops.append(with_operands(op, tuple(map(own, op.operands))))

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.compiler.ir.analysis import invariant_carries, keeps_order
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import keeps_order, operands_of, takes_at
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CASTS, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
@@ -50,7 +52,7 @@ class Keeper:
 
     def run(self, graph: Graph) -> Graph:
         """`graph` with one gather per layer and weight among its loops."""
-        loops = [op for op in graph.ops if op.name == "loop"]
+        loops = [op for op in graph.ops if op.regions]
         outside = graph.producers()
         gathers = {loop: list(self._gathers(loop, outside)) for loop in loops}
         ops: list[Op] = []
@@ -97,9 +99,9 @@ class Keeper:
 def _taken(made: Mapping[Value, Op], value: Value) -> tuple[Op | None, tuple[object, ...]]:
     """The slice that `value` is made of, and what changes its elements on the way."""
     path: list[object] = []
-    while (op := made.get(value)) is not None and op.name != "dynamic_slice":
-        if op.name == "optimization_barrier":
-            value = op.operands[op.results.index(value)]
+    while (op := made.get(value)) is not None and not takes_at(op):
+        if op.name in IDENTITIES:
+            (value,) = operands_of(op, value)
             continue
         if op.name not in NARROWING:
             return None, ()
@@ -117,7 +119,7 @@ def _origin(
     """
     path: list[object] = []
     while (op := made.get(stack)) is not None:
-        if op.name == "loop":
+        if op.regions:
             row = _written(op, op.results.index(stack), dim)
             if row is None:
                 break
@@ -125,7 +127,7 @@ def _origin(
             path += changed
             continue
         layers = slice(dim + 1)
-        if op.name == "convert":
+        if op.name in CASTS:
             path.append((op.name, op.attrs))
         elif not (
             op.name in NARROWING
@@ -190,7 +192,8 @@ class _Body:
         made = gather.point.result
         layer = tensor_type((1, *made.type.shape), made.type.dtype)
         spec = _layered(self.owner.pins[made])
-        empty = make_op("constant", (), _zeros(_stacked(made.type, self.loop.attrs.trip)))
+        stack = _stacked(made.type, self.loop.attrs.trip)
+        empty = make_op("constant", (), ConstantAttrs.full(0, stack))
         self.before.append(empty)
         row = make_op("reshape", (made,), ReshapeAttrs(layer.shape), loc=gather.point.loc)
         inside = Value(empty.result.type)
@@ -219,7 +222,7 @@ class _Body:
 
     def _starts(self, gather: _Gather, rank: int) -> tuple[list[Value], list[Op]]:
         """Where a layer lies in its stack, and the ops that say so."""
-        zero = make_op("constant", (), _zeros(gather.start.type))
+        zero = make_op("constant", (), ConstantAttrs.full(0, gather.start.type))
         return [gather.start, *[zero.result] * (rank - 1)], [zero]
 
     def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
@@ -260,11 +263,6 @@ def _stacked(type: TensorType, layers: int) -> TensorType:
 def _layered(spec: ShardingSpec) -> ShardingSpec:
     """The layout of a stack of values."""
     return ShardingSpec(((), *spec.dims))
-
-
-def _zeros(type: TensorType) -> ConstantAttrs:
-    """A constant of zeros."""
-    return ConstantAttrs(np.zeros((), type.dtype.numpy).tobytes(), type)
 
 
 def keep_gathered(

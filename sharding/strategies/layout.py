@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.compiler.ir.facts import pairing
+from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, joins, propagate
@@ -157,9 +159,10 @@ def expert_rows(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
 
     def meet(op: Op) -> list[Value]:
         """The samples that a contraction brings to experts' weights."""
-        if op.name != "dot_general" or not all(map(has_experts, op.results)):
+        dims = pairing(op)
+        if dims is None or not all(map(has_experts, op.results)):
             return []
-        batch = zip(op.operands, (op.attrs.lhs_batch, op.attrs.rhs_batch), strict=True)
+        batch = zip(op.operands, (dims.lhs_batch, dims.rhs_batch), strict=True)
         by_expert = all(
             any(layout.indices.family((v, d)) in layout.experts for d in dims) for v, dims in batch
         )
@@ -203,7 +206,7 @@ def query_dims(graph: Graph, layout: UsedLayout) -> dict[Value, int]:
     summed: Counter[Dim] = Counter()
     for op in graph.walk():
         size = sum(v.type.num_bytes for v in op.results)
-        rows = op.name == "reduce" and all(v in layout.samples for v in op.results)
+        rows = op.name in REDUCTIONS and all(v in layout.samples for v in op.results)
         for value, dim in contracted(op):
             if value in pairs:
                 (folded if rows else summed)[sides.find((value, dim))] += size

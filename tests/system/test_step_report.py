@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.analysis import flops as graph_flops
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.orchestrator.report import step_report
 from shardwright.orchestrator.report.memory_report import memory_section

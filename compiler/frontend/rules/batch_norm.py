@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import imports
 from shardwright.compiler.ir.ops import (
@@ -64,7 +62,7 @@ class _Norm:
     def number(self, value: float, like: Value) -> Value:
         """A splat of the shape of `like`."""
         kind = tensor_type(like.type.shape, DType.F32)
-        return self.op("constant", attrs=ConstantAttrs(np.float32(value).tobytes(), kind))
+        return self.op("constant", attrs=ConstantAttrs.full(value, kind))
 
     def sum(self, value: Value) -> Value:
         """Per feature."""

@@ -32,8 +32,7 @@ UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 
 def constant(site: Site, number: float, type: TensorType) -> Value:
     """A splat of `type`."""
-    data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-    return site.emit("constant", (), ConstantAttrs(data, type)).result
+    return site.emit("constant", (), ConstantAttrs.full(number, type)).result
 
 
 def splat(site: Site, number: float, like: Value) -> Value:

@@ -88,8 +88,8 @@ def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Sequence[Value]:
     if operand.type.dtype.is_float:
         is_nan = site.emit("compare", (operand, operand), CompareAttrs("NE")).result
         hit = site.emit("or", (hit, is_nan)).result
-    last = identity("min", index.type.dtype).tobytes()
-    beyond = site.emit("constant", (), ConstantAttrs(last, index.type)).result
+    last = ConstantAttrs.full(identity("min", index.type.dtype), index.type)
+    beyond = site.emit("constant", (), last).result
     chosen = site.emit("select", (hit, index, beyond)).result
     return best, site.emit("reduce", (chosen,), ReduceAttrs("min", dims)).result
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import Flops, Infer, Kind, OpDef, Reference, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -393,24 +393,33 @@ def _bitcast_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, 
     return (np.ascontiguousarray(args[0]).view(op.attrs.dtype.numpy).reshape(args[0].shape),)
 
 
-def _define(name: str, attrs: type | None, infer: Infer, reference: Reference, free: bool) -> None:
-    flops = no_flops if free else result_elements
+def _define(
+    name: str,
+    attrs: type | None,
+    infer: Infer,
+    reference: Reference,
+    *,
+    kind: Kind = Kind.ELEMENTWISE,
+    passes: slice | None = None,
+    flops: Flops = result_elements,
+) -> None:
     define(
         OpDef(
             name=name,
-            kind=Kind.ELEMENTWISE,
+            kind=kind,
             attrs=attrs,
             infer=infer,
             flops=flops,
             reference=reference,
             elementwise=True,
+            passes=passes,
         )
     )
 
 
-_define("is_finite", None, _infer_is_finite, reference_of(np.isfinite), False)
-_define("compare", CompareAttrs, _infer_compare, _compare_reference, False)
-_define("select", None, _infer_select, _select_reference, False)
-_define("clamp", None, _infer_clamp, _clamp_reference, False)
-_define("convert", ConvertAttrs, _infer_convert, _convert_reference, False)
-_define("bitcast_convert", BitcastConvertAttrs, _infer_bitcast, _bitcast_reference, True)
+_define("is_finite", None, _infer_is_finite, reference_of(np.isfinite))
+_define("compare", CompareAttrs, _infer_compare, _compare_reference)
+_define("select", None, _infer_select, _select_reference, passes=slice(1, 3))
+_define("clamp", None, _infer_clamp, _clamp_reference)
+_define("convert", ConvertAttrs, _infer_convert, _convert_reference, kind=Kind.CAST)
+_define("bitcast_convert", BitcastConvertAttrs, _infer_bitcast, _bitcast_reference, flops=no_flops)

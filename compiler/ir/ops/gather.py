@@ -238,6 +238,7 @@ define(
     OpDef(
         name="gather",
         kind=Kind.INDEXED,
+        passes=slice(0, 1),
         attrs=GatherAttrs,
         infer=_infer_gather,
         flops=no_flops,

@@ -88,6 +88,7 @@ define(
     OpDef(
         name="move_to",
         kind=Kind.TRANSFER,
+        passes=slice(0, 1),
         attrs=MoveToAttrs,
         infer=_infer_move,
         flops=no_flops,

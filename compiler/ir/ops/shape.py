@@ -9,12 +9,12 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, Resize, Walks, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -97,6 +97,11 @@ class ConstantAttrs:
 
     data: bytes
     type: TensorType
+
+    @classmethod
+    def full(cls, number: Any, type: TensorType) -> ConstantAttrs:
+        """`number` for every element of `type`."""
+        return cls(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
 
     @property
     def is_splat(self) -> bool:
@@ -316,6 +321,39 @@ def _dynamic_update_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.nd
     return (out,)
 
 
+def _of_limit(op: Op, shape: tuple[int, ...]) -> Any:
+    """A part that begins where it did."""
+    rows = zip(op.attrs.limit, op.attrs.stride, op.result.type.shape, shape, strict=True)
+    limit = tuple(end + (after - before) * step for end, step, before, after in rows)
+    return replace(op.attrs, limit=limit)
+
+
+def _of_type(op: Op, shape: tuple[int, ...]) -> Any:
+    return replace(op.attrs, type=tensor_type(shape, op.attrs.type.dtype))
+
+
+def _spread(op: Op) -> tuple[int | None, ...]:
+    """Dims that are new or stretched repeat."""
+    shape = op.attrs.shape
+    kept = zip(op.operands[0].type.shape, op.attrs.dims, strict=True)
+    place = {d: i for i, (size, d) in enumerate(kept) if size == shape[d]}
+    return tuple(place.get(d) for d in range(len(shape)))
+
+
+_WALKS: dict[str, Walks] = {
+    "broadcast_in_dim": _spread,
+    "transpose": lambda op: op.attrs.permutation,
+}
+_RESIZE: dict[str, Resize] = {
+    "broadcast_in_dim": lambda op, shape: replace(op.attrs, shape=shape),
+    "constant": _of_type,
+    "dynamic_slice": lambda op, shape: replace(op.attrs, sizes=shape),
+    "iota": _of_type,
+    "reshape": lambda op, shape: replace(op.attrs, shape=shape),
+    "slice": _of_limit,
+}
+
+
 def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: Reference) -> None:
     define(
         OpDef(
@@ -325,6 +363,8 @@ def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: 
             infer=infer,
             flops=no_flops,
             reference=reference,
+            walks=_WALKS.get(name),
+            resize=_RESIZE.get(name),
         )
     )
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from shardwright.compiler.ir.facts import behind, keeps_order, operands_of
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
 from shardwright.compiler.passes.remat.recipes import (
     Recipe,
     is_cheap,
-    operands_of,
 )
 from shardwright.compiler.passes.remat.stacks import Stack
 from shardwright.compiler.support.min_cut import FlowNetwork
@@ -161,7 +161,7 @@ class _Zone:
         stacked = {
             op.result
             for op in self.body.ops
-            if op.name == "dynamic_update_slice" and self._behind(op.operands[1]) in dropped
+            if op.name in UPDATES and self._behind(op.operands[1]) in dropped
         }
         todo = [v for v in self.body.outputs if v not in stacked]
         wanted: set[Op] = set()
@@ -174,15 +174,7 @@ class _Zone:
 
     def _behind(self, value: Value) -> Value:
         """What a stacked row is before dims of size one are added."""
-        op = self.producers.get(value)
-        while (
-            op is not None
-            and op.name in ("broadcast_in_dim", "reshape")
-            and value.type.num_elements == op.operands[0].type.num_elements
-        ):
-            value = op.operands[0]
-            op = self.producers.get(value)
-        return value
+        return behind(value, self.producers, keeps_order)
 
 
 def _in_order(body: Graph, values: set[Value]) -> list[Value]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import RATIO, contracts, is_cheap
 
@@ -137,7 +138,7 @@ def lasting(graph: Graph) -> set[Value]:
     """
     found = set(graph.outputs)
     for op in reversed(graph.ops):
-        if not (is_cheap(op) or op.name == "dynamic_update_slice"):
+        if not (is_cheap(op) or op.name in UPDATES):
             continue
         for result in op.results:
             if result in found:

@@ -17,10 +17,10 @@ def remake_invariants(graph: Graph) -> Graph:
     """`graph` whose loops make quadratic invariants themselves; carries that are not read any more
     are left to `dce`.
     """
-    if not any(op.name == "loop" for op in graph.ops):
+    if not any(op.regions for op in graph.ops):
         return graph
     recipes = Recipes(graph)
-    ops = tuple(_served(op, recipes) if op.name == "loop" else op for op in graph.ops)
+    ops = tuple(_served(op, recipes) if op.regions else op for op in graph.ops)
     return with_ops(graph, ops)
 
 

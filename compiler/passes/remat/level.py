@@ -49,7 +49,7 @@ class _Remaker:
 
     def _remakeable(self, op: Op) -> Sequence[Value]:
         """Results of `op` that a recipe could end in."""
-        if not may_repeat(op) or op.name == "loop":
+        if not may_repeat(op) or op.regions:
             return ()
         return [v for v in op.results if self.recipes.may_pay(v)]
 
@@ -60,7 +60,7 @@ class _Remaker:
             if value in stored:
                 continue
             for group in self.readers.groups(value)[1:]:
-                self._serve(value, [op for op in group if op.name != "loop"])
+                self._serve(value, [op for op in group if not op.regions])
         if not self.copies:
             return self.graph
         ops = [

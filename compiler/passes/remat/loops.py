@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
@@ -30,7 +28,7 @@ again, and how. It tells the writer of those that stay (`Writer.keep`).
 
 def remake_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW) -> Graph:
     """`graph` in which loops of this level make again what `choose` says, instead of reading it."""
-    for loop in [op for op in graph.ops if op.name == "loop"]:
+    for loop in [op for op in graph.ops if op.regions]:
         graph = _remake_stacks(graph, loop, choose, short_row)
     return graph
 
@@ -125,8 +123,7 @@ class Writer:
 
 
 def _zeros(like: Value) -> Op:
-    data = np.zeros((), like.type.dtype.numpy).tobytes()
-    return make_op("constant", (), ConstantAttrs(data, like.type))
+    return make_op("constant", (), ConstantAttrs.full(0, like.type))
 
 
 def _write_row(stack: Value, leaf: Value, counter: Value) -> list[Op]:

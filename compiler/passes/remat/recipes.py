@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS
+from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import CHEAP, IDENTITIES
+from shardwright.compiler.ir.traits import CHEAP, CONTRACTIONS, IDENTITIES, LITERALS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
 
@@ -57,25 +57,25 @@ class Recipe:
 
 def contracts(op: Op) -> bool:
     """True for ops that contract, in a loop body or themselves."""
-    if op.name == "loop":
+    if op.regions:
         return any(inner.name in CONTRACTIONS for inner in op.regions[0].walk())
     return op.name in CONTRACTIONS
 
 
 def is_cheap(op: Op) -> bool:
     """Ops that only move data or work element by element; a table of constants is in memory."""
-    if op.name == "constant":
+    if op.name in LITERALS:
         return is_constant_like(op)
-    return op.name in CHEAP or OPS[op.name].elementwise
+    return op.name in CHEAP
 
 
 def may_repeat(op: Op) -> bool:
     """Ops a recipe may hold. A loop qualifies when it only counts, shifts and adds (generators of
     random bits).
     """
-    if op.name == "loop":
+    if op.regions:
         return all(is_cheap(inner) for inner in op.regions[0].ops)
-    return is_cheap(op) or op.name in ("dot_general", "reduce")
+    return is_cheap(op) or pairing(op) is not None or op.name in REDUCTIONS
 
 
 class Recipes:
@@ -130,11 +130,7 @@ class Recipes:
 
     def _behind_views(self, value: Value) -> Value:
         """The value that would be in memory if `value` were kept."""
-        op = self.producers.get(value)
-        while op is not None and op.name in LABEL_VIEWS:
-            (value, *_) = operands_of(op, value)
-            op = self.producers.get(value)
-        return value
+        return behind(value, self.producers, lambda op: op.name in LABEL_VIEWS)
 
     def _ends(self, value: Value, x: Value) -> bool:
         """Whether a recipe for `value` ends at `x`: what is small, and no extreme of short rows."""
@@ -147,7 +143,7 @@ class Recipes:
         op = self.producers.get(x)
         if op is None or not self._is_small(value, x):
             return False
-        if op.name == "reduce" and op.attrs.kind in _EXTREMES:
+        if op.name in REDUCTIONS and combination(op) in _EXTREMES:
             row = op.operands[0].type.num_elements // x.type.num_elements
             return row <= self.short_row and not self._is_small(value, op.operands[0])
         given = [v for v in operands_of(op, x) if v not in self.free]
@@ -184,7 +180,7 @@ class Recipes:
             if op is None or stops or not may(op):
                 leaves[x] = None
                 continue
-            contractions += op.name == "dot_general" and op not in ops
+            contractions += op.name in CONTRACTIONS and op not in ops
             if dots is not None and contractions > dots:
                 return None
             ops.add(op)
@@ -232,7 +228,7 @@ class Recipes:
         """Small leaves, few contractions, and less arithmetic than the memory traffic is worth."""
         if all(op.name in VIEWS for op in recipe.ops):
             return False  # nothing is stored for another look at a small value
-        dots = [op for op in recipe.ops if op.name == "dot_general"]
+        dots = [op for op in recipe.ops if op.name in CONTRACTIONS]
         flops = sum(OPS[op.name].flops(op) for op in dots)
         size = value.type.num_bytes
         if len(dots) > MAX_CONTRACTIONS or flops > MAX_FLOPS_PER_BYTE * size:
@@ -250,13 +246,6 @@ def _all_there(leaf: Value, recipe: Recipe, there: Question) -> bool:
     """True when `recipe` makes `leaf` from what is there, without reading much more than it."""
     size = sum(x.type.num_bytes for x in recipe.leaves)
     return all(there(x) for x in recipe.leaves) and size <= 2 * leaf.type.num_bytes
-
-
-def operands_of(op: Op, result: Value) -> tuple[Value, ...]:
-    """What `result` of `op` depends on."""
-    if op.name in IDENTITIES:
-        return (op.operands[op.results.index(result)],)
-    return op.operands
 
 
 def free_values(graph: Graph) -> set[Value]:

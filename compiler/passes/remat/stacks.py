@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import behind, keeps_order, places_of, takes_at
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 
@@ -47,11 +49,11 @@ def stacks(loop: Op) -> list[Stack]:
     found = []
     for carry, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True)):
         op = producers.get(after)
-        if op is None or op.name != "dynamic_update_slice" or op.operands[0] is not before:
+        if op is None or op.name not in UPDATES or op.operands[0] is not before:
             continue
         if uses[before] != [op] or after in uses or body.outputs.count(after) > 1:
             continue
-        window, starts = op.operands[1].type.shape, op.operands[2:]
+        window, starts = op.operands[1].type.shape, places_of(op)
         dim = row_dim(before.type.shape, window, [known.get(v) for v in starts])
         if dim is None or not _counts(known[starts[dim]], loop):
             continue
@@ -90,17 +92,13 @@ def row_dim(
 
 def _behind_reshapes(value: Value, producers: Mapping[Value, Op]) -> Value:
     """What `value` is before dims of size one were added."""
-    while (op := producers.get(value)) is not None and _adds_units(op):
-        value = op.operands[0]
-    return value
+    return behind(value, producers, _adds_units)
 
 
 def _adds_units(op: Op) -> bool:
-    if op.name not in ("broadcast_in_dim", "reshape"):
-        return False
-    before, after = op.operands[0].type.shape, op.result.type.shape
-    in_order = op.name == "reshape" or list(op.attrs.dims) == sorted(op.attrs.dims)
-    return in_order and [n for n in before if n != 1] == [n for n in after if n != 1]
+    before, after = op.operands[:1], op.results[:1]
+    units = [[n for v in values for n in v.type.shape if n != 1] for values in (before, after)]
+    return keeps_order(op) and units[0] == units[1]
 
 
 def row_reads(graph: Graph, value: Value, dim: int) -> list[RowRead] | None:
@@ -109,7 +107,7 @@ def row_reads(graph: Graph, value: Value, dim: int) -> list[RowRead] | None:
         return None
     reads: list[RowRead] = []
     for loop in graph.uses().get(value, ()):
-        found = _reads_in(loop, value, dim) if loop.name == "loop" else None
+        found = _reads_in(loop, value, dim) if loop.regions else None
         if found is None:
             return None
         reads += found
@@ -129,10 +127,10 @@ def _reads_in(loop: Op, value: Value, dim: int) -> list[RowRead] | None:
         if carry not in invariant_carries(loop):
             return None
         for op in uses.get(inner, ()):
-            if op.name != "dynamic_slice" or inner in op.operands[1:]:
+            if not takes_at(op) or inner in places_of(op):
                 return None
-            starts = [known.get(v) for v in op.operands[1:]]
+            starts = [known.get(v) for v in places_of(op)]
             if row_dim(inner.type.shape, op.result.type.shape, starts) != dim:
                 return None
-            reads.append(RowRead(loop, carry, op, op.operands[1 + dim]))
+            reads.append(RowRead(loop, carry, op, places_of(op)[dim]))
     return reads

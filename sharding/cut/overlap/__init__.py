@@ -96,7 +96,7 @@ def shifted(graph: Graph, shifts: Shifts) -> Graph:
         operands = tuple(now.get(v, v) for v in op.operands)
         if operands != op.operands:
             op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
-        found = delays(op, shifts) if op.name == "loop" and op.attrs.trip else None
+        found = delays(op, shifts) if op.regions and op.attrs.trip else None
         if found is None:
             ops.append(op)
             continue

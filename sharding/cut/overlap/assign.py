@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.facts import operands_of, takes_at
 from shardwright.compiler.ir.ops.host import LOAD, STORE, TRANSFERS
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -113,13 +114,8 @@ class _Body:
         """What follows from `given`, with no collectives but those of `traffic`."""
         found = set(given)
         for op in self.graph.ops:
-            if op.name == "optimization_barrier":
-                pairs = zip(op.operands, op.results, strict=True)
-                found.update(result for operand, result in pairs if operand in found)
-            elif op.regions or (op.name in _TRAFFIC and op.name not in traffic):
-                continue
-            elif all(v in found for v in op.operands):
-                found.update(op.results)
+            if not (op.regions or (op.name in _TRAFFIC and op.name not in traffic)):
+                found.update(r for r in op.results if found.issuperset(operands_of(op, r)))
         return found
 
     def host_loads(self) -> list[Op]:
@@ -209,7 +205,7 @@ class _Body:
             if op in behind or len(read) != 1 or (others and not sliced):
                 continue
             (following[op],) = read
-            if sliced or op.name == "dynamic_slice":
+            if sliced or takes_at(op):
                 slices.update(dict.fromkeys(op.results, following[op]))
         found = dict(behind)
         for op, level in reversed(following.items()):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from shardwright.compiler.ir.facts import resized_dim
 from shardwright.compiler.ir.joins import consecutive, joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
@@ -115,7 +116,7 @@ def _bucket(members: Sequence[Op]) -> list[Op]:
     ops = [_flat(op) for op in members]
     ops.append(make_op("concatenate", [op.result for op in ops], ConcatenateAttrs(0)))
     attrs = replace(first.attrs, parts=tuple(map(_part, members)))
-    if first.name != "all_reduce":
+    if resized_dim(first) is not None:
         attrs = replace(attrs, dim=0)
     ops.append(make_op(first.name, (ops[-1].result,), attrs, loc=first.loc))
     whole, start = ops[-1].result, 0
@@ -137,9 +138,9 @@ def _flat(op: Op) -> Op:
 def _part(op: Op) -> tuple[int, int, int]:
     """What `op` sends as (outer, dim, inner)."""
     shape = op.operands[0].type.shape
-    if op.name == "all_reduce":
+    dim = resized_dim(op)
+    if dim is None:
         return 1, math.prod(shape), 1
-    dim = op.attrs.dim
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 

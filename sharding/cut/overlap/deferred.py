@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from shardwright.compiler.ir.facts import behind, resized, resized_dim, splat
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 from shardwright.sharding.localize import Localized
 
-_TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
+_TAKING = CASTS | {name for name, op in OPS.items() if op.passes == slice(0, 1)}
 """Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
 
 
@@ -32,7 +33,7 @@ def hoisted(local: Localized) -> Localized:
     made = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
-        ops += _loop(op, made) if op.name == "loop" else [op]
+        ops += _loop(op, made) if op.regions else [op]
     return replace(local, graph=with_ops(graph, ops))
 
 
@@ -69,7 +70,7 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
     value = head.result
     while value not in body.outputs and len(users.get(value, ())) == 1:
         (user,) = users[value]
-        if user.name == "dynamic_update_slice":
+        if user.name in UPDATES:
             stack, update = user.operands[:2]
             if stack not in body.inputs or update is not value or user.result not in body.outputs:
                 return None
@@ -85,15 +86,10 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
 
 def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
     """True when the stack is zeros before the loop."""
-    value = loop.operands[path.carry]
-    op = made.get(value)
-    while op is not None and op.name in _TAKING:
-        value = op.operands[0]
-        op = made.get(value)
-    if op is None or op.name != "constant" or not op.attrs.is_splat:
-        return False
+    first = behind(loop.operands[path.carry], made, lambda op: op.name in _TAKING)
+    held = splat(made.get(first))
     # The stored element alone: stacks of whole models are too large to be evaluated.
-    return not np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy).any()
+    return held is not None and not np.frombuffer(held.data, held.type.dtype.numpy).any()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
     reductions = [path.head]
     for op in path.between:
         if op.name in REDUCTIONS_OF_RANKS:
-            if op.name != "all_reduce" or op.attrs.reduction != "add":
+            if resized_dim(op) is not None or op.attrs.reduction != "add":
                 return None
             reductions.append(op)
             continue
@@ -131,7 +127,7 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
     source = Value(stack)
     behind: list[Op] = []
     for op in reductions:
-        attrs = op.attrs if op.name == "all_reduce" else replace(op.attrs, dim=scale.dim)
+        attrs = op.attrs if resized_dim(op) is None else replace(op.attrs, dim=scale.dim)
         behind.append(make_op(op.name, (source,), attrs, loc=op.loc))
         source = behind[-1].result
     return _Moved(path, tuple(ops), value, stack, tuple(behind))
@@ -141,9 +137,8 @@ class _Scale:
     """Where the dim that a reduction divides lies, from op to op, and by how much."""
 
     def __init__(self, head: Op) -> None:
-        scatters = head.name == "reduce_scatter"
-        self.dim: int = head.attrs.dim if scatters else -1
-        self.ways: int = head.attrs.group_size if scatters else 1
+        dim = resized_dim(head)
+        self.dim, self.ways = (-1, 1) if dim is None else (dim, int(head.attrs.group_size))
 
     def grown(self, shape: Sequence[int]) -> tuple[int, ...]:
         """A shape behind the reduction as it is without it."""
@@ -164,20 +159,18 @@ class _Scale:
                 if [shape[d] for d in attrs.dims] != list(before) or _size(shape) != _size(before):
                     return None
                 self._move(attrs.dims.__getitem__)
-                attrs = BroadcastInDimAttrs(attrs.dims, self.grown(shape))
             case "reshape":
                 places = _same_dims(before, shape)
                 if places is None or (self.dim >= 0 and self.dim not in places):
                     return None
                 self._move(places.__getitem__)
-                attrs = ReshapeAttrs(self.grown(shape))
             case "reduce":
                 if attrs.kind != "add" or any(before[d] != 1 or d == self.dim for d in attrs.dims):
                     return None
                 self._move(lambda dim: dim - sum(d < dim for d in attrs.dims))
             case _:
                 return None
-        return make_op(op.name, (value,), attrs, loc=op.loc)
+        return make_op(op.name, (value,), resized(op, self.grown(shape)), loc=op.loc)
 
     def _move(self, place: Callable[[int], int]) -> None:
         if self.dim >= 0:
@@ -207,8 +200,7 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
     for one in moved:
         gone |= dict.fromkeys((one.path.head, *one.path.between, one.path.write), one)
         carry = one.path.carry
-        zeros = np.zeros((), one.stack.dtype.numpy).tobytes()
-        before.append(make_op("constant", (), ConstantAttrs(zeros, one.stack)))
+        before.append(make_op("constant", (), ConstantAttrs.full(0, one.stack)))
         operands[carry] = before[-1].result
         inputs[carry], results[carry] = Value(one.stack), one.behind[0].operands[0]
         behind += _ending(one.behind, loop.results[carry])

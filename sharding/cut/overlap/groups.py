@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.assign import free_values
 from shardwright.sharding.cut.overlap.buckets import bucketed
@@ -29,7 +28,7 @@ def grouped(graph: Graph, layers: int, most_bytes: int) -> Graph:
     level = Level()
     for op in graph.ops:
         op = level.update(op)
-        if op.name == "loop" and op.attrs.trip and any(map(moves_state, op.regions[0].ops)):
+        if op.regions and op.attrs.trip and any(map(moves_state, op.regions[0].ops)):
             level.replace(op.results, _groups(level, op, layers, most_bytes))
         else:
             inner = tuple(grouped(region, layers, most_bytes) for region in op.regions)
@@ -77,7 +76,7 @@ def _again(ops: list[Op], op: Op, now: dict[Value, Value], free: set[Value]) -> 
     """
     held = list(range(len(op.results)))
     operands = op.operands
-    if op.name == "optimization_barrier":
+    if op.name in IDENTITIES:
         held = [i for i in held if op.results[i] not in free]
         now.update((r, now[v]) for r, v in zip(op.results, operands, strict=True) if r in free)
         operands = tuple(operands[i] for i in held)
@@ -96,8 +95,7 @@ def _with_counter(loop: Op, carries: Sequence[Value], counter: Value) -> tuple[V
 def _number(ops: list[Op], loop: Op, number: int) -> Value:
     """A constant of the type of the counter."""
     type = loop.operands[loop.attrs.induction].type
-    data = np.asarray(number).astype(type.dtype.numpy).tobytes()
-    return _added(ops, make_op("constant", (), ConstantAttrs(data, type)))
+    return _added(ops, make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _computed(ops: list[Op], name: str, *operands: Value) -> Value:

@@ -19,7 +19,7 @@ EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
 
 def idle_shifts(step: StepPlan, shifts: Shifts) -> Iterator[Diagnostic]:
     """Notes on shifts that find nothing to move in the loops of `step`."""
-    loops = (op for p in step.programs for op in p.graph.ops if op.name == "loop" and op.attrs.trip)
+    loops = (op for p in step.programs for op in p.graph.ops if op.regions and op.attrs.trip)
     moved = [found for loop in loops if (found := delays(loop, shifts)) is not None]
     if shifts.gather and not any(one.moves((GATHER,)) for one in moved):
         yield note(EARLY, shifts.gather, "no loop over layers gathers weights")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
@@ -101,7 +102,7 @@ def _to_reductions(graph: Graph, value: Value) -> list[Op]:
     while value not in graph.outputs and len(users.get(value, ())) == 1:
         (op,) = users[value]
         others = (made.get(v) for v in op.operands if v is not value)
-        constants = [other for other in others if other is not None and other.name == "constant"]
+        constants = [other for other in others if other is not None and stored(other) is not None]
         is_alone = len(op.operands) == 1 + len(constants) and len(op.results) == 1
         if not is_alone or op.regions or joins_stages(op):
             break
@@ -164,7 +165,7 @@ def _relieved(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
     if not moved:
         return program
     by_source, by_last = {m.source: m for m in moved}, {m.ops[-1]: m for m in moved}
-    gone = {op for one in moved for op in one.ops if op.name != "constant"}
+    gone = {op for one in moved for op in one.ops if stored(op) is None}
     ops: list[Op] = []
     for op in program.graph.ops:
         one = by_last.get(op)

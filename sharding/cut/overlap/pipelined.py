@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import numpy as np
-
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.sharding.cut.overlap.assign import Delays
 
@@ -191,7 +191,7 @@ class _Time:
         """A copy of `op` for the iteration of its delay; a barrier only holds what is not free."""
         kept = [i for i, v in enumerate(op.results) if v not in self.pipeline.delays.free]
         operands = op.operands
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             operands = tuple(operands[i] for i in kept)
         results = tuple(Value(op.results[i].type) for i in kept)
         read = tuple(self._read(v, delay) for v in operands)
@@ -217,10 +217,7 @@ class _Time:
         if op is None:
             return self.scope.outside[value]
         if (value, delay) not in self.free:
-            operands: Sequence[Value] = op.operands
-            if op.name == "optimization_barrier":
-                operands = [op.operands[op.results.index(value)]]
-            read = tuple(self._compute(v, delay) for v in operands)
+            read = tuple(self._compute(v, delay) for v in operands_of(op, value))
             copy = Op(op.name, read, (Value(value.type),), op.attrs, (), op.loc)
             self.free[value, delay] = self.scope.add(copy)
         return self.free[value, delay]
@@ -256,13 +253,9 @@ def _plus(scope: _Scope, value: Value, number: int) -> Value:
 
 def _number(scope: _Scope, type: TensorType, number: int) -> Value:
     """A constant."""
-    return scope.add(make_op("constant", (), _splat(number, type)))
+    return scope.add(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _zeros(scope: _Scope, type: TensorType) -> Value:
     """What a queue holds before anything is in it; nothing reads it."""
     return _number(scope, type, 0)
-
-
-def _splat(number: int, type: TensorType) -> ConstantAttrs:
-    return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)

@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import of
+from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.machine.target import FIRST_TARGET, load_target
 from shardwright.sharding.cut.gradients import depends_on
@@ -24,7 +23,7 @@ from shardwright.sharding.indices.layers import ScannedLayers, UnrolledLayers
 from shardwright.sharding.partition.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers
-_COMPUTES = of(Kind.ELEMENTWISE, Kind.REDUCTION, Kind.WINDOW)
+_COMPUTES = of(Kind.ELEMENTWISE, Kind.CAST, Kind.REDUCTION, Kind.WINDOW)
 _MOVES = frozenset(("concatenate", "dynamic_update_slice", "gather", "scatter", "sort"))
 _PASSES = 3  # of ops outside of layers: forward, and the gradients of both operands
 _STEPS = 100  # per mean layer: smaller differences do not move layers

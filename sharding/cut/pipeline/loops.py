@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     ConcatenateAttrs,
@@ -23,11 +24,10 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.indices.layers import ScannedLayers, visited_layers
-
-WALKING = ("dynamic_slice", "dynamic_update_slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class LayerWalk:
                 carry = carry_of.get(value)
                 if carry is None:
                     continue
-                if op.name not in WALKING or position:
+                if position or not (takes_at(op) or op.name in UPDATES):
                     raise _not_walked(op)
                 visited = _visited(loop, _start(op, dims[carry]))
                 if not np.array_equal(layers.setdefault(carry, visited), visited):
@@ -127,12 +127,12 @@ class LayerWalk:
 
 def _start_position(op: Op, dim: int) -> int:
     """Which operand says which layer a slice or update is at."""
-    return (1 if op.name == "dynamic_slice" else 2) + dim
+    return len(op.operands) - len(places_of(op)) + dim
 
 
 def _start(op: Op, dim: int) -> Value:
     """The scalar that says which layer a slice or update is at."""
-    return op.operands[_start_position(op, dim)]
+    return places_of(op)[dim]
 
 
 def _not_walked(op: Op) -> ShardingError:
@@ -215,8 +215,7 @@ class _Body:
         """`value + number`."""
         if not number:
             return value
-        data = np.asarray(number).astype(value.type.dtype.numpy).tobytes()
-        constant = make_op("constant", (), ConstantAttrs(data, value.type))
+        constant = make_op("constant", (), ConstantAttrs.full(number, value.type))
         added = make_op("add", (value, constant.result), None)
         self.ops += [constant, added]
         return added.result
@@ -233,8 +232,7 @@ class _Body:
             return counter
         if counter.type != start.type or not np.array_equal(places, forward[::-1]):
             return self._plus(start, -low)
-        data = np.asarray(self.trip - 1).astype(counter.type.dtype.numpy).tobytes()
-        last = make_op("constant", (), ConstantAttrs(data, counter.type))
+        last = make_op("constant", (), ConstantAttrs.full(self.trip - 1, counter.type))
         place = Op("subtract", (last.result, counter), (Value(counter.type),))
         self.ops += [last, place]
         return place.result
@@ -247,7 +245,7 @@ class _Body:
             position = _start_position(op, self.walk.dims[carry])
             operands[position] = self._place(carry, operands[position])
         results = tuple(
-            Value(operands[0].type if carry is not None and op.name == WALKING[1] else v.type)
+            Value(operands[0].type if carry is not None and op.name in UPDATES else v.type)
             for v in op.results
         )
         self.ops.append(Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc))
@@ -271,8 +269,8 @@ def _joined(
             joined = ConcatenateAttrs(walk.dims[carry])
             yield Op("concatenate", tuple(parts), (result,), joined, (), loop.loc)
         elif carry == loop.attrs.induction:
-            data = np.asarray(loop.attrs.trip).astype(result.type.dtype.numpy).tobytes()
-            yield Op("constant", (), (result,), ConstantAttrs(data, result.type), (), loop.loc)
+            trip = ConstantAttrs.full(loop.attrs.trip, result.type)
+            yield Op("constant", (), (result,), trip, (), loop.loc)
         else:
             source = last.results[carry] if carry in scan.borders else carries[carry]
             same = ReshapeAttrs(result.type.shape)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from shardwright.compiler.ir.traits import CHEAP
+from shardwright.compiler.ir.traits import CHEAP, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.gradients import depends_on
 from shardwright.sharding.cut.pipeline.terms import (
@@ -189,7 +189,7 @@ def _common(near: list[set[int]]) -> set[int]:
 
 def _is_cheap(op: Op) -> bool:
     """Ops that may be repeated wherever their result is needed."""
-    return op.name in CHEAP or op.name == "reduce"
+    return op.name in CHEAP or op.name in REDUCTIONS
 
 
 def _linear_to(graph: Graph, targets: frozenset[Value]) -> set[Value]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 
 Stages = frozenset[int]
@@ -36,17 +37,7 @@ class Partial:
 Place = At | Partial | None
 """None is floating."""
 
-MOVING = frozenset(
-    (
-        "all_gather",
-        "all_slice",
-        "all_to_all",
-        "broadcast_in_dim",
-        "reshape",
-        "slice",
-        "transpose",
-    )
-)
+MOVING = VIEWS | {"all_gather", "all_slice", "all_to_all", "slice"}
 """Ops that only move elements: any kind of partial value passes."""
 JOINING = {"add": "add", "maximum": "max", "minimum": "min"}
 """The kind of partial value that an elementwise op of two values joins."""
@@ -147,9 +138,9 @@ def _passes(op: Op, kind: str) -> bool:
     """True for unary ops that are linear (add), or keep the order (max, min)."""
     if op.name in MOVING:
         return True
-    if op.name == "reduce" or op.name in REDUCTIONS_OF_RANKS:
-        return str(getattr(op.attrs, "kind", getattr(op.attrs, "reduction", ""))) == kind
-    if op.name == "convert":
+    if op.name in REDUCTIONS or op.name in REDUCTIONS_OF_RANKS:
+        return combination(op) == kind
+    if op.name in CASTS:
         return op.operands[0].type.dtype.is_float and op.result.type.dtype.is_float
     return op.name == "negate" and kind == "add"
 

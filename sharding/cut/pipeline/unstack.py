@@ -8,21 +8,18 @@ a plain step whose leaves belong to parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    ConstantAttrs,
-    IotaAttrs,
-    ReshapeAttrs,
     SliceAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
@@ -34,20 +31,7 @@ from shardwright.sharding.partition.partitioned import Slot
 
 COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 """The op that joins what two parts reduced, by kind of reduction."""
-DISTRIBUTED = frozenset(
-    (
-        "broadcast_in_dim",
-        "concatenate",
-        "dot_general",
-        "pad",
-        "reduce",
-        "reshape",
-        "reverse",
-        "sharding_constraint",
-        "slice",
-        "transpose",
-    )
-)
+DISTRIBUTED = of(Kind.VIEW, Kind.JOIN, Kind.REDUCTION) | {"dot_general", "reverse", "slice"}
 """Ops besides elementwise ones whose work on a stack is that on its layers."""
 
 
@@ -143,7 +127,7 @@ class _Unstack:
                 yield slot, value
                 continue
             dim, runs = stacked
-            values = tuple(Value(_resized_type(value, dim, run.size)) for run in runs)
+            values = tuple(Value(_part_type(value, dim, run)) for run in runs)
             self.pieces[value] = _Pieces(dim, runs, values)
             for run, piece in zip(runs, values, strict=True):
                 own = _part_slot(slot, run, dim, parts)
@@ -180,7 +164,7 @@ class _Unstack:
             scan = next(s for s in scanned_layers(Graph((), (op,), ())) if s.loop is op)
             for part in split_loop(scan, trips).ops:
                 self._split(part)
-        elif op.name == "concatenate" and self._joins(op):
+        elif joined_dim(op) is not None and self._joins(op):
             return
         elif not any(v in self.pieces for v in op.operands):
             self._keep(op)
@@ -227,7 +211,7 @@ class _Unstack:
 
     def _distribute(self, op: Op) -> None:
         """`op` once per part."""
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             self._distribute_barrier(op)
             return
         if not (op.name in DISTRIBUTED or OPS[op.name].elementwise):
@@ -238,7 +222,9 @@ class _Unstack:
         values = []
         for run in runs:
             operands = [self._piece(v, dims.get(v), run) for v in op.operands]
-            attrs = op.attrs if target is None else _resized(op, target, run.size)
+            attrs = op.attrs
+            if target is not None:
+                attrs = resized(op, _part_type(op.result, target, run).shape)
             values.append(self._add(make_op(op.name, operands, attrs, (), op.loc)).result)
         if target is None:
             self.now[op.result] = self._combined(op, values)
@@ -273,9 +259,9 @@ class _Unstack:
 
     def _reduces(self, op: Op, dims: Mapping[Value, int]) -> bool:
         """True when the dim of layers is reduced away, in a way that can be joined."""
-        if op.name == "reduce":
+        if op.name in REDUCTIONS:
             return op.attrs.kind in COMBINE and dims[op.operands[0]] in op.attrs.dims
-        return op.name == "dot_general" and op.operands[0] in dims and op.operands[1] in dims
+        return pairing(op) is not None and op.operands[0] in dims and op.operands[1] in dims
 
     def _distribute_barrier(self, op: Op) -> None:
         """A barrier of pieces; results follow operands."""
@@ -303,9 +289,8 @@ class _Unstack:
             return value
         op = self.made.get(value)
         if op is not None and _repeats(op, dim):
-            return self._add(
-                make_op(op.name, op.operands, _resized(op, dim, run.size), (), op.loc)
-            ).result
+            attrs = resized(op, _part_type(value, dim, run).shape)
+            return self._add(make_op(op.name, op.operands, attrs, (), op.loc)).result
         shape = value.type.shape
         start = tuple(run.first if d == dim else 0 for d in range(len(shape)))
         limit = tuple(run.first + run.size if d == dim else n for d, n in enumerate(shape))
@@ -315,7 +300,7 @@ class _Unstack:
 
     def _combined(self, op: Op, values: Sequence[Value]) -> Value:
         """What the parts reduced, joined in the order of parts."""
-        name = COMBINE[op.attrs.kind] if op.name == "reduce" else "add"
+        name = COMBINE[combination(op)]
         total = values[0]
         for value in values[1:]:
             total = self._add(make_op(name, (total, value), None, (), op.loc)).result
@@ -326,7 +311,7 @@ def _repeats(op: Op, dim: int) -> bool:
     """True when the result is the same all along `dim`."""
     if op.name == "broadcast_in_dim":
         return dim not in op.attrs.dims
-    return op.name == "constant" and bool(op.attrs.is_splat)
+    return splat(op) is not None
 
 
 def _part_slot(slot: Slot, run: Run, dim: int, parts: dict[str, LeafPart]) -> Slot:
@@ -336,37 +321,10 @@ def _part_slot(slot: Slot, run: Run, dim: int, parts: dict[str, LeafPart]) -> Sl
     return own
 
 
-def _resized_type(value: Value, dim: int, size: int) -> Any:
+def _part_type(value: Value, dim: int, run: Run) -> TensorType:
+    """The type of what one part has of `value`, along the dim of layers."""
     shape = value.type.shape
-    return tensor_type((*shape[:dim], size, *shape[dim + 1 :]), value.type.dtype)
-
-
-def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    return (*sizes[:dim], size, *sizes[dim + 1 :])
-
-
-def _resized(op: Op, dim: int, size: int) -> Any:
-    """The attributes of `op` when its result has `size` layers along `dim`."""
-    resize = _RESIZED.get(op.name)
-    return op.attrs if resize is None else resize(op, dim, size)
-
-
-def _slice(op: Op, dim: int, size: int) -> SliceAttrs:
-    a = op.attrs
-    return SliceAttrs(a.start, _with(a.limit, dim, size), a.stride)
-
-
-_RESIZED: Mapping[str, Callable[[Op, int, int], Any]] = {
-    "broadcast_in_dim": lambda op, dim, size: BroadcastInDimAttrs(
-        op.attrs.dims, _with(op.attrs.shape, dim, size)
-    ),
-    "constant": lambda op, dim, size: ConstantAttrs(
-        op.attrs.data, _resized_type(op.result, dim, size)
-    ),
-    "iota": lambda op, dim, size: IotaAttrs(op.attrs.dim, _resized_type(op.result, dim, size)),
-    "reshape": lambda op, dim, size: ReshapeAttrs(_with(op.attrs.shape, dim, size)),
-    "slice": _slice,
-}
+    return tensor_type((*shape[:dim], run.size, *shape[dim + 1 :]), value.type.dtype)
 
 
 def _whole(op: Op, value: Value) -> ShardingError:

@@ -123,8 +123,7 @@ class Update:
         for stage in range(self.num_stages):
             term = partial.terms.get(stage)
             if term is None:
-                number = np.asarray(_IDENTITY[partial.kind]).astype(value.type.dtype.numpy)
-                data = ConstantAttrs(number.tobytes(), value.type)
+                data = ConstantAttrs.full(_IDENTITY[partial.kind], value.type)
                 term = self.placed.emit(make_op("constant", (), data), stage)
             self.placed.emit(Op("all_reduce", (term,), (result,), attrs), stage)
         self.placed.now[value] = result

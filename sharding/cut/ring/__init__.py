@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.ir.rewrite import with_ops, with_results
 from shardwright.compiler.ir.topological import topological
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.ring.index import Index, Level, TwoIndicesError
 from shardwright.sharding.cut.ring.loops import ring_ops
@@ -168,17 +169,17 @@ def _assembled(index: Index, made: Iterable[tuple[int, list[Op]]]) -> Graph:
 
 def _stays(index: Index, op: Op) -> bool:
     """False for what passes make or take apart."""
-    if op.name == "optimization_barrier":
+    if op.name in IDENTITIES:
         return not all(v in index.derived for v in op.results)
     inside = any(v in index.derived for v in op.results)
     return op in index.entries or not (inside or index.ends(op))
 
 
 def _narrowed(index: Index, op: Op) -> Op:
-    """A barrier without what walks along the index."""
+    """An identity without what walks along the index."""
     kept = [i for i, v in enumerate(op.results) if v not in index.derived]
-    barrier = op.name == "optimization_barrier" and len(kept) < len(op.results)
-    return with_results(op, kept, None, ()) if barrier else op
+    identity = op.name in IDENTITIES and len(kept) < len(op.results)
+    return with_results(op, kept, op.attrs, ()) if identity else op
 
 
 def _swept(index: Index, ops: Sequence[Op]) -> list[Op]:
@@ -186,7 +187,7 @@ def _swept(index: Index, ops: Sequence[Op]) -> list[Op]:
     read = {*index.level.graph.outputs}
     kept = []
     for op in reversed(ops):
-        spare = op.name != "loop" and any(v in index.dims for v in op.results)
+        spare = not op.regions and any(v in index.dims for v in op.results)
         if not spare or any(v in read for v in op.results):
             kept.append(op)
             read.update(op.operands)

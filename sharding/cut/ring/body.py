@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import combination, pairing
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
-from shardwright.compiler.ir.traits import VIEWS
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
@@ -94,9 +95,9 @@ class Body:
 
     def carried_type(self, op: Op) -> TensorType:
         """The type a reduction is carried in."""
-        if op.name == "reduce_scatter":
+        if op.name in REDUCTIONS_OF_RANKS:
             return op.operands[0].type
-        kept = op.name == "reduce" and op.attrs.kind in ELEMENTWISE_OF
+        kept = op.name in REDUCTIONS and op.attrs.kind in ELEMENTWISE_OF
         return op.result.type if kept else wide(op.result.type)
 
     def localized(self) -> Graph:
@@ -133,7 +134,7 @@ class Body:
     def _input_of(self, op: Op) -> Value:
         """The input for a carried reduction."""
         type = self.carried_type(op)
-        if op.name == "reduce_scatter":
+        if op.name in REDUCTIONS_OF_RANKS:
             spec = sharded(type.rank, op.attrs.dim, BLOCKS)
         else:
             spec = replicated(type.rank)
@@ -186,7 +187,7 @@ class Body:
 
     def _clone(self, op: Op, value: Value) -> Value:
         """`op` on what its operands are; rows that scale are left to the end."""
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             return self._value(op.operands[op.results.index(value)])
         if op.name in ("multiply", "divide"):
             kept = [v for v in op.operands if v not in self.step.rows]
@@ -206,7 +207,7 @@ class Body:
         """What follows from a running maximum, at its value in `start`."""
         now = dict(start)
         for op in ops:
-            if op.name == "optimization_barrier":
+            if op.name in IDENTITIES:
                 pairs = zip(op.operands, op.results, strict=True)
                 now |= {result: now[v] for v, result in pairs if v in now}
                 continue
@@ -217,7 +218,7 @@ class Body:
     def _fold(self, op: Op) -> Value:
         """The reduction with one more block."""
         term = self.step.folds[op]
-        if op.name == "reduce_scatter":
+        if op.name in REDUCTIONS_OF_RANKS:
             carried = self._carried[op] = self._input_of(op)
             total = self._builder.add(carried, self._value(op.operands[0]))
             self._specs[total] = self._specs[carried]
@@ -230,7 +231,7 @@ class Body:
         carried = self._carried[op] = self._input_of(op)
         if term.shift is not None:
             carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
-        kind = op.attrs.kind if op.name == "reduce" else "add"
+        kind = combination(op)
         total = self._builder.op(ELEMENTWISE_OF.get(kind, kind), carried, part)
         self._now[op.result] = total
         return total
@@ -239,8 +240,8 @@ class Body:
         """The reduction of the block alone, in the type it is carried in."""
         type = self.carried_type(op)
         operands = [self._value(v) for v in op.operands]
-        if op.name == "dot_general":
-            return self._append(op, operands, replace(op.attrs, dtype=type.dtype))
+        if (dims := pairing(op)) is not None:
+            return self._append(op, operands, replace(dims, dtype=type.dtype))
         if operands[0].type.dtype is not type.dtype:
             spec = self._specs[operands[0]]
             operands = [self._builder.convert(operands[0], type.dtype)]

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.compiler.ir.facts import pairing, resized_dim
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import LITERALS, of
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, REDUCTIONS, REDUCTIONS_OF_RANKS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import factors, reached
 
 MOVING = of(Kind.IDENTITY, Kind.VIEW) | {"reverse"}
-FOLDING = ("dot_general", "reduce")
 FOLDS = ("add", "max", "min")
 
 
@@ -55,7 +55,7 @@ class Level:
     def _number_results(self, op: Op) -> None:
         """Number results so that equal values have one number, whatever barriers are between."""
         read = [self.numbers[v] for v in op.operands]
-        if op.name == "optimization_barrier":
+        if op.name in IDENTITIES:
             self.numbers.update(zip(op.results, read, strict=True))
             return
         same = OPS[op.name].pure or op in self.gathers
@@ -106,7 +106,7 @@ class Index:
 
     def _follow(self, op: Op) -> None:
         """Carry the index from marked operands or results of `op` to the others."""
-        if not (is_cheap(op) or op.name in FOLDING):
+        if not (is_cheap(op) or op.name in REDUCTIONS or pairing(op) is not None):
             return
         for factor in factors(op):
             marked = [(v, d) for v, d in factor if self.dims.get(v) == d]
@@ -127,12 +127,12 @@ class Index:
         """
         if self.inside(op) or not any(v in self.derived for v in op.operands):
             return False
-        if op.name == "reduce_scatter":
-            own = op.attrs.axes == self.axes and op.attrs.dim == self.dims[op.operands[0]]
+        if op.name in REDUCTIONS_OF_RANKS:
+            own = op.attrs.axes == self.axes and resized_dim(op) == self.dims[op.operands[0]]
             return bool(own and op.attrs.reduction == "add")
-        if op.name == "reduce":
+        if op.name in REDUCTIONS:
             return op.attrs.kind in FOLDS
-        return op.name == "dot_general" and all(v in self.dims for v in op.operands)
+        return pairing(op) is not None and all(v in self.dims for v in op.operands)
 
     def escapes(self) -> list[Value]:
         """Derived values that something else reads whole."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AxisIndexAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.sharding.cut.ring.body import Body, aligned
 from shardwright.sharding.cut.ring.index import Index
@@ -89,9 +91,9 @@ class _Ring:
     def _start(self, op: Op) -> Value:
         """What a reduction starts from."""
         type = self.body.carried_type(op)
-        if op.name == "reduce_scatter":
+        if op.name in REDUCTIONS_OF_RANKS:
             return self._zeros(op.result.type)
-        kind = op.attrs.kind if op.name == "reduce" else "add"
+        kind = combination(op)
         number = float(identity(kind, type.dtype))
         if kind in ELEMENTWISE_OF and type.dtype.is_float:
             far = FARTHEST.get(type.dtype, FARTHEST_WIDE)
@@ -141,7 +143,7 @@ class _Ring:
         """What travels with its block goes to the next rank; the rest stays."""
         folds = len(self.body.folds)
         pairs = zip(self.body.folds, made, strict=False)
-        moved = [self._send(builder, v) if op.name == "reduce_scatter" else v for op, v in pairs]
+        moved = [self._send(builder, v) if op.name in REDUCTIONS_OF_RANKS else v for op, v in pairs]
         return [*moved, *made[folds:]]
 
     def _finish(self, made: Sequence[Value]) -> dict[Value, Value]:

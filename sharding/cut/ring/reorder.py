@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import is_sum, pairing, permutation
 from shardwright.compiler.ir.ops import DotGeneralAttrs
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.ring.index import Index
 
@@ -50,7 +52,7 @@ def reordered(index: Index) -> Graph:
 def _products(index: Index, op: Op) -> Iterator[_Product]:
     """The first way to read the operand of a sum as such a product."""
     (value, *_) = op.operands
-    if op.name != "reduce" or op.attrs.kind != "add" or op.attrs.dims != (index.dims[value],):
+    if not is_sum(op) or op.attrs.dims != (index.dims[value],):
         return
     leaves = list(islice(_leaves(index, value), _MOST_FACTORS + 1))
     if len(leaves) > _MOST_FACTORS:
@@ -84,11 +86,10 @@ def _contraction(index: Index, value: Value) -> tuple[Op | None, tuple[int, ...]
     """
     order = tuple(range(value.type.rank))
     op = index.level.made.get(value)
-    while op is not None and op.name in ("convert", "transpose"):
-        if op.name == "transpose":
-            order = tuple(op.attrs.permutation[d] for d in order)
+    while op is not None and ((moved := permutation(op)) is not None or op.name in CASTS):
+        order = order if moved is None else tuple(moved[d] for d in order)
         op = index.level.made.get(op.operands[0])
-    return (op if op is not None and op.name == "dot_general" else None), order
+    return (None if pairing(op) is None else op), order
 
 
 def _only_the_index_is_free(index: Index, dot: Op, moving: int) -> bool:

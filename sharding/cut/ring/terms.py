@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardwright.compiler.ir.facts import behind, combination, is_sum, operands_of, stored
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.cut.ring.index import MOVING, Index, is_cheap
 from shardwright.sharding.indices.dims import factors
@@ -114,9 +116,8 @@ class _Terms:
 
     def _visit(self, op: Op) -> None:
         """Terms of the results of `op`."""
-        for number, value in enumerate(op.results):
-            own = op.name == "optimization_barrier"
-            read = (op.operands[number],) if own else op.operands
+        for value in op.results:
+            read = operands_of(op, value)
             inside = value in self.index.derived
             unknown = any(v in self.pending or (v in self.collected and not inside) for v in read)
             if value in self.waiting or unknown:
@@ -152,9 +153,9 @@ class _Terms:
         if len(bound) != 1:
             return None
         value, term = bound[0]
-        if (term.inside or term.row is not None) and op.name not in (*MOVING, "convert"):
+        if (term.inside or term.row is not None) and not (op.name in MOVING or op.name in CASTS):
             return None
-        if op.name == "reduce" and op.attrs.kind != "add":
+        if op.name in REDUCTIONS and not is_sum(op):
             return None
         moves = {
             d: e
@@ -168,10 +169,9 @@ class _Terms:
 
     def is_zero(self, value: Value) -> bool:
         """True for a constant of zeros."""
-        op = self.index.level.made.get(value)
-        while op is not None and op.name in ("broadcast_in_dim", "convert", "reshape"):
-            op = self.index.level.made.get(op.operands[0])
-        return op is not None and op.name == "constant" and not any(op.attrs.data)
+        made = self.index.level.made
+        held = stored(made.get(behind(value, made, lambda op: op.name in VIEWS | CASTS)))
+        return held is not None and not any(held.data)
 
     def next_pass(self) -> Pass:
         """What can be reduced before anything in `waiting` is known."""
@@ -227,11 +227,9 @@ class _Terms:
             if not is_cheap(op):
                 return None
             ops[op] = None
-            own = op.name == "optimization_barrier"
-            read = (op.operands[op.results.index(value)],) if own else op.operands
-            todo += [v for v in read if v in self.pending]
+            todo += [v for v in operands_of(op, value) if v in self.pending]
         makers = [self.waiting[v] for v in roots]
-        if len(makers) != 1 or makers[0].name != "reduce" or makers[0].attrs.kind != "max":
+        if len(makers) != 1 or makers[0].name not in REDUCTIONS or combination(makers[0]) != "max":
             return None
         if step.folds.get(makers[0]) != FREE:
             return None

@@ -8,17 +8,9 @@ would need a halo and is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
-from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    ConstantAttrs,
-    IotaAttrs,
-    ReshapeAttrs,
-    SliceAttrs,
-)
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
@@ -27,7 +19,7 @@ from shardwright.sharding.localize.context import Localizer, localizes, require_
 def _constant(context: Localizer, op: Op) -> Sequence[Value]:
     attrs, local = op.attrs, context.local_type(op.result)
     if attrs.is_splat or local == attrs.type:
-        return context.emit("constant", (), ConstantAttrs(attrs.data, local))
+        return context.keep(op)
     whole = context.value("constant", (), attrs)
     return (context.take_shard(whole, context.dims(op.result), local),)
 
@@ -35,7 +27,7 @@ def _constant(context: Localizer, op: Op) -> Sequence[Value]:
 @localizes("iota")
 def _iota(context: Localizer, op: Op) -> Sequence[Value]:
     dim, local = op.attrs.dim, context.local_type(op.result)
-    count = context.value("iota", (), IotaAttrs(dim, local))
+    (count,) = context.keep(op)
     axes = context.dims(op.result)[dim]
     if not axes:
         return (count,)
@@ -51,8 +43,7 @@ def _broadcast(context: Localizer, op: Op) -> Sequence[Value]:
             require_dims(context, op, f"operand dim {i} and result dim {d}", operand[i], result[d])
         else:
             require_whole(context, op, i, operand[i], "it repeats")
-    attrs = BroadcastInDimAttrs(op.attrs.dims, context.local_type(op.result).shape)
-    return context.keep(op, attrs)
+    return context.keep(op)
 
 
 def axis_strides_of(context: Localizer, value: Value) -> dict[str, int]:
@@ -78,7 +69,7 @@ def _reshape(context: Localizer, op: Op) -> Sequence[Value]:
             f"requires axes at the same distance in elements, got {before} and {after}",
             "shard the major dim of those that are merged or split",
         )
-    return context.keep(op, ReshapeAttrs(context.local_type(op.result).shape))
+    return context.keep(op)
 
 
 @localizes("transpose")
@@ -94,13 +85,10 @@ def _slice(context: Localizer, op: Op) -> Sequence[Value]:
     attrs, operand = op.attrs, op.operand
     dims = context.dims(operand)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    limit = list(attrs.limit)
     for d, axes in enumerate(dims):
         if (attrs.start[d], attrs.limit[d], attrs.stride[d]) != (0, operand.type.shape[d], 1):
             require_whole(context, op, d, axes, "it takes a part")
-        elif axes:
-            limit[d] = context.env[operand].type.shape[d]
-    return context.keep(op, SliceAttrs(attrs.start, tuple(limit), attrs.stride))
+    return context.keep(op)
 
 
 @localizes("concatenate")
@@ -136,13 +124,10 @@ def _dynamic_slice(context: Localizer, op: Op) -> Sequence[Value]:
     operand = op.operands[0]
     dims = context.dims(operand)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    sizes = list(op.attrs.sizes)
     for d, axes in enumerate(dims):
-        if sizes[d] != operand.type.shape[d]:
+        if op.attrs.sizes[d] != operand.type.shape[d]:
             require_whole(context, op, d, axes, "it takes a part")
-        elif axes:
-            sizes[d] = context.env[operand].type.shape[d]
-    return context.keep(op, dataclasses.replace(op.attrs, sizes=tuple(sizes)))
+    return context.keep(op)
 
 
 @localizes("dynamic_update_slice")

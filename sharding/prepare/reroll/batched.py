@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
@@ -37,7 +38,7 @@ def fits(op: Op, stacked: Sequence[bool]) -> bool:
     """
     if op.name == "pad":
         return not stacked[1]
-    return op.name != "dot_general" or all(stacked)
+    return pairing(op) is None or all(stacked)
 
 
 def stacked_type(type: TensorType, count: int) -> TensorType:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import LoopAttrs
 from shardwright.compiler.ir.types import Op, Value
@@ -188,6 +189,6 @@ class Body:
 
 def _is_repeated(packer: Packer, op: Op) -> bool:
     """True for light code between the ops of a section, and for small constants."""
-    if op.name == "constant":
-        return len(op.attrs.data) <= MAX_CONSTANT_BYTES
+    if (held := stored(op)) is not None:
+        return len(held.data) <= MAX_CONSTANT_BYTES
     return op in packer.repeated

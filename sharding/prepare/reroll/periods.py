@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.compiler.ir.analysis import CONTRACTIONS, is_light, structure
+from shardwright.compiler.ir.analysis import is_light, structure
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 MIN_REPEATS = 3

@@ -92,7 +92,7 @@ class _Rewrite:
         return with_ops(graph, ops)
 
     def _inside(self, op: Op, level: Level) -> Op:
-        if op.name != "loop":
+        if not op.regions:
             return op
         return with_regions(op, (self.run(level.inside(op)),))
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.facts import behind, keeps_order
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.intervals import limits
 from shardwright.sharding.prepare.sorted_rows.level import MOST, SHAPING, Level, elements, varies
@@ -26,7 +28,7 @@ LINEAR = (
     *("add", "broadcast_in_dim", "concatenate", "convert", "negate", "pad", "reduce"),
     *("reduce_window", "reshape", "reverse", "slice", "subtract", "transpose"),
 )
-FOLDING = ("reduce", "reduce_window")
+FOLDING = of(Kind.REDUCTION, Kind.WINDOW, combines=True)
 
 
 class Thresholds:
@@ -46,9 +48,7 @@ class Thresholds:
 
     def _root(self, value: Value) -> Value:
         """The keys before they were made a list."""
-        while (op := self.level.made.get(value)) is not None and op.name == "reshape":
-            value = op.operands[0]
-        return value
+        return behind(value, self.level.made, keeps_order)
 
     def of(self, value: Value) -> np.ndarray | None:
         """The keys k of a value that counts, in every element, the rows with keys below k."""
@@ -73,7 +73,7 @@ class Thresholds:
         keyed = {self.root: sample.reshape(self.root.type.shape)}
         counts: dict[Value, np.ndarray] = {}
         for op in self.level.graph.ops:
-            if op.name == "optimization_barrier":
+            if op.name in IDENTITIES:
                 for known in (keyed, counts):
                     pairs = zip(op.operands, op.results, strict=True)
                     known.update({r: known[v] for v, r in pairs if v in known})
@@ -89,7 +89,7 @@ class Thresholds:
         """A function of keys, or a histogram."""
         if op.name == "scatter" and (found := self._scattered(op, keyed)) is not None:
             self._take(op, found, counts)
-        elif op.name == "reduce" and self._leads(op.operands[0], len(op.attrs.dims)):
+        elif op.name in REDUCTIONS and self._leads(op.operands[0], len(op.attrs.dims)):
             if op.attrs.kind == "add" and op.attrs.dims == tuple(range(len(op.attrs.dims))):
                 per_row = keyed[op.operands[0]].reshape(self.rows, *op.result.type.shape)
                 self._take(op, per_row[: self.num_keys], counts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shardwright.compiler.ir.facts import chooses, pairing, stored
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ReduceAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
@@ -23,9 +24,9 @@ def experts_apart(level: Level) -> Graph:
     """
     ops: list[Op] = []
     for op in level.graph.ops:
-        if op.name == "loop":
+        if op.regions:
             op = with_regions(op, (experts_apart(level.inside(op)),))
-        pair = _selecting(level, op) if op.name == "dot_general" else None
+        pair = _selecting(level, op) if pairing(op) is not None else None
         ops += [op] if pair is None else _apart(op, pair)
     return with_ops(level.graph, ops)
 
@@ -44,10 +45,10 @@ def _selecting(level: Level, op: Op) -> int | None:
 def _selects(level: Level, value: Value, dim: int) -> bool:
     """True when `value` is the same along `dim` but for places where it is zero."""
     op = level.made.get(value)
-    if op is None or op.name != "select":
+    if op is None or not chooses(op):
         return False
-    zeros = level.made.get(op.operands[2])
-    empty = zeros is not None and zeros.name == "constant" and not any(zeros.attrs.data)
+    zeros = stored(level.made.get(op.operands[2]))
+    empty = zeros is not None and not any(zeros.data)
     return empty and level.repeats(op.operands[1], dim) and not level.repeats(value, dim)
 
 

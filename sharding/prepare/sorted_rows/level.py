@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.ir.analysis import invariant_carries, known_elements
+from shardwright.compiler.ir.facts import counted_dim, stored
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -93,8 +94,7 @@ def _sizes(source: Value, op: Op) -> list[tuple[int, int]]:
 
 def is_count(level: Level, value: Value, dim: int) -> bool:
     """True for 0, 1, 2, ... along `dim`."""
-    op = level.made.get(value)
-    return op is not None and op.name == "iota" and op.attrs.dim == dim
+    return counted_dim(level.made.get(value)) == dim
 
 
 def varies(array: np.ndarray, dim: int) -> bool:
@@ -104,7 +104,7 @@ def varies(array: np.ndarray, dim: int) -> bool:
 
 def elements(level: Level, value: Value) -> np.ndarray | None:
     """The elements of a value of constants and counts; None for others, and for large ones."""
-    op = level.made.get(value)
-    if op is not None and op.name == "constant" and value.type.num_elements <= MOST:
-        return np.asarray(OPS["constant"].reference(op, [])[0])
+    held = stored(level.made.get(value))
+    if held is not None and value.type.num_elements <= MOST:
+        return held.array()
     return known_elements(level.made, value)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, UPDATES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import Factor, factors
 from shardwright.sharding.prepare.sorted_rows.counts import Thresholds
@@ -99,7 +101,7 @@ class Shuffle:
             self.marks[op.result] = Mark(mask.dim)
         elif self.marks.keys().isdisjoint(op.operands):
             return
-        elif op.name == "optimization_barrier":
+        elif op.name in IDENTITIES:
             self._pass_on(op)
         elif self._is_inverse(op):
             self._invert(op)
@@ -163,7 +165,7 @@ class Shuffle:
                 for value, dim in factor:
                     if value in op.results and found.setdefault(value, dim) != dim:
                         raise self._refused(op)
-        folded = op.name == "reduce" and self.marks[op.operands[0]].dim in op.attrs.dims
+        folded = op.name in REDUCTIONS and self.marks[op.operands[0]].dim in op.attrs.dims
         if left and not folded:
             raise self._refused(op)
         self.marks.update({v: Mark(d) for v, d in found.items()})
@@ -173,7 +175,7 @@ class Shuffle:
     def _is_followed(self, op: Op) -> bool:
         """False for loops, and for what writes into rows: at a place, not at a row."""
         writes = op.name == "scatter" and op.operands[0] in self.marks
-        return not (op.regions or writes or op.name == "dynamic_update_slice")
+        return not (op.regions or writes or op.name in UPDATES)
 
     def _is_marked(self, value: Value, dim: int) -> bool:
         return value in self.marks and self.marks[value].dim == dim
@@ -264,10 +266,10 @@ class Shuffle:
         """How a comparison of places with the borders of segments reads as one of keys."""
         for borders, directions in ((1, POSITION_FIRST), (0, POSITION_LAST)):
             place, dims = self.level.peeled(op.operands[1 - borders])
-            counter = self.level.made.get(place)
-            if op.attrs.direction not in directions or counter is None or counter.name != "iota":
+            counted = counted_dim(self.level.made.get(place))
+            if op.attrs.direction not in directions or counted is None:
                 continue
-            dim = dims[counter.attrs.dim]
+            dim = dims[counted]
             source, where = self.level.peeled(op.operands[borders])
             keys = self.thresholds.of(source)
             if keys is not None and dim not in where and op.result.type.shape[dim] == self.rows:

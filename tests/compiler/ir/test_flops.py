@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
-from shardwright.compiler.ir.analysis import CONTRACTIONS, flops, is_light
+from shardwright.compiler.ir.analysis import flops, is_light
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
@@ -16,6 +16,7 @@ from shardwright.compiler.ir.ops.elementwise import ConvertAttrs
 from shardwright.compiler.ir.ops.gather import ScatterAttrs
 from shardwright.compiler.ir.ops.sort import SortAttrs
 from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from tests.support.road import captured_graph
 from tests.support.small_job import SIZES

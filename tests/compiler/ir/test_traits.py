@@ -56,6 +56,7 @@ def test_every_op_has_rows_that_are_probed_or_a_reason() -> None:
 def test_an_op_does_what_its_kind_says(name: str) -> None:
     checks = {
         Kind.ELEMENTWISE: check_elementwise,
+        Kind.CAST: check_cast,
         Kind.IDENTITY: check_identity,
         Kind.LITERAL: check_literal,
         Kind.CONTRACTION: check_contraction,
@@ -83,6 +84,15 @@ def check_elementwise(case: OpCase) -> None:
             moved = ~same(before, after)
             moved[at] = False
             assert not moved.any(), (case.id, k)
+
+
+def check_cast(case: OpCase) -> None:
+    """Numbers that every type holds stay what they are."""
+    check_elementwise(case)
+    inputs = [np.arange(x.size).reshape(x.shape) % 2 for x in case_inputs(case)]
+    given = [x.astype(t.dtype.numpy) for x, t in zip(inputs, case.types, strict=True)]
+    for have, want in zip(outputs(case, given), inputs, strict=True):
+        assert (have.astype(np.int64) == want).all(), case.id
 
 
 def check_identity(case: OpCase) -> None:
@@ -133,6 +143,13 @@ def check_sorts(case: OpCase) -> None:
         assert sorted(have.ravel().tolist()) == sorted(want.ravel().tolist())
 
 
+@pytest.mark.parametrize("name", [name for name in PROBED if OPS[name].passes is not None])
+def test_results_consist_of_the_operands_that_an_op_passes(name: str) -> None:
+    for case in ROWS[name]:
+        inputs = numbered(case)
+        assert elements(outputs(case, inputs)) <= elements(inputs[OPS[name].passes]), case.id
+
+
 def op_of(case: OpCase) -> Op:
     return build_graph(case).ops[0]
 
@@ -151,5 +168,5 @@ def test_what_needs_ranks() -> None:
 
 def test_elementwise_ops_are_of_their_kind_or_an_identity() -> None:
     for op in OPS.values():
-        if op.elementwise != (op.kind is Kind.ELEMENTWISE):
+        if op.elementwise != (op.kind in (Kind.ELEMENTWISE, Kind.CAST)):
             assert op.kind is Kind.IDENTITY and op.elementwise

@@ -1,0 +1,121 @@
+"""What one op says of itself: what it holds, what it reads where, how it combines.
+
+Passes ask these instead of for names, and take an op or None: what makes a value, if anything does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, PARTS, REDUCTIONS, TRAFFIC
+from shardwright.compiler.ir.types import Op, Value
+
+
+def operands_of(op: Op, result: Value) -> tuple[Value, ...]:
+    """What `result` of `op` depends on."""
+    if op.name in IDENTITIES:
+        return (op.operands[op.results.index(result)],)
+    return op.operands
+
+
+def behind(value: Value, made: Mapping[Value, Op], through: Callable[[Op], bool]) -> Value:
+    """What the elements of `value` were before all ops on their way that `through` accepts; `made`
+    are the producers of the level.
+    """
+    while (op := made.get(value)) is not None and through(op):
+        value = operands_of(op, value)[0]
+    return value
+
+
+def places_of(op: Op) -> tuple[Value, ...]:
+    """The operands that say where elements are: starts of slices, indices of rows."""
+    passed = OPS[op.name].passes
+    return () if passed is None or passed.stop is None else op.operands[passed.stop :]
+
+
+def takes_at(op: Op | None) -> bool:
+    """Whether `op` takes a part of a tensor at places that are operands."""
+    return op is not None and op.name in PARTS and bool(places_of(op))
+
+
+def stored(op: Op | None) -> ConstantAttrs | None:
+    """The elements that `op` makes, where they are written in the program."""
+    return op.attrs if op is not None and isinstance(op.attrs, ConstantAttrs) else None
+
+
+def splat(op: Op | None) -> ConstantAttrs | None:
+    """What `stored` says where one element stands for all."""
+    held = stored(op)
+    return held if held is not None and held.is_splat else None
+
+
+def counted_dim(op: Op | None) -> int | None:
+    """The dim along which the elements that `op` makes are 0, 1, ..."""
+    return op.attrs.dim if op is not None and op.name == "iota" else None
+
+
+def joined_dim(op: Op | None) -> int | None:
+    """The dim along which `op` puts its operands one behind the other."""
+    return op.attrs.dim if op is not None and op.name == "concatenate" else None
+
+
+def dim_map(op: Op) -> tuple[int | None, ...] | None:
+    """Per dim of the result the dim of the operand whose index it has, None for one along which all
+    elements are alike. Ops that move elements in another way have no map.
+    """
+    walks = OPS[op.name].walks
+    return None if walks is None else walks(op)
+
+
+def permutation(op: Op | None) -> tuple[int, ...] | None:
+    """The dims of the operand in the order of the result, where `op` only reorders dims."""
+    return op.attrs.permutation if op is not None and op.name == "transpose" else None
+
+
+def chooses(op: Op | None) -> bool:
+    """Whether the first operand of `op` chooses elements of the others."""
+    passed = OPS[op.name].passes if op is not None else None
+    return passed is not None and passed.start > 0
+
+
+def pairing(op: Op | None) -> DotGeneralAttrs | None:
+    """Which dims of its operands a contraction pairs; None where it moves windows over one."""
+    return op.attrs if op is not None and isinstance(op.attrs, DotGeneralAttrs) else None
+
+
+def combination(op: Op) -> str:
+    """How `op` combines elements (`add`, `max`, ...), empty where it combines none."""
+    if op.name in CONTRACTIONS:
+        return "add"
+    if not OPS[op.name].combines:
+        return ""
+    return str(getattr(op.attrs, "kind", getattr(op.attrs, "reduction", "")))
+
+
+def is_sum(op: Op) -> bool:
+    """Whether `op` adds up along dims."""
+    return op.name in REDUCTIONS and op.attrs.kind == "add"
+
+
+def resized(op: Op, shape: tuple[int, ...]) -> Any:
+    """The attributes of `op` where dims of its operands, and with them of its result, have other
+    sizes; `shape` is that of the result.
+    """
+    resize = OPS[op.name].resize
+    return op.attrs if resize is None else resize(op, shape)
+
+
+def resized_dim(op: Op) -> int | None:
+    """The dim that a collective gathers or divides among ranks; None where shapes stay."""
+    return getattr(op.attrs, "dim", None) if op.name in TRAFFIC else None
+
+
+def keeps_order(op: Op) -> bool:
+    """True for a reshape in any spelling: the same elements one after the other."""
+    if op.name == "broadcast_in_dim":
+        same = op.operands[0].type.num_elements == op.result.type.num_elements
+        return same and list(op.attrs.dims) == sorted(op.attrs.dims)
+    return op.name == "reshape"
