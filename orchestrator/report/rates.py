@@ -18,7 +18,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import run_counts
-from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.passes.pipeline import DCE
 from shardwright.orchestrator.report.hidden import attention_flops, levels
 from shardwright.orchestrator.road.build import Built
 
@@ -83,7 +83,7 @@ def product_types(graph: Graph) -> dict[str, float]:
 def _forward(built: Built) -> Graph:
     """What the loss depends on."""
     graph, loss = built.counted
-    return dce(with_ops(graph, graph.ops, (graph.outputs[loss],)))
+    return DCE(with_ops(graph, graph.ops, (graph.outputs[loss],)))
 
 
 def _executed(built: Built) -> int:
