@@ -86,8 +86,7 @@ SINK_INVARIANTS = Rewrite(
     "sink_invariants",
     sink_invariants,
     "light constants that a loop only reads are made inside of it",
-    needs=(NO_RANKS,),
-    leaves=(NO_RANKS,),
+    keeps=(NO_RANKS,),
 )
 
 

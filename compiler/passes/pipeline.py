@@ -64,23 +64,19 @@ DOUBLES = Rewrite(
     leaves=(NO_DOUBLES,),
 )
 FORMATS = Rewrite(
-    "formats",
-    check_formats,
-    "refuses fp8 formats that the machine does not have; changes nothing",
+    "formats", check_formats, "refuses fp8 formats that the machine does not have; changes nothing"
 )
 INTEGERS = Rewrite(
-    "integers",
-    check_integers,
-    "refuses integer operations that would lose bits; changes nothing",
+    "integers", check_integers, "refuses integer operations that would lose bits; changes nothing"
 )
 AUTO_CAST = Rewrite(
-    "auto_cast", auto_cast, "fp32 operations are computed in a shorter type", needs=(LOOP_FREE,)
+    "auto_cast", auto_cast, "fp32 operations are computed in a shorter type", keeps=(LOOP_FREE,)
 )
 SATURATE = Rewrite(
     "saturate",
     saturate_infinity,
     "infinities are clamped in front of transposes done as products",
-    needs=(LOOP_FREE,),
+    keeps=(LOOP_FREE,),
 )
 DOUBLED = Rewrite("doubled", doubled, "a sum of two equal terms is a product with two")
 ACTIVATIONS = Rewrite(

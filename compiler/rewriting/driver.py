@@ -41,8 +41,9 @@ class Rewrite(Generic[S, P, T]):
 
     `run` is given what has the graph, and what it reads besides; it makes something with graphs
     (`graphs_of`), or None where there is nothing to do. `help` says in a line what it does,
-    `needs` and `leaves` what holds before and behind it, `besides` what `run` reads that a text of
-    the graph does not have, `remark` what is said of each value where the step is recorded.
+    `needs` and `leaves` what holds before and behind it, `keeps` what holds at both; `besides` is
+    what `run` reads that a text of the graph does not have, `remark` what is said of each value
+    where the step is recorded.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Rewrite(Generic[S, P, T]):
     help: str
     needs: tuple[Spec, ...] = ()
     leaves: tuple[Spec, ...] = ()
+    keeps: tuple[Spec, ...] = ()
     besides: str = ""
     remark: Callable[[T], Remark] | None = None
 
@@ -62,13 +64,13 @@ class Rewrite(Generic[S, P, T]):
         if not is_watched():
             return self.run(subject, *args, **kwargs)
         for _, graph in graphs_of(subject):
-            self.check(graph, "requires", self.needs)
+            self.check(graph, "requires", (*self.needs, *self.keeps))
         made = self.run(subject, *args, **kwargs)
         remark = self.remark(made) if self.remark else None
         for folder, graph in graphs_of(made):
             with within(folder) if folder else nullcontext():
                 step(self.name, graph, remark)
-            self.check(graph, "promises", self.leaves)
+            self.check(graph, "promises", (*self.leaves, *self.keeps))
         return made
 
     def given(self, *args: P.args, **kwargs: P.kwargs) -> Rewrite[S, [], T]:

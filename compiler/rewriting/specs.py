@@ -41,7 +41,6 @@ def no_results(dtypes: Collection[DType], but: Collection[str] = ()) -> Spec:
 LOOP_FREE = without("loop", of(Kind.CONTROL))
 NO_BARRIERS = without("barrier or sharding constraint", IDENTITIES)
 NO_WINDOWS = without("convolution or windowed op", of(Kind.WINDOW) | {"convolution"})
-NO_SORTS = without("sort", of(Kind.SORT))
 NO_CONSTRAINTS = without("sharding constraint", ("sharding_constraint",))
 NO_DOUBLES = no_results((DType.F64,))
 NO_RANKS = without("position of a core", of(Kind.RANK))

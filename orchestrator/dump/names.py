@@ -72,10 +72,7 @@ Files
 def about(folder: str, name: str) -> str:
     """What the file of a step is; nothing for a name that is not known."""
     part = folder.partition("/")[0]
-    if part == "proof" and name in FILES[""]:
-        return f"{FILES[''][name]} (with more samples: what micro-batches are proven by)"
-    if name in FILES[part]:
-        return FILES[part][name]
-    if name in REWRITES:
-        return REWRITES[name].help
-    return FILES[""].get(name, "")
+    rewrite = REWRITES.get(name)
+    text = rewrite.help if rewrite else FILES[part].get(name) or FILES[""].get(name, "")
+    more = " (with more samples: what micro-batches are proven by)"
+    return f"{text}{more}" if text and part == "proof" else text

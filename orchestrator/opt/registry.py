@@ -24,6 +24,7 @@ from shardwright.compiler.outline.cut import SINK_INVARIANTS
 from shardwright.compiler.passes import pipeline as passes
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.opt.settings import ON_TEXTS
+from shardwright.orchestrator.report.rates import FORWARD
 from shardwright.sharding.cut import rewrites as cutting
 from shardwright.sharding.explain import NUMBERED
 from shardwright.sharding.prepare import rewrites as preparing
@@ -56,7 +57,6 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.OWN_COUNTS,
             RECIPE,
             preparing.FOLDED,
-            NUMBERED,
         ),
         "a partitioned step": (
             cutting.PARTITIONED,
@@ -98,6 +98,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             lowering.REMADE,
             lowering.HALVED,
         ),
+        "a report": (NUMBERED, FORWARD),
         "export": (SPELLED,),
     }
 )

@@ -54,15 +54,13 @@ RING = Rewrite(
     "ring",
     with_context,
     "attention over gathered keys becomes a loop over blocks that go around a ring",
-    needs=LOCAL,
-    leaves=LOCAL,
+    keeps=LOCAL,
 )
 REDUCTIONS_LAST = Rewrite(
     "reductions_last",
     hoisted,
     "reductions of gradients stand behind their loops, to wait for the last micro-batch",
-    needs=LOCAL,
-    leaves=LOCAL,
+    keeps=LOCAL,
 )
 COORDINATES = Rewrite(
     "coordinates",
@@ -82,58 +80,48 @@ DIVIDED = Rewrite(
     "divided",
     divide,
     "the part of this pipeline stage",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
     besides="which layers a stage has",
 )
 REDUCED = Rewrite(
     "reduced",
     reduced_in_last,
     "gradients are reduced in the last micro-batch's backward program",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
     besides="all programs of the step",
 )
 SUMMED = Rewrite(
     "summed",
     summed,
     "gradients of several micro-batches are added up in the loop that makes them",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
 )
 HOST = Rewrite(
     "host",
     on_host,
     "what a step keeps in host memory moves there and back",
-    needs=PROGRAM,
-    leaves=(*PROGRAM, without("move between memories that is not a transfer", ("move_to",))),
+    keeps=PROGRAM,
+    leaves=(without("move between memories that is not a transfer", ("move_to",)),),
     besides="all programs of the step",
 )
 GROUPED = Rewrite(
     "grouped",
     grouped,
     "one turn of a layer loop does several layers, collectives together",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
 )
 BUCKETED = Rewrite(
-    "bucketed",
-    bucketed,
-    "collectives that are ready together become one",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    "bucketed", bucketed, "collectives that are ready together become one", keeps=PROGRAM
 )
 SHIFTED = Rewrite(
     "shifted",
     shifted,
     "layer loops become software pipelines: weights are gathered early, gradients late",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
 )
 THREADED = Rewrite(
     "threaded",
     threaded,
     "gathers of weights and reductions give way to what a layer itself waits for",
-    needs=PROGRAM,
-    leaves=PROGRAM,
+    keeps=PROGRAM,
 )
