@@ -79,7 +79,8 @@ class Rewrite(Generic[S, P, T]):
         def run(subject: S) -> T:
             return self.run(subject, *args, **kwargs)
 
-        return replace(self, run=run)  # type: ignore[return-value, arg-type]
+        ends = (self.needs, self.leaves, self.keeps)
+        return Rewrite(self.name, run, self.help, *ends, self.besides, self.remark)
 
     def check(self, graph: Graph, verb: str, specs: Iterable[Spec]) -> None:
         """Raises CompileError SW_IR_INVALID for the first op that breaks one of `specs`."""
@@ -91,7 +92,7 @@ class Rewrite(Generic[S, P, T]):
     def _broken(self, graph: Graph, verb: str, spec: Spec, op: Op) -> CompileError:
         types = ", ".join(str(value.type) for value in op.results)
         message = f"rewrite {self.name} {verb} {spec.says}, got {op.name} of {types or 'nothing'}"
-        hint = "a defect of the rewrite: report it with the graph"
+        hint = "a defect of a rewrite: report it with the graph; a text needs what comes before it"
         return CompileError("SW_IR_INVALID", f"{message} in graph {graph.name}", op.loc, hint)
 
 
@@ -124,8 +125,8 @@ def run(graph: Graph, rewrites: Sequence[Rewrite[Graph, ..., Graph]]) -> Graph:
         if graph is not before:
             _verify_after(one.name, graph, typed)
         if is_watched():
-            one.check(graph, "keeps", promised)
-            promised += one.leaves
+            one.check(graph, "has to keep", promised)
+            promised += one.leaves + one.keeps
     return graph
 
 
