@@ -27,7 +27,8 @@ from shardwright.compiler.frontend.models.presets import preset_task
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.machine.target import load_target
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import collect_rarely

@@ -27,8 +27,10 @@ from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.outline import Outlined, outline_programs
 from shardwright.compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
-from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import Rewrite, run
+from shardwright.compiler.rewriting.specs import LOOP_FREE, NO_RANKS
 from shardwright.compiler.schedule import hbm
 from shardwright.compiler.schedule.core_order import order_cores
 from shardwright.compiler.schedule.region_order import order_regions
@@ -36,7 +38,7 @@ from shardwright.compiler.shown.engines import overlap_text
 from shardwright.compiler.shown.memory import function_memory
 from shardwright.compiler.shown.regions import fusion_text, regions_text
 from shardwright.compiler.shown.tiling import tiling_text
-from shardwright.compiler.steps import note, step, within
+from shardwright.compiler.steps import note, within
 from shardwright.compiler.support.schema import MOST
 from shardwright.compiler.timing.evaluate import JUDGED_RECOVERY, Shares, segments_at
 
@@ -51,7 +53,7 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
     graph, signature = read_payload(payload)
-    graph = step("function", with_ordinals(graph))
+    graph = FUNCTION(graph)
     machine = load_target(target)
     default = replace(options, optlevel=min(2, options.optlevel), model_type="generic")
     if options == default:
@@ -223,6 +225,14 @@ def with_ordinals(graph: Graph) -> Graph:
         for number, op in enumerate(graph.ops)
     )
     return with_ops(graph, ops)
+
+
+FUNCTION = Rewrite(
+    "function",
+    with_ordinals,
+    "the graph of the function, before its passes",
+    needs=(LOOP_FREE, NO_RANKS),
+)
 
 
 def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:

@@ -1,7 +1,7 @@
 """Steps of the road that somebody may want to see: what every stage and rewrite made, by name.
 
 A recorder is there for a block of code, in this thread alone (`recording`); without one a step
-costs a look at one variable. Recording changes nothing that is computed, so it is in no key.
+costs a look at two variables. Recording changes nothing that is computed, so it is in no key.
 `orchestrator/dump` is the recorder that writes a folder (`--dump-dir`) and says what each name is.
 """
 
@@ -37,18 +37,21 @@ class Recorder(Protocol):
 
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
 
 
 def step(name: str, graph: Graph, remark: Remark | None = None) -> Graph:
-    """`graph` itself, which step `name` made; recorded and verified where somebody records.
+    """`graph` itself, which step `name` made; recorded where somebody records, and verified there
+    and inside of `checked`.
 
-    Raises: CompileError naming the step, for a recorded graph that is not valid.
+    Raises: CompileError naming the step, for a watched graph that is not valid.
     """
     recorder = _RECORDER.get()
     if recorder is not None:
+        recorder.graph(name, graph, remark)
+    if is_watched():
         from shardwright.compiler.ir.verify import verify
 
-        recorder.graph(name, graph, remark)
         try:
             verify(graph)
         except DiagnosticError as error:
@@ -69,6 +72,21 @@ def note(name: str, make: Callable[[], str], kind: str = "txt") -> None:
 def is_recorded() -> bool:
     """Whether steps are recorded here."""
     return _RECORDER.get() is not None
+
+
+def is_watched() -> bool:
+    """Whether steps are verified here, which costs as much as making them."""
+    return _CHECKED.get() or is_recorded()
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Verify the steps of the block, in this thread, and try what rewrites promise."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
 
 
 @contextmanager

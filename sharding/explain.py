@@ -14,18 +14,16 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.cut.ring import with_context
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN, RING
 from shardwright.sharding.indices.inner import contracted
-from shardwright.sharding.localize import localize
 from shardwright.sharding.partition.findings import surprises
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.partition.partitioner import PartitionUnit
-from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import partition
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.plan import Prepared
-from shardwright.sharding.prepare.one_sample import without_twin
+from shardwright.sharding.prepare.rewrites import WITHOUT_TWIN
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
 Dims = tuple[tuple[str, ...], ...]
@@ -106,16 +104,16 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     """The explanation of a decided step. Raises ShardingError, as planning it does."""
     recipe = prepared.recipe
     origins = [op.loc for op in recipe.graph.walk()]
-    numbered = _numbered(recipe.graph, iter(range(len(origins))))
+    graph = NUMBERED(recipe.graph, iter(range(len(origins))))
     slots = (prepared.inputs, prepared.outputs)
-    part = rewrite(partition(numbered, prepared.mesh, recipe.specs, *slots, recipe.tied, unit))
-    local, _ = with_context(localize(part), prepared.settings.context)
+    part = REWRITTEN(PARTITIONED(graph, prepared.mesh, recipe.specs, *slots, recipe.tied, unit))
+    local, _ = RING(LOCALIZED(part), prepared.settings.context)
     predicted = recipe.predicted
     unasked: set[Loc] = set()
     if predicted is not None:
         unasked = {op.loc for op in surprises(part.graph, predicted)}
     if prepared.has_twin:
-        local = without_twin(local).local
+        local, _ = WITHOUT_TWIN(local)
         part = local.source
     values = (*local.graph.inputs, *local.graph.outputs)
     named = zip((*part.inputs, *part.outputs), values, strict=True)
@@ -124,14 +122,19 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved), prepared.stacks)
 
 
-def _numbered(graph: Graph, numbers: Iterator[int]) -> Graph:
+def numbered(graph: Graph, numbers: Iterator[int]) -> Graph:
     """`graph` whose ops, in the order of `walk`, have their number as location."""
     ops = []
     for op in graph.ops:
         loc = Loc(NODE, next(numbers))
-        regions = tuple(_numbered(r, numbers) for r in op.regions)
+        regions = tuple(numbered(r, numbers) for r in op.regions)
         ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, loc))
     return with_ops(graph, ops)
+
+
+NUMBERED = Rewrite(
+    "numbered", numbered, "the location of each op is its number", besides="the numbers"
+)
 
 
 def _tensors(prepared: Prepared, part: PartitionedGraph, origins: list[Loc]) -> Iterator[Placed]:

@@ -18,31 +18,45 @@ from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.neff.schedule import STAGE_AXIS, counted_runs, run_counts
 from shardwright.compiler.program import StepPlan
-from shardwright.compiler.steps import note, step
+from shardwright.compiler.rewriting.driver import in_programs
+from shardwright.compiler.steps import note
 from shardwright.sharding import shown
-from shardwright.sharding.cut.host import on_host
-from shardwright.sharding.cut.overlap import Shifts, hoisted, overlap, reduced_in_last
+from shardwright.sharding.cut.overlap.assign import Shifts
+from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.cut.pipeline.balance import PartShare
-from shardwright.sharding.cut.pipeline.divide import divide
-from shardwright.sharding.cut.pipeline.unstack import Staged, stage_layers
-from shardwright.sharding.cut.ring import with_context
-from shardwright.sharding.cut.stages import split_step
-from shardwright.sharding.cut.summed import summed_in_loops
-from shardwright.sharding.localize import localize
+from shardwright.sharding.cut.pipeline.unstack import Staged
+from shardwright.sharding.cut.rewrites import (
+    CUT,
+    DIVIDED,
+    HOST,
+    LOCALIZED,
+    PARTITIONED,
+    REDUCED,
+    REDUCTIONS_LAST,
+    REWRITTEN,
+    RING,
+    SUMMED,
+)
 from shardwright.sharding.memory.footprint import Footprint, footprint
 from shardwright.sharding.partition.findings import with_findings
 from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit, ask
-from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import annotated_text, partition
-from shardwright.sharding.prepare.fold import Folded, fold
-from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
-from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
-from shardwright.sharding.prepare.unfold import UnfoldError, unfold
+from shardwright.sharding.partition.shardy import annotated_text
+from shardwright.sharding.prepare.fold import Folded
+from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin
+from shardwright.sharding.prepare.rewrites import (
+    FOLDED,
+    REDUCE_DTYPE,
+    ROUNDED,
+    STAGED,
+    UNFOLDED,
+    WITHOUT_TWIN,
+)
+from shardwright.sharding.prepare.unfold import UnfoldError
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
 from shardwright.sharding.strategies import Recipe
-from shardwright.sharding.strategies.registry import MANUAL, padded_step, recipe_of
+from shardwright.sharding.strategies.registry import MANUAL, RECIPE, padded_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,25 +160,23 @@ def prepare(
     """
     if twins is not None:
         twins.check(graph, inputs, mesh)
-    graph = step("rounded", rounded_graph(graph, inputs, settings))
+    graph = ROUNDED(graph, inputs, settings)
     stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
         parts = stages * (settings.stage_parts if settings.schedule == "interleaved" else 1)
-        staged = stage_layers(graph, inputs, outputs, parts, settings.stage_balance)
-        graph, inputs, outputs = step("staged", staged.graph), staged.inputs, staged.outputs
+        staged = STAGED(graph, inputs, outputs, parts, settings.stage_balance)
+        graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
     mesh = with_twin(mesh) if twins is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
-    step("padded", graph)
-    recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
+    recipe = RECIPE(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
+    note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     is_pinned = recipe.predicted is not None
-    folded = fold(recipe.graph, recipe.specs, inputs, outputs) if is_pinned else None
-    shown.pinned("recipe", recipe.graph, recipe.specs)
-    note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
+    folded = FOLDED(recipe.graph, recipe.specs, inputs, outputs) if is_pinned else None
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,
@@ -188,17 +200,15 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
     inputs, outputs, folded = prepared.inputs, prepared.outputs, prepared.folded
     if folded is not None:
         short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
-        shown.pinned("folded", folded.graph, folded.specs)
         note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
         try:
-            answer = shown.placed("partitioned", partition(*short, unit=unit))
-            return shown.placed("unfolded", unfold(folded, answer, inputs, outputs))
+            return UNFOLDED(folded, PARTITIONED(*short, unit=unit), inputs, outputs)
         except (DiagnosticError, UnfoldError):
             pass
     recipe = prepared.recipe
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
-    return shown.placed("partitioned", partition(*whole, unit))
+    return PARTITIONED(*whole, unit)
 
 
 def complete(
@@ -210,22 +220,16 @@ def complete(
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
     dropped = (TWIN_AXIS,) if prepared.has_twin else ()
-    rewritten = shown.placed("rewritten", rewrite(answer))
-    found = with_findings(rewritten, prepared.recipe, dropped)
-    source = shown.placed("reduce_dtype", with_reduce_dtype(found, settings))
-    local = localize(source)
-    step("localized", local.graph)
-    local, context = with_context(local, settings.context)
-    step("ring", local.graph)
+    found = with_findings(REWRITTEN(answer), prepared.recipe, dropped)
+    source = REDUCE_DTYPE(found, settings)
+    local, context = RING(LOCALIZED(source), settings.context)
     partial = None
     if prepared.has_twin:
-        alone = without_twin(local)
-        local, partial = alone.local, alone.partial
-        step("without_twin", local.graph)
+        local, partial = WITHOUT_TWIN(local)
     last = num_microbatches > 1 and settings.gradient_reduction != "each"
-    local = hoisted(local) if last else local
-    step("reductions_last", local.graph)
-    plan = split_step(
+    if last:
+        local = replace(local, graph=REDUCTIONS_LAST(local.graph))
+    plan = CUT(
         local,
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
@@ -234,16 +238,14 @@ def complete(
         partial=partial,
     )
     mesh = local.source.mesh
-    shown.programs("cut", plan)
     if prepared.staged is not None:
-        plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
+        plan = DIVIDED(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
-        shown.programs("staged", plan)
     if num_microbatches > 1 and settings.gradient_reduction == "last":
-        plan = reduced_in_last(plan)
-    plan = summed_in_loops(plan, settings.gradient_accumulation_fusion)
-    plan = shown.programs("host", on_host(plan))
-    plan = shown.planned(replace(_overlapped(plan, settings), stacks=prepared.stacks))
+        plan = REDUCED(plan)
+    plan = HOST(in_programs(plan, SUMMED, settings.gradient_accumulation_fusion))
+    plan = replace(_overlapped(plan, settings), stacks=prepared.stacks)
+    note("plan", lambda: shown.plan_text(plan))
     cut_findings = plan.metadata["findings"]
     assert isinstance(cut_findings, tuple)
     rows = traffic(plan)

@@ -1,30 +1,41 @@
-"""What partitioning decided, as steps that can be seen (`compiler/steps.py`): where every value
-lives stands beside it as a comment.
-"""
+"""What partitioning decided, as texts and remarks of steps (`compiler/steps.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from shardwright.compiler.ir.ops.host import DEVICE
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.program import StepPlan
-from shardwright.compiler.steps import note, step, within
+from shardwright.compiler.steps import Remark
 from shardwright.sharding.partition.partitioned import PartitionedGraph, SlotLike
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import OUTPUT, Recipe, ValueId, value_ids
 
 
-def pinned(name: str, graph: Graph, specs: Mapping[ValueId, ShardingSpec]) -> None:
-    """A graph with what a recipe asks for; what has no remark is the partitioner's choice."""
-    asked = {value: f"pinned {specs[key]}" for key, value in value_ids(graph) if key in specs}
-    step(name, graph, lambda value: asked.get(value, ""))
+class Asked(Protocol):
+    """A graph with what a recipe asks for."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+
+    @property
+    def specs(self) -> Mapping[ValueId, ShardingSpec]:
+        """Where values have to live."""
 
 
-def placed(name: str, part: PartitionedGraph) -> PartitionedGraph:
-    """A partitioned graph with the axes that shard each dim of each value."""
-    step(name, part.graph, lambda value: str(part.specs[value]) if value in part.specs else "")
-    return part
+def pins(asked: Asked | None) -> Remark:
+    """What a recipe asks for; what has no remark is the partitioner's choice."""
+    pairs = value_ids(asked.graph) if asked else ()
+    found = {v: f"pinned {asked.specs[key]}" for key, v in pairs if asked and key in asked.specs}
+    return lambda value: found.get(value, "")
+
+
+def places(part: PartitionedGraph) -> Remark:
+    """The axes that shard each dim of each value."""
+    return lambda value: str(part.specs[value]) if value in part.specs else ""
 
 
 def recipe_text(recipe: Recipe, inputs: Sequence[SlotLike], outputs: Sequence[SlotLike]) -> str:
@@ -72,14 +83,6 @@ def _slot_lines(
     return lines
 
 
-def programs(name: str, plan: StepPlan) -> StepPlan:
-    """The programs of a step, each in its part of the road."""
-    for program in plan.programs:
-        with within(f"programs/{program.name}"):
-            step(name, program.graph)
-    return plan
-
-
 def plan_text(plan: StepPlan) -> str:
     """What joins the programs of a step: mesh, schedule, buffers, streams, messages of stages."""
     mesh = ", ".join(f"{axis} = {size}" for axis, size in plan.mesh.items())
@@ -103,9 +106,3 @@ def plan_text(plan: StepPlan) -> str:
     if plan.transfers:
         lines += ["", "messages between stages:", *(f"  {t}" for t in plan.transfers)]
     return "\n".join(lines) + "\n"
-
-
-def planned(plan: StepPlan) -> StepPlan:
-    """The finished plan of a step."""
-    note("plan", lambda: plan_text(plan))
-    return plan

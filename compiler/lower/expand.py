@@ -90,12 +90,12 @@ def expand(graph: Graph) -> Graph:
     """`graph` (loop-free) without composite elementwise ops and sums of integer products or over
     ranks.
     """
-    if not any(_is_composite(op) for op in graph.ops):
+    if not any(is_composite(op) for op in graph.ops):
         return graph
     level = Level()
     for op in graph.ops:
         op = level.update(op)
-        if not _is_composite(op):
+        if not is_composite(op):
             level.ops.append(op)
         elif op.name in _SUMS:
             level.replace(op.results, [_integer_sum(Site(level, op))])
@@ -104,7 +104,8 @@ def expand(graph: Graph) -> Graph:
     return level.finish(graph)
 
 
-def _is_composite(op: Op) -> bool:
+def is_composite(op: Op) -> bool:
+    """Whether `op` is computed by others."""
     return op.name in _RULES or _is_integer_sum(op)
 
 

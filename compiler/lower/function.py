@@ -19,17 +19,14 @@ from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
-from shardwright.compiler.lower.canonical import canonical
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
-from shardwright.compiler.lower.expand import expand
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
-from shardwright.compiler.lower.made_once import made_once
-from shardwright.compiler.lower.narrow import narrow
 from shardwright.compiler.lower.positions import Positions
-from shardwright.compiler.lower.remake import cost, halved, remade
+from shardwright.compiler.lower.remake import cost
+from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, TURNED_LATE
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
 from shardwright.compiler.lower.scalars import parameter
@@ -41,11 +38,10 @@ from shardwright.compiler.lower.task import (
     NeedsScratchError,
     unsupported,
 )
-from shardwright.compiler.lower.turn_late import turned_late
-from shardwright.compiler.lower.windows import expand_windows, stored_windows
+from shardwright.compiler.lower.windows import stored_windows
 from shardwright.compiler.lower.write_out import Lowered, write_out
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.steps import step
+from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
@@ -123,9 +119,7 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = step("windows", expand_windows(graph))
-    graph = step("expand", expand(step("narrow", narrow(graph))))
-    graph = step("canonical", canonical(graph))
+    graph = run(graph, LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
@@ -143,11 +137,11 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
     """What roads begin with: forms of the graph, and phases in both orders, since which operators
     share a region with a contraction depends on who asks first.
     """
-    for graph in (first.graph, turned_late(first.graph)):
+    for graph in (first.graph, TURNED_LATE(first.graph)):
         if graph is not None:
             yield first.anew(graph=graph)
             yield first.anew(graph=graph, row_first=True)
-    if (once := made_once(first.graph, spare_bytes)) is not None:
+    if (once := MADE_ONCE(first.graph, spare_bytes)) is not None:
         yield first.anew(graph=once)
 
 
@@ -161,7 +155,7 @@ def _remade(attempt: _Try) -> list[_Found]:
     settled = _settled(attempt)
     forms = [(attempt, settled)]
     for _ in range(MAX_REMAKES):
-        made = remade(attempt.graph, settled.groups)
+        made = REMADE(attempt.graph, settled.groups)
         if made is None:
             break
         other = _with_copies(attempt, made)
@@ -170,7 +164,6 @@ def _remade(attempt: _Try) -> list[_Found]:
             break
         attempt, settled = other, again
         forms.append((attempt, settled))
-        step("remade", attempt.graph)
     return forms
 
 
@@ -217,7 +210,7 @@ def _halved(found: _Found, judge: Judge) -> _Found:
             results = frozenset(groups.body.tasks[n].result for n in part.members)
             if part.phase == RowRule.phase and results not in done:
                 done.add(results)
-                made = halved(attempt.graph, groups, part)
+                made = HALVED(attempt.graph, groups, part)
                 if made is not None:
                     other = _with_copies(attempt, made)
                     found = _quicker([found, (other, _settled(other))], judge)

@@ -27,7 +27,8 @@ from shardwright.compiler.outline import pieces
 from shardwright.compiler.outline.overwritten import is_overwritten
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
-from shardwright.compiler.steps import step
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.compiler.rewriting.specs import NO_RANKS
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 
@@ -80,12 +81,19 @@ class Level:
     known: dict[Value, Known]
 
 
+SINK_INVARIANTS = Rewrite(
+    "sink_invariants",
+    sink_invariants,
+    "light constants that a loop only reads are made inside of it",
+    keeps=(NO_RANKS,),
+)
+
+
 def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> Level:
     """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
     what inputs stay in.
     """
-    sunk = sink_invariants(graph, integer_ranges(graph, numbers))
-    step("sink_invariants", sunk)
+    sunk = SINK_INVARIANTS(graph, integer_ranges(graph, numbers))
     return _Cutter(sunk, {}, integer_ranges(sunk, numbers), _Counters(), name).level()
 
 

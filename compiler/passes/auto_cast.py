@@ -8,8 +8,6 @@ the `--auto-cast` entry of the neuronx-cc command-line reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
@@ -35,12 +33,10 @@ def casts_of(options: CompileOptions) -> Casts | None:
     return Casts(CAST_TYPES[options.auto_cast_type], CONTRACTIONS | arithmetic, arithmetic)
 
 
-def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
-    """The pass for one setting of `auto_cast` and `auto_cast_type`, for loop-free graphs."""
+def auto_cast(graph: Graph, options: CompileOptions) -> Graph:
+    """`graph` (loop-free) computed as `auto_cast` and `auto_cast_type` say."""
     casts = casts_of(options)
-    if casts is None:
-        return lambda graph: graph
-    return lambda graph: _Caster(graph, casts.dtype, casts.operands_of).run()
+    return graph if casts is None else _Caster(graph, casts.dtype, casts.operands_of).run()
 
 
 def _arithmetic() -> frozenset[str]:

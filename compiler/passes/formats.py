@@ -6,8 +6,6 @@ The 4-bit exponent format comes in two kinds: with infinities (`f8E4M3`) up to t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Graph, Op
@@ -16,18 +14,14 @@ from shardwright.compiler.options import CompileOptions
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 
 
-def check_formats(options: CompileOptions, generation: str) -> Callable[[Graph], Graph]:
-    """A pass that changes nothing and raises CompileError for a format `generation` lacks."""
+def check_formats(graph: Graph, options: CompileOptions, generation: str) -> Graph:
+    """The graph as it is. Raises CompileError for a format that `generation` lacks."""
     refused = _refused(options, generation)
-
-    def check(graph: Graph) -> Graph:
-        for op in graph.walk() if refused else ():
-            for value in (*op.operands, *op.results):
-                if value.type.dtype in refused:
-                    raise _refusal(op, value.type.dtype, *refused[value.type.dtype])
-        return graph
-
-    return check
+    for op in graph.walk() if refused else ():
+        for value in (*op.operands, *op.results):
+            if value.type.dtype in refused:
+                raise _refusal(op, value.type.dtype, *refused[value.type.dtype])
+    return graph
 
 
 def _refused(options: CompileOptions, generation: str) -> dict[DType, tuple[str, str]]:

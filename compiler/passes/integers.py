@@ -48,23 +48,17 @@ def permitted(setting: str) -> frozenset[str]:
     return frozenset(() if setting == "none" else setting.split(","))
 
 
-def check_integers(options: CompileOptions, generation: str) -> Callable[[Graph], Graph]:
-    """A pass that changes nothing and raises CompileError for an integer operation that is not
-    accepted.
-    """
+def check_integers(graph: Graph, options: CompileOptions, generation: str) -> Graph:
+    """The graph as it is. Raises CompileError for an integer operation that is not accepted."""
     allowed = permitted(options.implicit_integer_downcast)
     native = options.native_int64 == "enabled" and generation != "v2"
-
-    def check(graph: Graph) -> Graph:
-        for op in wide_operations(graph) if native else ():
-            raise CompileError("SW_INT64", _needs(op), op.loc, _ADVICE)
-        for op in graph.walk():
-            kind = _kind(op, generation)
-            if kind and kind not in allowed:
-                raise _refusal(op, kind)
-        return graph
-
-    return check
+    for op in wide_operations(graph) if native else ():
+        raise CompileError("SW_INT64", _needs(op), op.loc, _ADVICE)
+    for op in graph.walk():
+        kind = _kind(op, generation)
+        if kind and kind not in allowed:
+            raise _refusal(op, kind)
+    return graph
 
 
 def _kind(op: Op, generation: str) -> str:

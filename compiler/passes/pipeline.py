@@ -1,17 +1,12 @@
-"""The pass pipeline: named passes in order, each verified, and a step that can be seen.
+"""The passes: what each is, and the lists in which the driver runs them.
 
 A pass is a function `Graph -> Graph` and never edits the graph it is given. Where a pass changes
-what later passes see, the order in `PASSES` is the place to say so.
+what later passes see, the order of the lists is the place to say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-
-from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.activations import activations
 from shardwright.compiler.passes.auto_cast import auto_cast
@@ -19,6 +14,7 @@ from shardwright.compiler.passes.barriers import drop_barriers
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.doubled import doubled
+from shardwright.compiler.passes.doubles import check_doubles
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
@@ -29,63 +25,98 @@ from shardwright.compiler.passes.saturate import saturate_infinity
 from shardwright.compiler.passes.separate import separate
 from shardwright.compiler.passes.simplify import simplify
 from shardwright.compiler.passes.unroll import unroll
-from shardwright.compiler.steps import step
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.compiler.rewriting.specs import LOOP_FREE, NO_BARRIERS, NO_DOUBLES
 
+Pass = Rewrite[Graph, ..., Graph]
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A graph rewrite and the name of its step."""
-
-    name: str
-    run: Callable[[Graph], Graph]
-
+UNROLL = Rewrite("unroll", unroll, "short elementwise loops become straight code")
+FOLD = Rewrite("fold", fold, "constants are computed, identities and what cancels go")
+ORIENT = Rewrite(
+    "orient", orient, "products that are only read transposed change their operands instead"
+)
+SIMPLIFY = Rewrite(
+    "simplify",
+    simplify,
+    "sums over one element, sums of pieces padded apart, neighbouring slices: as views",
+)
+SEPARATE = Rewrite(
+    "separate",
+    separate,
+    "concatenations that only elementwise work and folds follow are taken apart",
+)
+CSE = Rewrite("cse", cse, "equal ops become one")
+DCE = Rewrite("dce", dce, "ops and loop carries that nothing reads go")
+REMATERIALISE = Rewrite(
+    "rematerialise",
+    rematerialise,
+    "quadratic values are made again for far readers, across loops too",
+)
+KEEP_LESS = Rewrite(
+    "keep_less",
+    keep_less,
+    "layers keep the lightest values that the rest follows from element by element",
+)
+DOUBLES = Rewrite(
+    "doubles",
+    check_doubles,
+    "refuses 64-bit floats, which no engine computes; changes nothing",
+    leaves=(NO_DOUBLES,),
+)
+FORMATS = Rewrite(
+    "formats", check_formats, "refuses fp8 formats that the machine does not have; changes nothing"
+)
+INTEGERS = Rewrite(
+    "integers", check_integers, "refuses integer operations that would lose bits; changes nothing"
+)
+AUTO_CAST = Rewrite(
+    "auto_cast", auto_cast, "fp32 operations are computed in a shorter type", keeps=(LOOP_FREE,)
+)
+SATURATE = Rewrite(
+    "saturate",
+    saturate_infinity,
+    "infinities are clamped in front of transposes done as products",
+    keeps=(LOOP_FREE,),
+)
+DOUBLED = Rewrite("doubled", doubled, "a sum of two equal terms is a product with two")
+ACTIVATIONS = Rewrite(
+    "activations", activations, "GELU, SiLU and their derivatives are found in any spelling"
+)
+DROP_BARRIERS = Rewrite(
+    "drop_barriers",
+    drop_barriers,
+    "optimization barriers and constraints go",
+    leaves=(NO_BARRIERS,),
+)
 
 # Folding and simplifying expose equal values to CSE, and all of them leave dead ops behind.
-PASSES: tuple[Pass, ...] = (
-    Pass("fold", fold),
-    Pass("simplify", simplify),
-    Pass("cse", cse),
-    Pass("dce", dce),
-)
+PASSES: tuple[Pass, ...] = (FOLD, SIMPLIFY, CSE, DCE)
 
 # For the whole step, before partitioning: later, collectives stand between a contraction and its
 # transpose. Simplifying makes concatenations of padded pieces, and reduces what separating leaves.
-STEP_PASSES: tuple[Pass, ...] = (
-    Pass("unroll", unroll),
-    PASSES[0],
-    Pass("orient", orient),
-    PASSES[1],
-    Pass("separate", separate),
-    *PASSES[1:],
-)
+STEP_PASSES: tuple[Pass, ...] = (UNROLL, FOLD, ORIENT, SIMPLIFY, SEPARATE, SIMPLIFY, CSE, DCE)
 
 # CSE first, so that one value has one name; then what is not read any more goes.
-REMAKE_PASSES: tuple[Pass, ...] = (Pass("rematerialise", rematerialise), *PASSES[1:])
+REMAKE_PASSES: tuple[Pass, ...] = (REMATERIALISE, SIMPLIFY, CSE, DCE)
 
 # CSE finds rows that a loop reads already.
-KEEP_PASSES: tuple[Pass, ...] = (Pass("keep_less", keep_less), *PASSES[2:])
+KEEP_PASSES: tuple[Pass, ...] = (KEEP_LESS, CSE, DCE)
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
-LOCAL_PASSES: tuple[Pass, ...] = (
-    *PASSES,
-    Pass("doubled", doubled),
-    PASSES[-1],
-    Pass("activations", activations),
-    Pass("drop_barriers", drop_barriers),
-)
+LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, DOUBLED, DCE, ACTIVATIONS, DROP_BARRIERS)
 
 
 def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, ...]:
     """The passes of one compile unit on a NeuronCore generation: precision rules first, since
     folding and CSE then see the conversions they add.
     """
-    precision = [
-        Pass("formats", check_formats(options, generation)),
-        Pass("integers", check_integers(options, generation)),
-        Pass("auto_cast", auto_cast(options)),
+    precision: list[Pass] = [
+        FORMATS.given(options, generation),
+        INTEGERS.given(options, generation),
+        AUTO_CAST.given(options),
     ]
     if options.saturate_infinity and generation == "v2":
-        precision.append(Pass("saturate", saturate_infinity))
+        precision.append(SATURATE)
     return (*precision, *LOCAL_PASSES)
 
 
@@ -100,32 +131,9 @@ def step_passes(
     """
     remade = REMAKE_PASSES if options.attention == "flash" else ()
     if remade and keep_rows:
-        keeping_rows = Pass("rematerialise", partial(rematerialise, short_row=0))
-        remade = (keeping_rows, *remade[1:])
+        remade = (REMATERIALISE.given(short_row=0), *remade[1:])
     passes = STEP_PASSES + remade + KEEP_PASSES
     if samples != 1:
         return passes
-    keeping = Pass("simplify", partial(simplify, keep_sums=True))
-    return tuple(keeping if one.run is simplify else one for one in passes)
-
-
-def run(graph: Graph, passes: Sequence[Pass] = PASSES) -> Graph:
-    """`graph` after all `passes`, each a step. Raises: CompileError naming the pass whose result is
-    not valid.
-    """
-    typed: set[Op] = set()
-    verify(graph, typed)
-    for one in passes:
-        before, graph = graph, one.run(graph)
-        step(one.name, graph)
-        if graph is not before:
-            _verify_after(one, graph, typed)
-    return graph
-
-
-def _verify_after(one: Pass, graph: Graph, typed: set[Op]) -> None:
-    try:
-        verify(graph, typed)
-    except ValueError as error:
-        error.add_note(f"after pass {one.name}")
-        raise
+    keeping = SIMPLIFY.given(keep_sums=True)
+    return tuple(keeping if one is SIMPLIFY else one for one in passes)

@@ -11,13 +11,11 @@ from dataclasses import replace
 
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.steps import step
-from shardwright.sharding import shown
-from shardwright.sharding.localize import localize
+from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN
 from shardwright.sharding.partition.partitioned import Slot
-from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import partition
-from shardwright.sharding.strategies.manual import manual, user_mesh
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.strategies.manual import user_mesh
+from shardwright.sharding.strategies.registry import MANUAL, RECIPE
 
 
 def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
@@ -35,11 +33,9 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
         Slot(f"arg{owners[k]}", "parameter") if k in owners else Slot(f"out{k}", "metric")
         for k in range(len(graph.outputs))
     )
-    recipe = manual(graph, inputs, outputs, user_mesh(asked), asked)
-    shown.pinned("recipe", recipe.graph, recipe.specs)
+    settings = StrategySettings(name=MANUAL)
+    recipe = RECIPE(graph, inputs, outputs, user_mesh(asked), settings, asked)
     whole = (recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
-    part = rewrite(shown.placed("partitioned", partition(*whole)))
-    shown.placed("rewritten", part)
+    part = REWRITTEN(PARTITIONED(*whole))
     facts = replace(module.facts, mesh=part.mesh.axes, shardings=None)
-    graph = step("localized", localize(part).graph)
-    return graph, replace(module, facts=facts)
+    return LOCALIZED(part).graph, replace(module, facts=facts)

@@ -26,18 +26,16 @@ from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.compile_partition import with_partitions
 from shardwright.orchestrator.road.bundling import compiler_version
-from shardwright.sharding.localize.coordinates import (
-    coordinate_axes,
-    coordinate_name,
-    hoist_coordinates,
-)
+from shardwright.sharding.cut.rewrites import COORDINATES
+from shardwright.sharding.localize.coordinates import coordinate_axes, coordinate_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +123,7 @@ def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
     """
     owners = dict(aliases)
     named = tuple(f"arg{k}" for k in range(len(graph.inputs)))
-    graph, coordinates = hoist_coordinates(graph)
-    step("coordinates", graph)
+    graph, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
         graph=graph,

@@ -17,22 +17,9 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "captured": "the step as it was captured: StableHLO with the places of the source",
             "roles": "what every input and result of the step is: role, name, type",
             "imported": "the same graph in the form of this compiler",
-            "rerolled": "repeated layers are loops over stacked weights",
             "repeats": "which layers became loops, and inputs and results as they are now",
-            "rounded": "weights are used in the type of the precision policy",
-            "staged": "layers are shared out over pipeline stages",
-            "padded": "indices are padded to sizes that the mesh divides",
-            "recipe": "what the strategy asks the partitioner for, value by value (`// pinned`)",
             "decisions": "who decided where every leaf lives, and which collectives are expected",
-            "folded": "one copy of repeated code, which is what the partitioner gets",
             "shardy_input": "what the partitioner (Shardy) gets: StableHLO with shardings",
-            "partitioned": "what the partitioner made: collectives, and where every value lives",
-            "unfolded": "its answer carried over to the whole step",
-            "rewritten": "better collectives in place of the partitioner's",
-            "reduce_dtype": "gradients are reduced in the type of the precision policy",
-            "localized": "per-core shapes; every core runs this graph",
-            "without_twin": "one sample per micro-batch again, after it was proven with two",
-            "reductions_last": "reductions of gradients that wait for the last micro-batch",
             "plan": "mesh, schedule, buffers of a core, streams of collectives, messages",
             "memory": "LIVENESS of the whole step: what a core holds, program by program",
             "time": "OVERLAP of the whole step: where time goes, and what hides behind what",
@@ -40,15 +27,10 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "proof": {},
         "programs": {
-            "cut": "the part of the step that is this program, before overlap",
-            "staged": "the part of this pipeline stage",
-            "reduced": "gradients are reduced in the last micro-batch's backward program",
             "memory": "LIVENESS of the arena: calls in order, and when buffers are in use",
             "listing": "the linked program: buffers, calls, and where the code of functions is",
         },
         "functions": {
-            "function": "the graph of the function, before its passes",
-            "remade": "quadratic values that crossed HBM are made again by their readers",
             "fusion": "which operators share a region, what that saves, which merges were refused",
             "regions": "what each region computes: the text of region programs",
             "tiling": "TILING: atoms, tiles on chip, loops, and what they were chosen from",
@@ -90,10 +72,7 @@ Files
 def about(folder: str, name: str) -> str:
     """What the file of a step is; nothing for a name that is not known."""
     part = folder.partition("/")[0]
-    if part == "proof" and name in FILES[""]:
-        return f"{FILES[''][name]} (with more samples: what micro-batches are proven by)"
-    if name in FILES[part]:
-        return FILES[part][name]
-    if name in REWRITES:
-        return REWRITES[name].help
-    return FILES[""].get(name, "")
+    rewrite = REWRITES.get(name)
+    text = rewrite.help if rewrite else FILES[part].get(name) or FILES[""].get(name, "")
+    more = " (with more samples: what micro-batches are proven by)"
+    return f"{text}{more}" if text and part == "proof" else text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.files import read_regular
-from shardwright.orchestrator.opt.registry import Run, applied, listed, passes_of
+from shardwright.compiler.passes.pipeline import Pass
+from shardwright.compiler.rewriting.driver import run as run_passes
+from shardwright.compiler.steps import checked
+from shardwright.orchestrator.opt.registry import listed, passes_of
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.terminal.terminal import say
 
@@ -53,10 +57,13 @@ def show_list() -> int:
     return 0
 
 
-def rewritten(graph: Graph, passes: list[tuple[str, Run]]) -> Graph:
-    """`graph` after the passes. Raises DiagnosticError, also where a pass has a defect."""
+def rewritten(graph: Graph, passes: Sequence[Pass]) -> Graph:
+    """`graph` after the passes, verified before the first and behind each, with what they require
+    and promise. Raises DiagnosticError, also where a pass has a defect.
+    """
     try:
-        return applied(graph, passes)
+        with checked():
+            return run_passes(graph, passes)
     except DiagnosticError:
         raise
     except Exception as error:

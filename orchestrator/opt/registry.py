@@ -1,249 +1,170 @@
-"""Every graph rewrite that a text is enough for, by the name it has everywhere: on the command line
-of `opt`, in tests, as a step of a dump.
+"""Every graph rewrite of the road, stage by stage in the order in which they run, by the name it
+has everywhere: on the command line of `opt`, in tests, as a step of a dump.
 
-A rewrite is named by its function and imported when it runs. One with settings is named by a
-function that makes it of them: `auto_cast{type=bf16}`.
+On a text a rewrite runs with plain settings (`auto_cast{type=bf16}`) in place of what it reads
+besides the graph: those of the function of its name in `settings.py`, or of its own.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.driver import FUNCTION
+from shardwright.compiler.ir.spelling import spelled
 from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower import rewrites as lowering
+from shardwright.compiler.outline.cut import SINK_INVARIANTS
+from shardwright.compiler.passes import pipeline as passes
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.orchestrator.opt.settings import ON_TEXTS
+from shardwright.orchestrator.report.rates import FORWARD
+from shardwright.sharding.cut import rewrites as cutting
+from shardwright.sharding.explain import NUMBERED
+from shardwright.sharding.prepare import rewrites as preparing
+from shardwright.sharding.strategies.registry import RECIPE
 
-Run = Callable[[Graph], Graph]
 Setting = int | bool | str
+SPELLED = Rewrite("spelled", spelled, "functions that StableHLO does not have, in its ops")
 
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """`where` is `module:function`; `defaults` are of its settings."""
-
-    where: str
-    help: str
-    defaults: tuple[tuple[str, Setting], ...] = ()
-
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """What may be given, with defaults."""
-        return dict(self.defaults)
-
-    def made(self, given: Mapping[str, Setting]) -> Run:
-        """The function `Graph -> Graph`, with settings where it has any."""
-        module, _, name = self.where.partition(":")
-        function: Any = getattr(import_module(module), name)
-        return partial(function, **{**self.settings, **given}) if self.settings else function
-
-
-_WITH = "shardwright.orchestrator.opt.settings"
-
-REWRITES: Mapping[str, Rewrite] = MappingProxyType(
+STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
     {
-        # The whole step, before it is partitioned.
-        "unroll": Rewrite(
-            "shardwright.compiler.passes.unroll:unroll",
-            "short elementwise loops become straight code",
+        "the whole step": (
+            preparing.REROLLED,
+            passes.UNROLL,
+            passes.FOLD,
+            passes.ORIENT,
+            passes.SIMPLIFY,
+            passes.SEPARATE,
+            passes.CSE,
+            passes.DCE,
+            passes.REMATERIALISE,
+            passes.KEEP_LESS,
+            passes.DOUBLES,
         ),
-        "fold": Rewrite(
-            "shardwright.compiler.passes.fold:fold",
-            "constants are computed, identities and what cancels go",
+        "a strategy": (
+            preparing.ROUNDED,
+            preparing.STAGED,
+            preparing.PADDED,
+            preparing.WITHOUT_CONSTRAINTS,
+            preparing.SORTED_ROWS,
+            preparing.OWN_COUNTS,
+            RECIPE,
+            preparing.FOLDED,
         ),
-        "orient": Rewrite(
-            "shardwright.compiler.passes.orient:orient",
-            "products that are only read transposed change their operands instead",
+        "a partitioned step": (
+            cutting.PARTITIONED,
+            preparing.UNFOLDED,
+            cutting.REWRITTEN,
+            preparing.REDUCE_DTYPE,
+            cutting.LOCALIZED,
+            cutting.RING,
+            preparing.WITHOUT_TWIN,
+            cutting.REDUCTIONS_LAST,
         ),
-        "simplify": Rewrite(
-            "shardwright.compiler.passes.simplify:simplify",
-            "sums over one element, sums of pieces padded apart, neighbouring slices: as views",
-            (("keep_sums", False),),
+        "programs": (
+            cutting.COORDINATES,
+            cutting.CUT,
+            cutting.DIVIDED,
+            cutting.REDUCED,
+            cutting.SUMMED,
+            cutting.HOST,
+            cutting.GROUPED,
+            cutting.BUCKETED,
+            cutting.SHIFTED,
+            cutting.THREADED,
+            SINK_INVARIANTS,
         ),
-        "separate": Rewrite(
-            "shardwright.compiler.passes.separate:separate",
-            "concatenations that only elementwise work and folds follow are taken apart",
+        "a function": (
+            FUNCTION,
+            passes.FORMATS,
+            passes.INTEGERS,
+            passes.AUTO_CAST,
+            passes.SATURATE,
+            passes.DOUBLED,
+            passes.ACTIVATIONS,
+            passes.DROP_BARRIERS,
         ),
-        "cse": Rewrite("shardwright.compiler.passes.cse:cse", "equal ops become one"),
-        "dce": Rewrite(
-            "shardwright.compiler.passes.dce:dce", "ops and loop carries that nothing reads go"
+        "lowering": (
+            *lowering.LOWERING,
+            lowering.TURNED_LATE,
+            lowering.MADE_ONCE,
+            lowering.REMADE,
+            lowering.HALVED,
         ),
-        "rematerialise": Rewrite(
-            "shardwright.compiler.passes.remat:rematerialise",
-            "quadratic values are made again for far readers, across loops too",
-        ),
-        "keep_less": Rewrite(
-            "shardwright.compiler.passes.remat.elementwise:keep_less",
-            "layers keep the lightest values that the rest follows from element by element",
-        ),
-        # Partitioning.
-        "without_constraints": Rewrite(
-            "shardwright.compiler.passes.barriers:without_constraints",
-            "the step's own shardings are left out",
-        ),
-        "sorted_rows": Rewrite(
-            f"{_WITH}:sorted_rows",
-            "rows of all samples that are sorted as one list are sorted sample by sample",
-            (
-                ("batch", 0),
-                ("by_expert", False),
-            ),
-        ),
-        "own_counts": Rewrite(
-            "shardwright.sharding.strategies.counts:own_counts",
-            "every reader of a count gets a count of its own",
-        ),
-        "ring": Rewrite(
-            f"{_WITH}:ring",
-            "attention over gathered keys becomes a loop over blocks that go around a ring",
-            (
-                ("axis", "cp"),
-                ("batch", 0),
-            ),
-        ),
-        # Programs of a step.
-        "coordinates": Rewrite(
-            f"{_WITH}:coordinates", "what depends on the rank is read from inputs of its own"
-        ),
-        "grouped": Rewrite(
-            "shardwright.sharding.cut.overlap.groups:grouped",
-            "one turn of a layer loop does several layers, collectives together",
-            (
-                ("layers", 2),
-                ("most_bytes", 2**30),
-            ),
-        ),
-        "bucketed": Rewrite(
-            "shardwright.sharding.cut.overlap.buckets:bucketed",
-            "collectives that are ready together become one",
-            (("most_bytes", 2**30),),
-        ),
-        "shifted": Rewrite(
-            f"{_WITH}:shifted",
-            "layer loops become software pipelines: weights are gathered early, gradients late",
-            (
-                ("gather", 1),
-                ("reduce", 0),
-            ),
-        ),
-        "threaded": Rewrite(
-            "shardwright.sharding.cut.overlap.threads:threaded",
-            "gathers of weights and reductions give way to what a layer itself waits for",
-        ),
-        "summed": Rewrite(
-            "shardwright.sharding.cut.summed:summed",
-            "gradients of several micro-batches are added up in the loop that makes them",
-            (("least_bytes", 2**16),),
-        ),
-        "sink_invariants": Rewrite(
-            "shardwright.compiler.outline.sink:sink_invariants",
-            "light constants that a loop only reads are made inside of it",
-        ),
-        # A function, before it is lowered.
-        "formats": Rewrite(
-            f"{_WITH}:formats",
-            "refuses fp8 formats that the machine does not have; changes nothing",
-            (
-                ("generation", "v2"),
-                ("accept", False),
-            ),
-        ),
-        "integers": Rewrite(
-            f"{_WITH}:integers",
-            "refuses integer operations that would lose bits; changes nothing",
-            (
-                ("generation", "v2"),
-                ("downcast", "default"),
-                ("native", False),
-            ),
-        ),
-        "auto_cast": Rewrite(
-            f"{_WITH}:auto_cast",
-            "fp32 operations are computed in a shorter type",
-            (
-                ("cast", "matmult"),
-                ("type", "bf16"),
-            ),
-        ),
-        "saturate": Rewrite(
-            "shardwright.compiler.passes.saturate:saturate_infinity",
-            "infinities are clamped in front of transposes done as products",
-        ),
-        "doubled": Rewrite(
-            "shardwright.compiler.passes.doubled:doubled",
-            "a sum of two equal terms is a product with two",
-        ),
-        "activations": Rewrite(
-            "shardwright.compiler.passes.activations:activations",
-            "GELU, SiLU and their derivatives are found in any spelling",
-        ),
-        "drop_barriers": Rewrite(
-            "shardwright.compiler.passes.barriers:drop_barriers",
-            "optimization barriers and constraints go",
-        ),
-        # Lowering.
-        "windows": Rewrite(
-            "shardwright.compiler.lower.windows:expand_windows",
-            "convolutions and windowed reductions become views of windows and ordinary ops",
-        ),
-        "narrow": Rewrite(
-            "shardwright.compiler.lower.narrow:narrow",
-            "64-bit integers are computed with their low 32 bits",
-        ),
-        "expand": Rewrite(
-            "shardwright.compiler.lower.expand:expand",
-            "composite ops in terms of those that an engine has",
-        ),
-        "canonical": Rewrite(
-            "shardwright.compiler.lower.canonical:canonical",
-            "sorts, gathers and scatters along an axis become elementwise",
-        ),
-        # Export.
-        "spelled": Rewrite(
-            "shardwright.compiler.ir.spelling:spelled",
-            "functions that StableHLO does not have, in its ops",
-        ),
+        "a report": (NUMBERED, FORWARD),
+        "export": (SPELLED,),
     }
 )
+REWRITES = MappingProxyType({one.name: one for stage in STAGES.values() for one in stage})
+TEXTUAL = MappingProxyType({name: one for name, one in REWRITES.items() if not one.besides})
+"""Those that a text is enough for."""
 
 _ONE = re.compile(r"([A-Za-z_]\w*)(?:\{([^}]*)\})?")
 
 
-def passes_of(text: str) -> list[tuple[str, Run]]:
-    """The passes of `name,name{key=value key=value}`, in order.
+def passes_of(text: str) -> list[passes.Pass]:
+    """The rewrites of `name,name{key=value key=value}`, in order.
 
-    Raises UsageError for what is no list of passes, unknown names, and unknown settings.
+    Raises UsageError for what is no list of rewrites, unknown names, and unknown settings.
     """
-    found: list[tuple[str, Run]] = []
+    found: list[passes.Pass] = []
     at = 0
     while at < len(text):
         match = _ONE.match(text, at)
         end = match.end() if match else at
         if match is None or text[end : end + 1] not in ("", ","):
             raise _refused("names separated by commas, like fold,cse", text)
-        found.append((match[1], _made(match[1], match[2] or "")))
+        found.append(_made(match[1], match[2] or ""))
         at = end + 1
     if not found or text.endswith(","):
         raise _refused("at least one name, and one behind every comma", text)
     return found
 
 
-def _made(name: str, words: str) -> Run:
-    rewrite = REWRITES.get(name)
+def _made(name: str, words: str) -> passes.Pass:
+    if name in REWRITES and name not in TEXTUAL:
+        also = f"which also reads {REWRITES[name].besides}"
+        raise UsageError(
+            "SW_USAGE",
+            f"--pass requires a rewrite that a graph is enough for, got {name!r}, {also}",
+            hint="opt --list",
+        )
+    rewrite = TEXTUAL.get(name)
     if rewrite is None:
-        raise _refused(f"one of {', '.join(REWRITES)}", name, REWRITES)
-    pairs = [word.partition("=") for word in words.split()]
-    known = ", ".join(rewrite.settings) or "none"
-    given: dict[str, Setting] = {}
-    for key, _, value in pairs:
-        if key not in rewrite.settings:
-            raise _refused(f"settings of {name}: {known}", key, rewrite.settings)
-        given[key] = _value(name, key, value, rewrite.settings[key])
-    return rewrite.made(given)
+        raise _refused(f"one of {', '.join(TEXTUAL)}", name, TEXTUAL)
+    known = settings_of(rewrite)
+    given = dict(known)
+    for key, _, value in (word.partition("=") for word in words.split()):
+        if key not in known:
+            raise _refused(f"settings of {name}: {', '.join(known) or 'none'}", key, known)
+        given[key] = _value(name, key, value, known[key])
+    return replace(rewrite, run=partial(_on_graph, _function(rewrite), given), remark=None)
+
+
+def _function(rewrite: Rewrite[Any, ..., Any]) -> Callable[..., Graph | None]:
+    """What runs on a text."""
+    return ON_TEXTS.get(rewrite.name, rewrite.run)
+
+
+def _on_graph(
+    function: Callable[..., Graph | None], given: Mapping[str, Setting], graph: Graph
+) -> Graph:
+    """`graph` itself where there is nothing to do."""
+    made = function(graph, **given)
+    return graph if made is None else made
+
+
+def settings_of(rewrite: Rewrite[Any, ..., Any]) -> dict[str, Setting]:
+    """What may be given on a text, with defaults."""
+    _, *parameters = inspect.signature(_function(rewrite)).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, Setting)}
 
 
 def _value(name: str, key: str, text: str, default: Setting) -> Setting:
@@ -268,29 +189,17 @@ def _refused(required: str, given: str, known: Iterable[str] = ()) -> UsageError
     )
 
 
-def listed(names: Collection[str] = ()) -> str:
-    """A line for every rewrite: name, settings with their defaults, what it does."""
-    rows = [(name, rewrite) for name, rewrite in REWRITES.items() if not names or name in names]
-    heads = [_head(name, rewrite) for name, rewrite in rows]
-    width = max(map(len, heads), default=0)
-    lines = zip(heads, rows, strict=True)
-    return "".join(f"{head:<{width}}  {rewrite.help}\n" for head, (_, rewrite) in lines)
+def listed() -> str:
+    """A line for every rewrite of a text: name, settings with their defaults, what it does."""
+    heads = {_head(rewrite): rewrite.help for rewrite in TEXTUAL.values()}
+    width = max(map(len, heads))
+    return "".join(f"{head:<{width}}  {text}\n" for head, text in heads.items())
 
 
-def _head(name: str, rewrite: Rewrite) -> str:
-    settings = " ".join(f"{key}={_text(value)}" for key, value in rewrite.settings.items())
-    return f"{name}{{{settings}}}" if settings else name
+def _head(rewrite: Rewrite[Any, ..., Any]) -> str:
+    known = " ".join(f"{key}={_text(value)}" for key, value in settings_of(rewrite).items())
+    return f"{rewrite.name}{{{known}}}" if known else rewrite.name
 
 
 def _text(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def applied(graph: Graph, passes: Sequence[tuple[str, Run]]) -> Graph:
-    """`graph` after passes, the verifier run before the first and behind each.
-
-    Raises: CompileError naming the pass whose result is not valid, and what passes raise.
-    """
-    from shardwright.compiler.passes.pipeline import Pass, run
-
-    return run(graph, [Pass(name, one) for name, one in passes])

@@ -37,7 +37,8 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
     from shardwright.compiler.fusion.logical_core import LogicalCore
     from shardwright.compiler.lower.explain import explain_fusion
     from shardwright.compiler.outline import outline
-    from shardwright.compiler.passes.pipeline import run, unit_passes
+    from shardwright.compiler.passes.pipeline import unit_passes
+    from shardwright.compiler.rewriting.driver import run
     from shardwright.orchestrator.road.build import build
     from shardwright.orchestrator.road.stages import Stages
     from shardwright.orchestrator.road.units import unit_service

@@ -20,6 +20,7 @@ from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce
+from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.report.hidden import attention_flops, levels
 from shardwright.orchestrator.road.build import Built
 
@@ -56,7 +57,7 @@ class StepFlops:
 def step_flops(built: Built) -> StepFlops:
     """Those of a built job. The model needs no more than what runs: first layers and frozen weights
     have fewer than two contractions of the backward pass."""
-    forward, executed = _forward(built), _executed(built)
+    forward, executed = FORWARD(*built.counted), _executed(built)
     attention = attention_flops(forward)
     model = min(built.of_a_step(TRAINED * flops(forward, CONTRACTIONS)), executed)
     kind = CAUSAL if attention.hidden else FULL if attention.whole else NO_ATTENTION
@@ -81,10 +82,14 @@ def product_types(graph: Graph) -> dict[str, float]:
     return {name: count / total for name, count in found.most_common()}
 
 
-def _forward(built: Built) -> Graph:
-    """What the loss depends on."""
-    graph, loss = built.counted
-    return dce(with_ops(graph, graph.ops, (graph.outputs[loss],)))
+def only_result(graph: Graph, output: int = 0) -> Graph:
+    """`graph` with one of its outputs, and what that depends on."""
+    return dce(with_ops(graph, graph.ops, (graph.outputs[output],)))
+
+
+FORWARD = Rewrite(
+    "forward", only_result, "what the loss depends on, for the FLOPs of a forward pass"
+)
 
 
 def _executed(built: Built) -> int:

@@ -22,7 +22,7 @@ from shardwright.compiler.support.rounding import TIMES, allowed, unit_roundoff
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.sharding.partition.partitioned import slots
-from shardwright.sharding.prepare.precision import rounded_graph
+from shardwright.sharding.prepare.rewrites import ROUNDED
 from shardwright.sim_cluster.values.result import L0Check, distance
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def measure_rounding(
     task, run = resolve_task(job), job.run
     captured = capture(task, global_batch, job.base)
     graph = import_module(captured.artifact, base_dir=job.base)
-    graph = rounded_graph(graph, slots(captured.inputs), job.strategy)
+    graph = ROUNDED(graph, slots(captured.inputs), job.strategy)
     batch = next(task_batches(task, run.seed, global_batch, run.data))
     given = initial_state(task, run.seed) | batch_leaves(batch)
     inputs = [given[argument.name] for argument in captured.inputs]

@@ -24,7 +24,8 @@ from shardwright.orchestrator.keys.freshness import Folder, jax_settings
 from shardwright.orchestrator.keys.reads import observed, recorded
 from shardwright.orchestrator.service.units import digest
 from shardwright.sharding.partition.partitioned import slots
-from shardwright.sharding.prepare.reroll import Rerolled, reroll
+from shardwright.sharding.prepare.reroll import Rerolled
+from shardwright.sharding.prepare.rewrites import REROLLED
 from shardwright.sharding.shown import slots_text
 from shardwright.sharding.strategies.registry import MANUAL
 
@@ -188,8 +189,8 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
     with stages.timed("import"):
         from shardwright.compiler.frontend.context import module_text
         from shardwright.compiler.frontend.stablehlo import import_with_shardings
-        from shardwright.compiler.passes.doubles import check_doubles
-        from shardwright.compiler.passes.pipeline import run, step_passes
+        from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
+        from shardwright.compiler.rewriting.driver import run
 
         note("captured", lambda: module_text(captured.artifact), "mlir")
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
@@ -199,11 +200,10 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
             graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
         )
         if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
-            rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
-        step("rerolled", rolled.graph)
+            rolled = REROLLED(rolled.graph, rolled.inputs, rolled.outputs)
         note("repeats", lambda: _repeats_text(rolled))
-        graph = run(rolled.graph, step_passes(job.compiler, samples, _keeps_rows(job)))
-        rolled = dataclasses.replace(rolled, graph=check_doubles(graph))
+        passes = step_passes(job.compiler, samples, _keeps_rows(job))
+        rolled = dataclasses.replace(rolled, graph=run(rolled.graph, (*passes, DOUBLES)))
     return Traced(rolled, samples, user, captured.name, captured.findings)
 
 

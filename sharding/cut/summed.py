@@ -11,7 +11,7 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwright.compiler.ir.facts import resized, resized_dim, splat
 from shardwright.compiler.ir.joins import joins_stages
@@ -23,8 +23,6 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted
-from shardwright.compiler.program import StepPlan
-from shardwright.sharding import shown
 
 LEAST_BYTES = 2**16
 """Of a layer's gradient in the accumulator's type. Less is added, and reduced, faster with that of
@@ -64,16 +62,6 @@ class _Ending:
     def is_in_place(self) -> bool:
         """Whether the result can take the place of the accumulator."""
         return self.result.type == self.accumulator.type
-
-
-def summed_in_loops(plan: StepPlan, fused: bool = True, least_bytes: int = LEAST_BYTES) -> StepPlan:
-    """`plan` with the accumulators of gradients in the loops over layers; without `fused` only
-    where their sums are reduced.
-    """
-    programs = tuple(replace(p, graph=summed(p.graph, fused, least_bytes)) for p in plan.programs)
-    if all(one.graph is other.graph for one, other in zip(programs, plan.programs, strict=True)):
-        return plan
-    return shown.programs("summed", replace(plan, programs=programs))
 
 
 def summed(graph: Graph, fused: bool = True, least_bytes: int = LEAST_BYTES) -> Graph:

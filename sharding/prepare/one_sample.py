@@ -21,7 +21,7 @@ from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.gradients import StepView
-from shardwright.sharding.cut.overlap import hoisted
+from shardwright.sharding.cut.overlap.deferred import hoisted
 from shardwright.sharding.localize import Localized
 from shardwright.sharding.partition.mesh import DATA_AXES, Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
@@ -93,25 +93,16 @@ def check_means(two: Graph, four: Graph) -> Twins:
     return Twins(two)
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A localized step of the ranks that exist, and its values that hold a part of a sum."""
-
-    local: Localized
-    partial: frozenset[Value]
-
-
-def without_twin(local: Localized) -> Alone:
-    """The step without the twin axis.
+def without_twin(local: Localized) -> tuple[Localized, frozenset[Value]]:
+    """The step of the ranks that exist, and its values that hold a part of a sum.
 
     Raises: ShardingError SW_ONE_SAMPLE at an op that moves or folds samples in another way than
     adding them up.
     """
-    local = hoisted(local)
     dropped = _Dropped()
-    graph = dropped.region(local.graph, is_top=True)
+    graph = dropped.region(hoisted(local.graph), is_top=True)
     values = {whole: dropped.now.get(own, own) for whole, own in local.values.items()}
-    return Alone(Localized(graph, values, _source(local.source)), frozenset(dropped.partial))
+    return Localized(graph, values, _source(local.source)), frozenset(dropped.partial)
 
 
 class _Dropped:

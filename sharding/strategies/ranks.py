@@ -11,9 +11,9 @@ from math import prod
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.passes.barriers import without_constraints
 from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.prepare.rewrites import WITHOUT_CONSTRAINTS
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import Decisions, zero_of
 from shardwright.sharding.strategies.splits import split_layers
@@ -33,7 +33,7 @@ def mesh_for_state(
     ranks = mesh.sizes.get(SHARD_AXIS, 1)
     if not zero_of(settings) or ranks == 1 or not _may_be_left(graph, inputs, mesh):
         return mesh, ()
-    step = Decisions(without_constraints(graph), inputs, outputs, mesh)
+    step = Decisions(WITHOUT_CONSTRAINTS(graph), inputs, outputs, mesh)
     try:
         step.read_graph()
         split_layers(step, settings)

@@ -8,12 +8,16 @@ from dataclasses import replace
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError, did_you_mean
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.passes.barriers import without_constraints
-from shardwright.compiler.steps import step
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.sharding import shown
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import Slot
-from shardwright.sharding.prepare.padding import pad_indices
-from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
+from shardwright.sharding.prepare.rewrites import (
+    OWN_COUNTS,
+    PADDED,
+    SORTED_ROWS,
+    WITHOUT_CONSTRAINTS,
+)
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.activations import (
@@ -22,7 +26,6 @@ from shardwright.sharding.strategies.activations import (
     pin_activations,
     return_rows,
 )
-from shardwright.sharding.strategies.counts import own_counts
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic
@@ -65,12 +68,11 @@ def recipe_of(
             f"strategy.name requires one of {', '.join(known)}, got {name}",
             hint=did_you_mean(name, known),
         )
-    free = step("without_constraints", without_constraints(graph))
+    free = WITHOUT_CONSTRAINTS(graph)
     pairs = zip(inputs, graph.inputs, strict=True)
     batch = {value: slot.batch_dim or 0 for slot, value in pairs if slot.role == "batch"}
-    sorted_rows, notes = sorted_per_sample(free, batch, by_expert=mesh.sizes.get("ep", 1) > 1)
-    counted = step("own_counts", own_counts(step("sorted_rows", sorted_rows)))
-    decisions = Decisions(counted, inputs, outputs, mesh)
+    alike, notes = SORTED_ROWS(free, batch, by_expert=mesh.sizes.get("ep", 1) > 1)
+    decisions = Decisions(OWN_COUNTS(alike), inputs, outputs, mesh)
     decisions.findings += notes
     if free is not graph or (user is not None and user.meshes):
         decisions.findings.append(_not_read(name))
@@ -79,6 +81,15 @@ def recipe_of(
     decide(decisions, settings)
     _lay_out(decisions)
     return decisions.recipe()
+
+
+RECIPE = Rewrite(
+    "recipe",
+    recipe_of,
+    "what the strategy asks the partitioner for, value by value (`// pinned`)",
+    besides="the role and name of every input and result",
+    remark=shown.pins,
+)
 
 
 def _lay_out(step: Decisions) -> None:
@@ -103,14 +114,14 @@ def padded_step(
     """A step in which `tp` divides the indices it would split, its slots, and a note about it."""
     if mesh.sizes.get("tp", 1) == 1 or settings.name == MANUAL:
         return graph, inputs, outputs, ()
-    step = Decisions(without_constraints(graph), inputs, outputs, mesh)
+    step = Decisions(WITHOUT_CONSTRAINTS(graph), inputs, outputs, mesh)
     step.read_graph()
     sizes = padding_of(step, settings)
     if not sizes:
         return graph, inputs, outputs, ()
     numbers = {slot.name: i for i, slot in enumerate(inputs)}
     same = {j: numbers[slot.name] for j, slot in enumerate(outputs) if slot.name in numbers}
-    grown = pad_indices(graph, sizes, step.layout.indices, same)
+    grown = PADDED(graph, sizes, step.layout.indices, same)
     note = _padded(inputs, graph, grown)
     return (
         grown,

@@ -20,7 +20,8 @@ import pytest
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.lower import accept
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.run_single import run_single
 from tests.corpus.all_spellings import ALL
 from tests.corpus.case import CORPUS, Function, Spelling, is_score

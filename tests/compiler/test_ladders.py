@@ -12,7 +12,7 @@ import pytest
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan

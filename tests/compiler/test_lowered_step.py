@@ -18,8 +18,9 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepPlan
+from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.schedule import hbm
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
@@ -97,7 +98,7 @@ def test_attention_and_norms_are_strip_regions(llama_run) -> None:
     _, ranks = llama_run
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
     options = CompileOptions(attention="fused")
-    regions = lower_function(run(layer.graph), layer.signature, options).regions
+    regions = lower_function(run(layer.graph, PASSES), layer.signature, options).regions
     compute = [r.name for r in regions if r.kind == "compute"]
     assert sum(n.op == "contract" for r in regions for n in r.nodes) == 9
     assert compute.count("reduce_exponential") == 1

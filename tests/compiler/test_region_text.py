@@ -24,7 +24,8 @@ from shardwright.compiler.isa.region_text import parse, to_text
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.compiler.passes.pipeline import unit_passes
+from shardwright.compiler.rewriting.driver import run
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase, build_graph
 from tests.support.compiled import link

@@ -1,6 +1,7 @@
 """Golden cells: what a job compiles to and how long it takes is what its golden file says.
 
-Every graph and region of a cell has a text that reads back, too (docs/text-forms.md).
+Every graph and region of a cell has a text that reads back, too (docs/text-forms.md), and every
+rewrite on its road keeps what it promises (`compiler/rewriting`).
 
 A difference that is meant is written with `--update-golden`, which says what changed; a review
 reads that.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.compiler.steps import checked
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.road.stages import Traces
@@ -33,7 +35,7 @@ def traces() -> Traces:
 def test_a_cell_is_as_its_golden_file_says(
     cell: GoldenCell, traces: Traces, request: pytest.FixtureRequest
 ) -> None:
-    with UnitService(InlineExecutor, open_cache(JobConfig().cache)) as service:
+    with UnitService(InlineExecutor, open_cache(JobConfig().cache)) as service, checked():
         found = run_cell(cell.job, service, traces)
     graphs, regions = check_texts(found.built)
     assert graphs > 1 and regions > 1

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.orchestrator.report.hidden import attention_flops
 from tests.support.compiled import graph_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.pipeline import step_passes, unit_passes
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.compiler.rewriting.specs import without
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.dump.names import FILES, about
 from shardwright.orchestrator.opt import registry
-from shardwright.orchestrator.opt.registry import REWRITES, Rewrite, passes_of
+from shardwright.orchestrator.opt.registry import REWRITES, STAGES, TEXTUAL, passes_of
 
 TEXT = """main(%in0: tensor<4xf32>) {
   %0 = constant 0.0 : tensor<4xf32>
@@ -61,7 +64,8 @@ def test_output_goes_to_a_file(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--pass", "folded"], 2, "requires one of unroll, fold"),
+        (["--pass", "folds"], 2, "requires one of unroll, fold"),
+        (["--pass", "localized"], 2, "got 'localized', which also reads where every value lives"),
         (["--pass", "fold,"], 2, "requires at least one name, and one behind every comma"),
         (["--pass", "fold dce"], 2, "requires names separated by commas"),
         (["--pass", "fold{x=1}"], 2, "settings of fold: none"),
@@ -114,20 +118,29 @@ def raising(graph: Graph) -> Graph:
     raise KeyError(graph.name)
 
 
+def keeping(graph: Graph) -> Graph:
+    """Breaks its promise."""
+    return graph
+
+
 @pytest.mark.parametrize(
     ("function", "code", "said"),
-    [("broken", 70, "SW_IR_INVALID"), ("raising", 70, "SW_INTERNAL")],
+    [
+        (broken, 70, "SW_IR_INVALID"),
+        (raising, 70, "SW_INTERNAL"),
+        (keeping, 70, "rewrite defect promises no tanh, got tanh of tensor<4xf32>"),
+    ],
 )
 def test_a_pass_with_a_defect_is_a_coded_error(
-    function: str,
+    function: Callable[[Graph], Graph],
     code: int,
     said: str,
     file: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = {"defect": Rewrite(f"{__name__}:{function}", "")}
-    monkeypatch.setattr(registry, "REWRITES", own)
+    defect = Rewrite("defect", function, "", leaves=(without("tanh", ("tanh",)),))
+    monkeypatch.setattr(registry, "TEXTUAL", {"defect": defect})
     assert main(["opt", file, "--pass", "defect"]) == code
     assert said in capsys.readouterr().err
 
@@ -137,19 +150,20 @@ def test_every_pass_is_listed_and_runs_with_its_defaults(
 ) -> None:
     assert main(["opt", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(REWRITES)
+    assert len(lines) == len(TEXTUAL)
     graph = parse("main(%in0: tensor<4xf32>) {\n  %0 = tanh %in0 : tensor<4xf32>\n  return %0\n}\n")
-    for line, (name, rewrite) in zip(lines, REWRITES.items(), strict=True):
+    for line, (name, rewrite) in zip(lines, TEXTUAL.items(), strict=True):
         head, help_text = line.split("  ", 1)
         assert head.partition("{")[0] == name and help_text.strip() == rewrite.help
-        [(_, run)] = passes_of(head)
-        assert to_text(run(graph)) == to_text(graph), name
+        (one,) = passes_of(head)
+        assert to_text(one(graph)) == to_text(graph), name
 
 
 def test_passes_of_the_pipeline_have_their_names_here() -> None:
     options = CompileOptions(saturate_infinity=True)
     names = {one.name for one in (*step_passes(DEFAULTS, 1), *unit_passes(options, "v2"))}
     assert names <= REWRITES.keys()
+    assert len(REWRITES) == sum(map(len, STAGES.values())), "every name is given once"
     for name in REWRITES:
         assert about("", name) == about("functions/f", name) == REWRITES[name].help
     assert not REWRITES.keys() & {name for part in FILES.values() for name in part}

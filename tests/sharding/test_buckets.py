@@ -23,8 +23,9 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.cut.overlap import Shifts, overlap
+from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
 from tests.support.cells import long_in_matrix

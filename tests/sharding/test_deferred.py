@@ -14,11 +14,13 @@ from shardwright.compiler.frontend.models import gpt
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
 from shardwright.compiler.ir.parse import parse
-from shardwright.compiler.ir.types import Op, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, tensor_type
 from shardwright.compiler.neff.schedule import flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.cut.overlap import reduced_in_last
-from shardwright.sharding.cut.summed import summed_in_loops
+from shardwright.compiler.rewriting.driver import in_programs
+from shardwright.sharding.cut.overlap.last import reduced_in_last
+from shardwright.sharding.cut.rewrites import SUMMED
+from shardwright.sharding.cut.summed import summed
 from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
@@ -71,11 +73,11 @@ def _reducing(loop: Op) -> int:
 def small_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Gradients of these models are added up, and so reduced, in the loop, small as they are."""
 
-    def all_of_them(plan: StepPlan, fused: bool) -> StepPlan:
-        return summed_in_loops(plan, fused, 0)
+    def all_of_them(graph: Graph, fused: bool) -> Graph:
+        return summed(graph, fused, 0)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardwright.sharding.plan.summed_in_loops", all_of_them)
+        patch.setattr("shardwright.sharding.plan.SUMMED", replace(SUMMED, run=all_of_them))
         plan_of.cache_clear()
         yield
     plan_of.cache_clear()
@@ -263,7 +265,7 @@ def test_no_stack_of_gradients_is_added_to_an_accumulator(when: str) -> None:
     """They are added up layer by layer, in the loop: what follows a loop adds no stack."""
     plan = plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
     assert _stacks_added(plan.step)
-    assert not _stacks_added(summed_in_loops(plan.step, least_bytes=0))
+    assert not _stacks_added(in_programs(plan.step, SUMMED, least_bytes=0))
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -19,7 +19,8 @@ from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
 from shardwright.sharding.partition.shardy import answer_request, partition

@@ -20,7 +20,8 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.cut.host import on_host
-from shardwright.sharding.cut.overlap import Shifts, shifted
+from shardwright.sharding.cut.overlap.assign import Shifts
+from shardwright.sharding.cut.overlap.pipelined import shifted
 from shardwright.sharding.memory.footprint import footprint, host_bytes
 from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.road import worst

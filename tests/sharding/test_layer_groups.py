@@ -24,9 +24,10 @@ from shardwright.compiler.lower.scalars import known_scalars, parameter
 from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.overwritten import is_overwritten
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.cut.overlap import Shifts, overlap
+from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.buckets import UNLIMITED
 from shardwright.sharding.cut.overlap.groups import grouped
+from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.memory.footprint import footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot

@@ -14,8 +14,10 @@ from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
-from shardwright.sharding.cut.overlap import Shifts, overlap
-from shardwright.sharding.cut.summed import summed_in_loops
+from shardwright.compiler.rewriting.driver import in_programs
+from shardwright.sharding.cut.overlap.assign import Shifts
+from shardwright.sharding.cut.overlap.layers import overlap
+from shardwright.sharding.cut.rewrites import SUMMED
 from shardwright.sharding.memory.footprint import footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
@@ -96,7 +98,7 @@ def test_accumulators_in_the_loop_move_with_what_is_added(
     mesh: str, shifts: tuple[int, int]
 ) -> None:
     """They change no bit, and no reduction stays where it was because of them."""
-    within = summed_in_loops(_step(mesh), least_bytes=0)
+    within = in_programs(_step(mesh), SUMMED, least_bytes=0)
     assert [len(_loops(s, "backward")) for s in (within, _step(mesh))] == [1, 1]
     moved = [overlap(step, Shifts(*shifts)) for step in (within, _step(mesh))]
     trips = [[loop.attrs.trip for loop in _loops(step, "backward")] for step in moved]

@@ -18,7 +18,8 @@ from shardwright.compiler.frontend.stablehlo import import_module, import_with_s
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.findings import collectives
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot, slots

@@ -17,7 +17,8 @@ from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOp
 from shardwright.compiler.frontend.models.families import family_task
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.memory.footprint import Footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request

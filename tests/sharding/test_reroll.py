@@ -17,7 +17,8 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan

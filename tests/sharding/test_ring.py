@@ -24,7 +24,8 @@ from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.cut.ring import Rings
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request

@@ -17,8 +17,9 @@ from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.linearity.labels import merge_dim
 from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
 from shardwright.sharding.prepare.sorted_rows.proof import is_row_sort

@@ -18,7 +18,8 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.localize import localize
 from shardwright.sharding.partition import shardy

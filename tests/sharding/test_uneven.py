@@ -16,7 +16,8 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.indices.indices import IndexClasses
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot

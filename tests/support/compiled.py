@@ -11,8 +11,9 @@ from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
@@ -29,7 +30,7 @@ def link(graph: Graph, options: CompileOptions = DEFAULTS, target: str = TARGET)
     """`graph` compiled as one program; inputs are called arg0, ..., outputs out0, ..."""
     inputs = tuple(f"arg{i}" for i in range(len(graph.inputs)))
     outputs = tuple(f"out{i}" for i in range(len(graph.outputs)))
-    step = StepProgram(name="step", graph=run(graph), inputs=inputs, outputs=outputs)
+    step = StepProgram(name="step", graph=run(graph, PASSES), inputs=inputs, outputs=outputs)
     return compile_graph(step, target, options)
 
 

@@ -190,7 +190,7 @@ def over_cores(kind: str) -> Callable[[], object]:
             AllReduceAttrs(**over) if kind == "all_reduce" else ReduceScatterAttrs(dim=0, **over)
         )
         graph = b.finish(b.op(kind, x, attrs=attrs))
-        return check_integers(CompileOptions(implicit_integer_downcast="none"), "v2")(graph)
+        return check_integers(graph, CompileOptions(implicit_integer_downcast="none"), "v2")
 
     return run
 
@@ -199,7 +199,7 @@ def newer_than_trn3() -> object:
     """No machine file is newer than trn3: the pass itself."""
     b = Builder(loc=Loc("net.py", 7, ""))
     x = b.input((8,), DType.F8E4M3)
-    return check_formats(CompileOptions(), "v5")(b.finish(b.op("negate", x)))
+    return check_formats(b.finish(b.op("negate", x)), CompileOptions(), "v5")
 
 
 def integer(op: str, dtype: str) -> str:

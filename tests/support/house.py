@@ -1,5 +1,5 @@
-"""What the house is held to, counted in its sources: who knows ops by name, who builds graphs, what
-lies at the roots, which imports hide in functions.
+"""What the house is held to, counted in its sources: who knows ops by name, who builds graphs and
+rewrites them by hand, what lies at the roots, which imports hide in functions.
 
     python -m tests.support.house
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardwright.compiler.ir.opdef import OPS
+from tests.support.outside_driver import outside_driver
 from tests.test_layers import PACKAGES, ROOT, imported_modules, source_files
 
 KNOW_OPS = (
@@ -23,18 +24,26 @@ KNOW_OPS = (
 )
 """Where an op's name belongs: its definition, its text, its import."""
 BUILD_GRAPHS = ("compiler/ir/", "compiler/frontend/")
+NOT_ON_THE_ROAD = (
+    *("shardwright.compiler.ir", "shardwright.compiler.frontend", "shardwright.compiler.rewriting"),
+    "shardwright.sharding.partition.shardy_import",
+    "shardwright.orchestrator.opt",
+)
+"""What makes graphs of something else, runs rewrites, or runs one on a text."""
 Counts = dict[str, int]
 
 
 def counted() -> tuple[Counts, dict[str, Counter[str]]]:
     """All counts, and who makes up those that have a file."""
     where: dict[str, Counter[str]] = {name: Counter() for name in FINDERS}
-    for file in source_files():
+    trees = {file: ast.parse(file.read_text()) for file in source_files()}
+    for file, tree in trees.items():
         path = file.relative_to(ROOT).as_posix()
-        tree = ast.parse(file.read_text())
         for name, (find, outside) in FINDERS.items():
             if not path.startswith(outside):
                 where[name][path] += sum(1 for _ in find(tree))
+    by_hand = outside_driver({_module(file): tree for file, tree in trees.items()}, NOT_ON_THE_ROAD)
+    where["rewrites outside the driver"] = Counter(f"{module}:{name}" for module, name in by_hand)
     counts = {name: found.total() for name, found in where.items()}
     counts["modules that build a Graph"] = sum(1 for n in where["graphs built"].values() if n)
     for package in PACKAGES:

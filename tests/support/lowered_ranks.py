@@ -27,8 +27,9 @@ from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.outline import Outlined, outline
 from shardwright.compiler.outline.buffers import OutlinedProgram
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.regions import prepare
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.region_reference import run_nodes
@@ -36,7 +37,7 @@ from tests.support.region_reference import run_nodes
 
 def lower_units(outlined: Outlined) -> dict[str, Lowered]:
     """Every compile unit lowered, by key."""
-    return {u.key: lower_function(run(u.graph), u.signature) for u in outlined.functions}
+    return {u.key: lower_function(run(u.graph, PASSES), u.signature) for u in outlined.functions}
 
 
 @dataclass

@@ -22,8 +22,9 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Call, Program, Repeat
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.timing.evaluate import function_segments
 from shardwright.sim_cluster.values.result import distance
 from shardwright.sim_cluster.values.run_single import run_single

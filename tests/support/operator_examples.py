@@ -16,8 +16,9 @@ from jax import lax
 from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend.detect import import_file
 from shardwright.compiler.frontend.importer import Check
-from shardwright.compiler.passes.pipeline import STEP_PASSES, run
+from shardwright.compiler.passes.pipeline import STEP_PASSES
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.run_single import run_single
 from tests.support import xla
 

@@ -15,8 +15,9 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.program import StepPlan
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request

@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent / "passes"
 FILES = sorted(FOLDER.glob("*/*.txt"))
 SAME = "// the same\n"
 SPLIT = "// becomes:\n"
-ROUNDING = ("auto_cast",)
+ROUNDING = ("auto_cast", "rounded")
 """Passes that round to shorter types on purpose."""
 LEAST = 20
 """Rewrites with a case that fires and one that does not."""

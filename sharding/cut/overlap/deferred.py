@@ -18,23 +18,21 @@ from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
-from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
-from shardwright.sharding.localize import Localized
+from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 _TAKING = CASTS | {name for name, op in OPS.items() if op.passes == slice(0, 1)}
 """Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
 
 
-def hoisted(local: Localized) -> Localized:
-    """`local` with the reductions of its loops behind them, as far as nothing else reads what they
+def hoisted(graph: Graph) -> Graph:
+    """`graph` with the reductions of its loops behind them, as far as nothing else reads what they
     make. Top-level values keep their identity.
     """
-    graph = local.graph
     made = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
         ops += _loop(op, made) if op.regions else [op]
-    return replace(local, graph=with_ops(graph, ops))
+    return with_ops(graph, ops)
 
 
 @dataclass(frozen=True, slots=True)

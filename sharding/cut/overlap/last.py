@@ -23,7 +23,6 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, flat, folded, last_of, run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,12 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
         programs.append(_relieved(program, [m for m in moved if m.update == program.name]))
         if program.name in writers:
             programs.append(_last(program, [m for m in moved if m.writer == program.name]))
-    changed = replace(
+    return replace(
         plan,
         programs=tuple(programs),
         buffers={**plan.buffers, **{one.target.name: one.target for one in moved}},
         schedules=tuple(_with_last(schedule, writers) for schedule in plan.schedules),
     )
-    return shown.programs("reduced", changed)
 
 
 def _moved(plan: StepPlan) -> Iterator[_Moved]:

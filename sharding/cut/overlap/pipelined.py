@@ -19,12 +19,34 @@ from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
-from shardwright.sharding.cut.overlap.assign import Delays
+from shardwright.compiler.passes.dce import dce
+from shardwright.sharding.cut.overlap.assign import Delays, Shifts, delays
 
 Entry = tuple[Value, int]  # what the body calls a value, and how many times ago it was made
 
 
-def pipelined(delays: Delays) -> tuple[list[Op], dict[Value, Value]]:
+def shifted(graph: Graph, shifts: Shifts) -> Graph:
+    """The graph of a program with its loops pipelined; the graph itself where nothing moves."""
+    ops: list[Op] = []
+    now: dict[Value, Value] = {}
+    for op in graph.ops:
+        operands = tuple(now.get(v, v) for v in op.operands)
+        if operands != op.operands:
+            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+        found = delays(op, shifts) if op.regions and op.attrs.trip else None
+        if found is None:
+            ops.append(op)
+            continue
+        made, results = _pipelined(found)
+        ops += made
+        now |= results
+    if not now:
+        return graph
+    outputs = tuple(now.get(v, v) for v in graph.outputs)
+    return dce(with_ops(graph, ops, outputs))
+
+
+def _pipelined(delays: Delays) -> tuple[list[Op], dict[Value, Value]]:
     """The ops of the pipeline, and what the results of `delays.loop` are in it."""
     return _Pipeline(delays).build()
 

@@ -14,7 +14,8 @@ import pytest
 from shardwright.compiler.attention import find_attention
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import PASSES, step_passes
+from shardwright.compiler.rewriting.driver import run
 from tests.corpus.all_spellings import ALL, NONE, SOME
 from tests.corpus.case import SIZES, Spelling
 from tests.support.cells import diagonals
@@ -67,7 +68,9 @@ def test_an_instance_says_what_and_where() -> None:
     def attend(q: jax.Array, k: jax.Array) -> jax.Array:
         return jax.nn.softmax(jnp.einsum("td,sd->ts", q, k)) @ k
 
-    graph = run(graph_of(attend, np.zeros((t, d), np.float32), np.zeros((s, d), np.float32)))
+    graph = run(
+        graph_of(attend, np.zeros((t, d), np.float32), np.zeros((s, d), np.float32)), PASSES
+    )
     (found,) = find_attention(graph)
     assert (found.kind, found.rows, found.keys) == ("forward", t, s)
     assert found.op.name == "dot_general" and found.level is graph

@@ -17,7 +17,8 @@ from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower.labels import distinct
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import PASSES, run, step_passes
+from shardwright.compiler.passes.pipeline import PASSES, step_passes
+from shardwright.compiler.rewriting.driver import run
 from tests.corpus.all_spellings import CORPUS, NEGATIVES
 from tests.corpus.case import Spelling
 from tests.support.compiled import check_against_jax, graph_of

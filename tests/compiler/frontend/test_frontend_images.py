@@ -20,7 +20,8 @@ from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support import xla
 from tests.support.compiled import run_levels
@@ -31,7 +32,7 @@ NCHW = ("NCHW", "OIHW", "NCHW")
 
 def of_function(function: Callable[..., Any], *args: Any) -> Graph:
     traced = jax.jit(function, keep_unused=True).trace(*args)
-    return run(verify(import_module(artifact_of(traced))))
+    return run(verify(import_module(artifact_of(traced))), PASSES)
 
 
 def check(function: Callable[..., Any], *shapes: tuple[int, ...], bound: float = 1e-5) -> Graph:
@@ -221,7 +222,7 @@ def test_batch_norm_family(shape: tuple[int, ...], dim: int) -> None:
     rng = np.random.default_rng(dim)
     sizes = [shape, *[(shape[dim],)] * 4, shape]
     inputs = [rng.standard_normal(s).astype(np.float32) for s in sizes]
-    graph = run(import_module(text))
+    graph = run(import_module(text), PASSES)
     wanted = xla.run(text, inputs)
     (code,) = run_levels(graph, inputs, ("L0",))
     for want, meant, made in zip(wanted, evaluate(graph, inputs), code, strict=True):

@@ -23,7 +23,8 @@ from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.stablehlo import import_module, import_partition
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.passes.doubles import check_doubles
-from shardwright.compiler.passes.pipeline import run, step_passes
+from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.rewriting.driver import run
 from tests.models.state_forms import FORMS
 
 HERE = str(Path(__file__).parent)

@@ -203,6 +203,6 @@ def test_integer_reductions_over_cores_need_permission(kind: str) -> None:
     over = {"axes": ("dp",), "reduction": "add", "group_size": 2}
     attrs = AllReduceAttrs(**over) if kind == "all_reduce" else ReduceScatterAttrs(dim=0, **over)
     graph = b.finish(b.op(kind, x, attrs=attrs))
-    check_integers(CompileOptions(implicit_integer_downcast=kind), "v2")(graph)
+    check_integers(graph, CompileOptions(implicit_integer_downcast=kind), "v2")
     with pytest.raises(CompileError, match=f"sum.py:4: error.{code}"):
-        check_integers(CompileOptions(implicit_integer_downcast="none"), "v2")(graph)
+        check_integers(graph, CompileOptions(implicit_integer_downcast="none"), "v2")

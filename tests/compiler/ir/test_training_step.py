@@ -20,7 +20,8 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support import xla
 from tests.support.graphs import structural_hash
@@ -105,7 +106,7 @@ def worst_error(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
 def test_fp32_step_equals_jax(scanned: bool) -> None:
     graph, inputs, want = captured(scanned, "float32")
     assert worst_error(evaluate(graph, inputs), want) <= 1e-5
-    clean = run(graph)
+    clean = run(graph, PASSES)
     assert worst_error(evaluate(clean, inputs), want) <= 1e-5
     assert len(list(clean.walk())) < 0.8 * len(list(graph.walk()))
     assert count_ops(clean)["optimization_barrier"] == (1 if scanned else LAYERS)
@@ -115,19 +116,19 @@ def test_fp32_step_equals_jax(scanned: bool) -> None:
 def test_bf16_error_is_that_of_jax(scanned: bool) -> None:
     graph, inputs, theirs = captured(scanned, "bfloat16")
     _, _, exact = captured(scanned, "float32")
-    ours = worst_error(evaluate(run(graph), inputs), exact)
+    ours = worst_error(evaluate(run(graph, PASSES), inputs), exact)
     assert ours <= max(1e-2, OTHER_ROUNDINGS * worst_error(theirs, exact))
 
 
 def test_printed_step_runs_in_xla() -> None:
     graph, inputs, want = captured(True, "float32")
-    assert worst_error(xla.run(to_stablehlo(run(graph)), inputs), want) <= 1e-5
+    assert worst_error(xla.run(to_stablehlo(run(graph, PASSES)), inputs), want) <= 1e-5
 
 
 def test_printed_bf16_step_is_as_exact_as_that_of_jax() -> None:
     graph, inputs, theirs = captured(True, "bfloat16")
     _, _, exact = captured(True, "float32")
-    ours = worst_error(xla.run(to_stablehlo(run(graph)), inputs), exact)
+    ours = worst_error(xla.run(to_stablehlo(run(graph, PASSES)), inputs), exact)
     assert ours <= max(1e-2, OTHER_ROUNDINGS * worst_error(theirs, exact))
 
 
@@ -142,5 +143,5 @@ def test_serialised_step_is_the_same() -> None:
 
 def test_scanned_and_unrolled_cost_the_same() -> None:
     """Trip counts are honoured: dots dominate, loop bookkeeping is the rest."""
-    scanned, unrolled = (flops(run(captured(s, "float32")[0])) for s in (True, False))
+    scanned, unrolled = (flops(run(captured(s, "float32")[0], PASSES)) for s in (True, False))
     assert abs(scanned - unrolled) < 0.05 * unrolled

@@ -11,7 +11,8 @@ from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.task import CONTRACT
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import run, step_passes, unit_passes
+from shardwright.compiler.passes.pipeline import step_passes, unit_passes
+from shardwright.compiler.rewriting.driver import run
 from tests.support.llama_step import unrolled_step
 
 BOUND = 1.1  # of the reference figures

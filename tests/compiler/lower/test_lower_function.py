@@ -13,7 +13,8 @@ from shardwright.compiler.lower.function import Signature, lower_function
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.passes.pipeline import run, unit_passes
+from shardwright.compiler.passes.pipeline import unit_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support.region_reference import check_lowering, run_lowered
 

@@ -15,7 +15,8 @@ from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.activations import activations
-from shardwright.compiler.passes.pipeline import run
+from shardwright.compiler.passes.pipeline import PASSES
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support.compiled import graph_of
 
@@ -47,7 +48,7 @@ FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
 
 def mapped(fn: Callable[..., Any], *arguments: Any) -> tuple[Graph, dict[str, int]]:
     """The graph of `fn` after the pass, equal to the one before, and its ops."""
-    before = run(graph_of(fn, *arguments))
+    before = run(graph_of(fn, *arguments), PASSES)
     after = activations(before)
     given = [np.asarray(a) for a in arguments]
     for have, want in zip(evaluate(after, given), evaluate(before, given), strict=True):

@@ -12,7 +12,8 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.doubled import doubled
-from shardwright.compiler.passes.pipeline import LOCAL_PASSES, run
+from shardwright.compiler.passes.pipeline import LOCAL_PASSES
+from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import run_levels
 
 

@@ -21,7 +21,8 @@ from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.fold import fold
-from shardwright.compiler.passes.pipeline import LOCAL_PASSES, PASSES, Pass, run
+from shardwright.compiler.passes.pipeline import LOCAL_PASSES, PASSES
+from shardwright.compiler.rewriting.driver import Rewrite, run
 from tests.support.graphs import layer_stack, norm, stack_inputs
 
 
@@ -183,7 +184,7 @@ class TestCse:
 
         y, _, same, start = b.loop(3, [x, w, w, x], body)
         graph = b.finish(y, same, start)
-        clean = run(graph)
+        clean = run(graph, PASSES)
         loop = next(op for op in clean.ops if op.name == "loop")
         assert len(loop.operands) == 3, "counter, h and one of the twins"
         assert count_ops(clean)["multiply"] == 1
@@ -201,7 +202,7 @@ class TestFold:
         negative = b.compare(index, b.constant(0, DType.I32), "LT")
         wrapped = b.op("select", negative, b.add(index, b.constant(8, DType.I32)), index)
         graph = b.finish(b.dynamic_slice(x, [wrapped], (2,)))
-        clean = run(graph)
+        clean = run(graph, PASSES)
         assert names(clean) == ["constant", "dynamic_slice"]
         assert clean.ops[0].attrs.array() == 5
         assert_same_values(graph, clean, [np.arange(8, dtype=np.float32)])
@@ -212,7 +213,7 @@ class TestFold:
         big = b.broadcast(scalar, (1024, 1024))
         product = b.multiply(big, b.full((1024, 1024), 3.0))
         rows = b.slice(b.transpose(product, (1, 0)), (0, 0), (4, 1024))
-        clean = run(b.finish(b.reshape(rows, (4096,))))
+        clean = run(b.finish(b.reshape(rows, (4096,))), PASSES)
         (op,) = clean.ops
         assert op.attrs.is_splat and op.attrs.array()[17] == 6.0
 
@@ -247,7 +248,7 @@ class TestFold:
         b = Builder()
         x = b.input((4, 6))
         assert callable(build)
-        clean = run(b.finish(build(b, x)))
+        clean = run(b.finish(build(b, x)), PASSES)
         assert not clean.ops and clean.outputs == clean.inputs
 
     def test_what_is_no_identity_stays(self) -> None:
@@ -262,7 +263,7 @@ class TestFold:
             b.broadcast(x, (4, 4), (1, 0)),
             b.convert(b.convert(x, DType.BF16), DType.F32),
         )
-        clean = run(graph)
+        clean = run(graph, PASSES)
         assert len(set(clean.outputs)) == 6 and clean.inputs[0] not in clean.outputs
 
     def test_a_slice_of_one_piece_forgets_the_others(self) -> None:
@@ -270,7 +271,7 @@ class TestFold:
         x, y = b.input((4, 6)), b.input((4, 3))
         joined = b.concatenate([x, y], 1)
         inside, across = b.slice(joined, (1, 7), (3, 9)), b.slice(joined, (0, 5), (4, 7))
-        clean = run(b.finish(inside, across))
+        clean = run(b.finish(inside, across), PASSES)
         rng = np.random.default_rng(0)
         values = [rng.normal(size=v.type.shape).astype(np.float32) for v in clean.inputs]
         whole = np.concatenate(values, 1)
@@ -287,7 +288,7 @@ class TestFold:
         x = b.input((6, 1))
         inner = b.broadcast(x, (5, 6, 1), (1, 2))
         graph = b.finish(b.broadcast(inner, (3, 6, 2, 5), (3, 1, 0)))
-        clean = run(graph)
+        clean = run(graph, PASSES)
         assert names(clean) == ["broadcast_in_dim"]
         assert_same_values(graph, clean, [np.arange(6, dtype=np.float32).reshape(6, 1)])
 
@@ -295,7 +296,7 @@ class TestFold:
         b = Builder()
         pred = b.input((4,), DType.PRED)
         yes, no = b.full((4,), True, DType.PRED), b.full((4,), False, DType.PRED)
-        clean = run(b.finish(b.op("select", pred, yes, no), b.op("select", pred, no, yes)))
+        clean = run(b.finish(b.op("select", pred, yes, no), b.op("select", pred, no, yes)), PASSES)
         assert clean.outputs[0] is pred and names(clean).count("select") == 1
 
     def test_invariants_leave_their_loop(self) -> None:
@@ -309,7 +310,7 @@ class TestFold:
 
         y, same, _ = b.loop(3, [x, scale, shift], body)
         graph = b.finish(y, same)
-        clean = run(graph)
+        clean = run(graph, PASSES)
         loop = next(op for op in clean.ops if op.name == "loop")
         assert len(loop.operands) == 2, "counter and h"
         assert "multiply" not in names(clean)
@@ -320,14 +321,14 @@ class TestPipeline:
     def test_keeps_the_values_of_a_layer_stack(self) -> None:
         graph = layer_stack()
         text = to_text(graph)
-        clean = run(graph)
+        clean = run(graph, PASSES)
         assert_same_values(graph, clean, stack_inputs())
         assert to_text(graph) == text, "the input graph is not edited"
-        assert to_text(run(clean)) == to_text(clean), "a second run finds nothing"
+        assert to_text(run(clean, PASSES)) == to_text(clean), "a second run finds nothing"
 
     def test_kept_values_keep_their_identity(self) -> None:
         graph = layer_stack()
-        clean = run(graph)
+        clean = run(graph, PASSES)
         assert clean.inputs == graph.inputs and clean.outputs == graph.outputs
 
     def test_local_passes_drop_barriers_and_keep_recomputation(self) -> None:
@@ -348,8 +349,8 @@ class TestPipeline:
             return Graph(graph.inputs, graph.ops[1:], graph.outputs, graph.name)
 
         with pytest.raises(CompileError, match="SW_IR_INVALID") as caught:
-            run(layer_stack(), (*PASSES, Pass("lose_ops", lose_ops)))
-        assert caught.value.__notes__ == ["after pass lose_ops"]
+            run(layer_stack(), (*PASSES, Rewrite("lose_ops", lose_ops, "")))
+        assert caught.value.__notes__ == ["after step lose_ops"]
 
     def test_an_op_a_pass_gives_the_wrong_type_is_found(self) -> None:
         """Types of an op are inferred once per pipeline, those of an op a pass made again."""
@@ -362,8 +363,8 @@ class TestPipeline:
             return Graph(graph.inputs, ops, wrong[:1], graph.name)
 
         with pytest.raises(CompileError, match="requires results") as caught:
-            run(layer_stack(), (*PASSES, Pass("mistype", mistype)))
-        assert caught.value.__notes__ == ["after pass mistype"]
+            run(layer_stack(), (*PASSES, Rewrite("mistype", mistype, "")))
+        assert caught.value.__notes__ == ["after step mistype"]
 
 
 BINARY = (
@@ -400,4 +401,4 @@ def integer_graphs(draw: st.DrawFn) -> Graph:
 def test_passes_keep_integer_values(graph: Graph) -> None:
     rng = np.random.default_rng(5)
     inputs = [rng.integers(-5, 6, 3).astype(np.int32) for _ in range(2)]
-    assert_same_values(graph, run(graph), inputs)
+    assert_same_values(graph, run(graph, PASSES), inputs)

@@ -59,7 +59,7 @@ def test_values_that_fit_are_exact_and_nothing_is_said() -> None:
     x = np.random.default_rng(0).integers(-(2**15), 2**15, (6, 9)).astype(np.int16)
     graph, wanted = graph_of(bounded, x)
     assert wide_operations(graph) == [] and downcasts(graph) == []
-    check_integers(ENABLED, "v3")(graph)
+    check_integers(graph, ENABLED, "v3")
     for found in run_levels(graph, [x]):
         for have, want in zip(found, wanted, strict=True):
             assert have.dtype == want.dtype == np.int64
@@ -116,10 +116,10 @@ def test_sums_that_fp32_may_round_are_warned_about(dtype: str, depth: int, round
 def test_native_integers_are_refused_where_they_would_be_cut() -> None:
     graph, _ = graph_of(squared, np.zeros(SHAPE, np.int64))
     with pytest.raises(CompileError, match=r"test_integers.py:\d+.*SW_INT64") as caught:
-        check_integers(ENABLED, "v3")(graph)
+        check_integers(graph, ENABLED, "v3")
     assert caught.value.loc is not None
     for options, generation in ((ENABLED, "v2"), (CompileOptions(), "v3")):
-        assert check_integers(options, generation)(graph) is graph
+        assert check_integers(graph, options, generation) is graph
 
 
 def test_low_bits_may_be_asked_for() -> None:
@@ -150,7 +150,7 @@ def test_random_numbers_of_jax_are_none_of_the_users_integers(
         key = jax.random.key(0, impl=generator)
         graph = import_module(artifact_of(jax.jit(DRAWS[name]).trace(key)))
     assert downcasts(graph) == []
-    assert check_integers(ENABLED, "v3")(graph) is graph
+    assert check_integers(graph, ENABLED, "v3") is graph
 
 
 def test_high_words_of_counts_are_zero() -> None:

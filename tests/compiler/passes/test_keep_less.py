@@ -12,7 +12,8 @@ import pytest
 
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.pipeline import KEEP_PASSES, STEP_PASSES, run
+from shardwright.compiler.passes.pipeline import KEEP_PASSES, STEP_PASSES
+from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import graph_of
 
 LAYERS, ROWS, WIDTH, WIDE = 3, 10, 6, 28

@@ -119,7 +119,8 @@ def innermost_runs(graph: Graph) -> bool:
 
 
 def test_the_swap_happens_before_partitioning() -> None:
-    from shardwright.compiler.passes.pipeline import STEP_PASSES, run
+    from shardwright.compiler.passes.pipeline import STEP_PASSES
+    from shardwright.compiler.rewriting.driver import run
 
     assert names(run(weight_gradient(), STEP_PASSES)) == ["dot_general"]
 

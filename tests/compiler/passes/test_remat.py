@@ -8,7 +8,6 @@ user's own arithmetic is repeated; where that moves an array, up to the last bit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +23,16 @@ from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.pipeline import (
     KEEP_PASSES,
     REMAKE_PASSES,
+    REMATERIALISE,
     STEP_PASSES,
     Pass,
-    run,
     step_passes,
     unit_passes,
 )
-from shardwright.compiler.passes.remat import rematerialise
 from shardwright.compiler.passes.remat.groups import Readers
 from shardwright.compiler.passes.remat.recipes import Recipes, free_values
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support.compiled import graph_of
 
@@ -121,7 +120,7 @@ def test_the_maximum_of_a_short_row_is_made_again(short_row: int, stacked: int) 
     """It crosses to the backward loop where rows are long; what autograd keeps itself (the sum and
     a factor of its derivative) does so always.
     """
-    remake = Pass("rematerialise", partial(rematerialise, short_row=short_row))
+    remake = REMATERIALISE.given(short_row=short_row)
     passes = (remake, *REMAKE_PASSES[1:])
     before, after = before_and_after(scanned, weights(), example(), passes=passes)
     crossing = {v for op in after.walk() if op.name == "loop" for v in op.results}

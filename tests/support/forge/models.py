@@ -21,8 +21,9 @@ from shardwright.compiler.isa.program import Function
 from shardwright.compiler.linking.link import link_program
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.outline.unit import Unit, unpack_function
-from shardwright.compiler.passes.pipeline import STEP_PASSES, run
+from shardwright.compiler.passes.pipeline import STEP_PASSES
 from shardwright.compiler.program import StepProgram
+from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.surface.releases import Profile
 from tests.support.forge.documents import changed_bytes
 from tests.support.forge.pool import CASE_S, Judge

@@ -1,0 +1,89 @@
+"""The rewrites of lowering, in order: what every function goes through, then the other forms of it
+that `function.py` compares.
+"""
+
+from __future__ import annotations
+
+from shardwright.compiler.ir.traits import CHEAP
+from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.lower.canonical import canonical
+from shardwright.compiler.lower.expand import expand, is_composite
+from shardwright.compiler.lower.made_once import made_once
+from shardwright.compiler.lower.narrow import NARROW as WIDE_INTEGERS
+from shardwright.compiler.lower.narrow import narrow
+from shardwright.compiler.lower.registry import find
+from shardwright.compiler.lower.remake import halved, remade
+from shardwright.compiler.lower.turn_late import turned_late
+from shardwright.compiler.lower.windows import expand_windows
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.compiler.rewriting.specs import (
+    LOOP_FREE,
+    NO_BARRIERS,
+    NO_WINDOWS,
+    every_op,
+    no_results,
+)
+
+NO_COMPOSITES = every_op("only ops that an engine has", lambda op: not is_composite(op))
+NO_WIDE_INTEGERS = no_results(WIDE_INTEGERS, but=("convert",))
+LOWERABLE = every_op(
+    "only views and ops with a lowering", lambda op: op.name in CHEAP or find(op.name) is not None
+)
+
+WINDOWS = Rewrite(
+    "windows",
+    expand_windows,
+    "convolutions and windowed reductions become views of windows and ordinary ops",
+    keeps=(LOOP_FREE,),
+    leaves=(NO_WINDOWS,),
+)
+NARROW = Rewrite(
+    "narrow",
+    narrow,
+    "64-bit integers are computed with their low 32 bits",
+    keeps=(LOOP_FREE,),
+    leaves=(NO_WIDE_INTEGERS,),
+)
+EXPAND = Rewrite(
+    "expand",
+    expand,
+    "composite ops in terms of those that an engine has",
+    keeps=(LOOP_FREE,),
+    leaves=(NO_COMPOSITES,),
+)
+CANONICAL = Rewrite(
+    "canonical",
+    canonical,
+    "sorts, gathers and scatters along an axis become elementwise",
+    keeps=(LOOP_FREE,),
+    leaves=(LOWERABLE,),
+)
+
+LOWERING: tuple[Rewrite[Graph, ..., Graph], ...] = (WINDOWS, NARROW, EXPAND, CANONICAL)
+
+TURNED_LATE = Rewrite(
+    "turned_late",
+    turned_late,
+    "another form: values are converted before they are transposed, once to a type",
+    keeps=(LOOP_FREE,),
+)
+MADE_ONCE = Rewrite(
+    "made_once",
+    made_once,
+    "another form: equal quadratic values are made once for all readers",
+    keeps=(LOOP_FREE, NO_BARRIERS),
+)
+REMADE = Rewrite(
+    "remade",
+    remade,
+    "another form: quadratic values that crossed HBM are made again by their readers",
+    keeps=(LOOP_FREE,),
+    besides="the regions of the function",
+)
+HALVED = Rewrite(
+    "halved",
+    halved,
+    "another form: a row region in two, the second half makes again what it reads of the first",
+    keeps=(LOOP_FREE,),
+    besides="the regions of the function",
+)

@@ -1,0 +1,1 @@
+"""Graph rewrites: what one is, the driver that runs all of them, and what they promise."""

@@ -1,0 +1,82 @@
+"""The rewrites of a step before it is partitioned, in order, and those that undo them."""
+
+from __future__ import annotations
+
+from shardwright.compiler.passes.barriers import without_constraints
+from shardwright.compiler.rewriting.driver import Rewrite
+from shardwright.compiler.rewriting.specs import NO_CONSTRAINTS, every_op
+from shardwright.sharding import shown
+from shardwright.sharding.cut.pipeline.unstack import stage_layers
+from shardwright.sharding.prepare.fold import fold
+from shardwright.sharding.prepare.one_sample import TWIN_AXIS, without_twin
+from shardwright.sharding.prepare.padding import pad_indices
+from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
+from shardwright.sharding.prepare.reroll import reroll
+from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
+from shardwright.sharding.prepare.unfold import unfold
+from shardwright.sharding.strategies.counts import own_counts
+
+REROLLED = Rewrite(
+    "rerolled",
+    reroll,
+    "repeated layers are loops over stacked weights",
+    besides="the role and name of every input and result",
+)
+ROUNDED = Rewrite("rounded", rounded_graph, "weights are used in the type of the precision policy")
+STAGED = Rewrite(
+    "staged",
+    stage_layers,
+    "layers are shared out over pipeline stages",
+    besides="the role and name of every input and result",
+)
+PADDED = Rewrite(
+    "padded",
+    pad_indices,
+    "indices are padded to sizes that the mesh divides",
+    besides="which indices of the model grow",
+)
+WITHOUT_CONSTRAINTS = Rewrite(
+    "without_constraints",
+    without_constraints,
+    "the step's own shardings are left out",
+    leaves=(NO_CONSTRAINTS,),
+)
+SORTED_ROWS = Rewrite(
+    "sorted_rows",
+    sorted_per_sample,
+    "rows of all samples that are sorted as one list are sorted sample by sample",
+)
+OWN_COUNTS = Rewrite("own_counts", own_counts, "every reader of a count gets a count of its own")
+FOLDED = Rewrite(
+    "folded",
+    fold,
+    "one copy of repeated code, which is what the partitioner gets",
+    besides="what the strategy asks for, value by value",
+    remark=shown.pins,
+)
+
+UNFOLDED = Rewrite(
+    "unfolded",
+    unfold,
+    "the partitioner's answer carried over to the whole step",
+    besides="what was folded, and where the partitioner placed it",
+    remark=shown.places,
+)
+REDUCE_DTYPE = Rewrite(
+    "reduce_dtype",
+    with_reduce_dtype,
+    "gradients are reduced in the type of the precision policy",
+    besides="where every value lives",
+    remark=shown.places,
+)
+WITHOUT_TWIN = Rewrite(
+    "without_twin",
+    without_twin,
+    "one sample per micro-batch again, after it was proven with two",
+    leaves=(
+        every_op(
+            f"nothing over {TWIN_AXIS}", lambda op: TWIN_AXIS not in getattr(op.attrs, "axes", ())
+        ),
+    ),
+    besides="where every value lives",
+)
