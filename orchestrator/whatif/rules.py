@@ -144,6 +144,11 @@ def _machines_generator(now: Situation) -> Iterator[Idea]:
         yield Idea({"model.generator": "rbg"})
 
 
+def _code_beside_collectives(now: Situation) -> Iterator[Idea]:
+    if not now.job.compiler.latency_hiding:
+        yield Idea({"compiler.latency_hiding": True})
+
+
 def _loops_kept(now: Situation) -> Iterator[Idea]:
     """-O1: tile loops are not unrolled, so that there are fewer instructions."""
     if now.job.compiler.optlevel > 1:
@@ -382,6 +387,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _more_samples,
         ),
         COLLECTIVE: (
+            _code_beside_collectives,
             _sequence_parallel,
             _ring_of_context,
             _reduce_once,

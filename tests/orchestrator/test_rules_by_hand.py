@@ -89,6 +89,12 @@ def test_settings_are_tried_before_machines() -> None:
     assert found.index("strategy.bucket_mb=64") < found.index("model.dtype=bfloat16")
 
 
+def test_code_beside_collectives_is_tried_where_it_is_off() -> None:
+    one, idea = report(compute=30, collective_tp=70), "compiler.latency_hiding=true"
+    assert tried(one, "compiler.latency_hiding=false")[0] == idea
+    assert idea not in tried(one)
+
+
 def test_collectives_of_all_axes_are_what_limits_together() -> None:
     """19 % x 0.25 of compute, 11 + 10 + 9 % of collectives, 20 % of memory traffic."""
     one = report(compute=50, memory=20, collective_tp=11, collective_dp_shard=10, collective_cp=9)
