@@ -50,9 +50,8 @@ def behind(op: Op, labels: Labels) -> Labels | None:
     shape, walked = op.result.type.shape, dim_map(op)
     if walked is None:
         return regroup(labels, shape)
-    return tuple(
-        fresh(shape[k : k + 1])[0] if d is None else labels[d] for k, d in enumerate(walked)
-    )
+    pairs = zip(walked, shape, strict=True)
+    return tuple(fresh((n,))[0] if d is None else labels[d] for d, n in pairs)
 
 
 def leaves(label: Iterable[Atom]) -> list[Atom]:

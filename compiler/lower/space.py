@@ -76,10 +76,10 @@ class Space:
             self.refuse("a value assembled in memory is read in the same region")
         labels = self.results[base]
         for view in chain:
-            behind = self._through(self.body.views[view], labels)
-            if behind is None:
+            below = self._through(self.body.views[view], labels)
+            if below is None:
                 self.refuse("a part of a value is read in the region that makes it")
-            labels = behind
+            labels = below
         return labels
 
     def _shared(self, value: Value, base: Value, chain: Sequence[Value]) -> Labels:
