@@ -18,6 +18,7 @@ from shardwright.compiler.machine.target import (
 )
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.profiles import PROFILES
 from shardwright.sim_cluster.timing.sensitivity import (
     COUNTED,
     EFA,
@@ -29,6 +30,7 @@ from shardwright.sim_cluster.timing.sensitivity import (
     sensitivity,
     with_moved,
 )
+from shardwright.sim_cluster.timing.step_time import Step
 from tests.support.small_job import Road
 
 
@@ -60,6 +62,14 @@ def test_one_transfer_to_the_host_is_enough_for_its_link_to_count(
     assert _transfers(step) is moves
 
 
+@pytest.mark.parametrize("name", target_names())
+def test_the_link_to_the_host_counts_where_there_is_one(name: str) -> None:
+    target = load_target(name)
+    host = "host_link_gb_per_s"
+    assert host not in assumptions(target)
+    assert (host in assumptions(target, transfers=True)) is (target.host_link_bytes_per_s > 0)
+
+
 def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     found = assumptions(load_target("trn1.32xlarge"))
     assert set(constants()) < set(found)
@@ -83,6 +93,31 @@ def test_figures_are_moved_by_a_fifth(name: str, value: float, lower: float, hig
     step: Any = None  # these figures are the cores' alone
     moved = [getattr(credit, name) for _, credit in _moved(step, "nominal", name, value)]
     assert moved == pytest.approx([lower, higher])
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "lower", "higher"),
+    [
+        (
+            "collective_touch",
+            {"rank_copy_bytes_per_s": 100, "rank_reduce_bytes_per_s": 50},
+            {"rank_copy_bytes_per_s": 80, "rank_reduce_bytes_per_s": 40},
+            {"rank_copy_bytes_per_s": 120, "rank_reduce_bytes_per_s": 60},
+        ),
+        (EFA, {"efa_efficiency": 0.5}, {"efa_efficiency": 0.4}, {"efa_efficiency": 0.6}),
+    ],
+)
+def test_figures_of_the_network_are_moved_by_a_fifth(
+    name: str, own: dict[str, float], lower: dict[str, float], higher: dict[str, float]
+) -> None:
+    """Of what the step itself sets; what else it sets stays."""
+    own = {"launch_ps": 7, **own}
+    target = load_target("trn1n.32xlarge")
+    step = Step(programs={}, schedules=(), mesh={}, target=target, instances=1, collectives=own)
+    moved = _moved(step, "nominal", name, 1.0)
+    for (other, credit), wanted in zip(moved, (lower, higher), strict=True):
+        assert other.collectives == pytest.approx({"launch_ps": 7, **wanted})
+        assert (replace(other, collectives=own), credit) == (step, PROFILES["nominal"])
 
 
 FIELDS = {
