@@ -46,7 +46,7 @@ def both_ways(
     slow: dict[int, float],
 ) -> tuple[list[ClassResult], ClusterLoop]:
     """A schedule replayed in full, and the loop that skipped what repeats, which says the same, and
-    draws a part of it."""
+    draws a part of it, each span once."""
     macros = [schedule_macros(programs, schedule)] * classes.count
     full = ClusterLoop(classes, macros, price, Health(slow=slow)).run()
     repeats = Repeats.of(schedule, lambda name: axes_in(programs, name))
@@ -58,8 +58,10 @@ def both_ways(
         assert found.lone_ps == expected.lone_ps
         assert found.placed_ps == expected.placed_ps
         assert found.uses == expected.uses
-        apart = (span for span in found.spans if span.lane != "core")  # there neighbours are one
-        assert all(span in expected.spans for span in apart)
+        left = list(expected.spans)
+        for span in found.spans:
+            if span.lane != "core":  # where neighbours are one
+                left.remove(span)
     return full, loop
 
 
