@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.machine.target import (
+    Fact,
     altered,
     facts_of,
     load_target,
@@ -17,8 +18,9 @@ from shardwright.compiler.machine.target import (
     target_names,
 )
 from shardwright.orchestrator.road.timing import step_of
-from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.calibration import Fitted, constants
 from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.timing import sensitivity as sensitivity_module
 from shardwright.sim_cluster.timing.sensitivity import (
     COUNTED,
     EFA,
@@ -78,6 +80,34 @@ def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     assert found["collective_touch"].status == "fitted"
     assert "efa_gbps" in found
     assert not {"efa_gbps", EFA} & set(assumptions(load_target("inf2.48xlarge")))
+
+
+@pytest.mark.parametrize(
+    ("profile", "value"), [("conservative", 0.25), ("nominal", 0.5), ("peak", 0.75)]
+)
+@pytest.mark.parametrize(
+    ("fitted_on", "status", "source"), [("rows", "fitted", "rows"), ("", "unknown", "why")]
+)
+def test_the_source_of_a_constant_is_what_it_was_fitted_on(
+    profile: str,
+    value: float,
+    fitted_on: str,
+    status: str,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without rows it is what it stands for."""
+    given: dict[str, Any] = {
+        "value": 0.5,
+        "band": (0.25, 0.75),
+        "unit": "",
+        "mechanism": "why",
+        "method": "",
+    }
+    made = Fitted(name="streaming", fitted_on=fitted_on, **given)
+    monkeypatch.setattr(sensitivity_module, "constants", lambda: {"streaming": made})
+    found = assumptions(load_target("trn1.32xlarge"), profile)
+    assert found["streaming"] == Fact(value, status, source)
 
 
 @pytest.mark.parametrize(
