@@ -30,8 +30,8 @@ WireLoad = tuple[int, int]  # link or device of an instance, chunks on it where 
 
 @dataclass(frozen=True, slots=True)
 class PhaseLoad:
-    """One phase: distinct rank loads that no other one exceeds, busiest link and EFA device per
-    rate, and all of them one by one."""
+    """One phase: distinct rank loads that no other one exceeds, one at least, busiest link and EFA
+    device per rate, and all of them one by one."""
 
     ranks: tuple[RankLoad, ...]
     links: tuple[RateLoad, ...]

@@ -181,8 +181,8 @@ def _time(
     busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
     slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
     transfer = sum(ps for ps, _ in slowest)
-    copied = sum(max((c for c, _, _, _ in p.ranks), default=0) for p in loads.phases)
-    reduced = sum(max((r for _, r, _, _ in p.ranks), default=0) for p in loads.phases)
+    copied = sum(max(c for c, _, _, _ in p.ranks) for p in loads.phases)
+    reduced = sum(max(r for _, r, _, _ in p.ranks) for p in loads.phases)
     efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
     return CollectiveTime(
         total_ps=costs.launch_ps + loads.latency_ps + transfer,
@@ -203,21 +203,18 @@ def _time(
 
 def _touches(phase: PhaseLoad) -> int:
     """How many chunks the busiest rank reads and writes."""
-    return max((COPY_TOUCHES * c + REDUCE_TOUCHES * r + e for c, r, _, e in phase.ranks), default=0)
+    return max(COPY_TOUCHES * c + REDUCE_TOUCHES * r + e for c, r, _, e in phase.ranks)
 
 
 def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, int]:
     """How long a phase keeps the busiest rank, its part of HBM, link and EFA device busy."""
     copy, reduce = costs.rank_copy_bytes_per_s, costs.rank_reduce_bytes_per_s
     rank = max(
-        (
-            max(
-                _ps(c * chunk, copy) + _ps(r * chunk, reduce) + _ps(e * chunk, COPY_TOUCHES * copy),
-                _ps(s * chunk, copy),
-            )
-            for c, r, s, e in phase.ranks
-        ),
-        default=0,
+        max(
+            _ps(c * chunk, copy) + _ps(r * chunk, reduce) + _ps(e * chunk, COPY_TOUCHES * copy),
+            _ps(s * chunk, copy),
+        )
+        for c, r, s, e in phase.ranks
     )
     link = max((_ps(n * chunk, rate) for rate, n in phase.links), default=0)
     efa = max(

@@ -111,6 +111,7 @@ def test_what_else_could_be_used_across_instances() -> None:
     # A mesh across only with a mesh inside.
     meshes = {name for name in found if name.endswith(" mesh across)")}
     assert meshes == {"hierarchical (mesh inside, mesh across)"}
+    assert "flat ring" in alternatives(REDUCE, grid(2), everyone(grid(2)), 1, COSTS)  # a byte
     lone = ReplicaGroups(((0, 16),))  # one rank of each: a ring through both is a ring across
     assert "flat ring" not in names(REDUCE, grid(2), lone)
 

@@ -129,6 +129,30 @@ def test_direct_exchanges() -> None:
     assert moves(collective_permute(4, [(0, 2), (3, 0), (1, 1)])) == ["0>2:0 3>0:3"]
 
 
+def test_where_ranks_keep_what_they_send_and_get() -> None:
+    """What is sent is in front: of a permute at 0, of an all_to_all of three at the number of its
+    target. Behind it is what comes in: at 1, and at 3 plus the number of its source. What all
+    ranks have in the end lies by its number."""
+    ranks = np.array([0, 1, 2, 0, 2])
+    permute = collective_permute(3, [(0, 2)])
+    assert permute.slot(ranks, np.array([0, 1, 0, 2, 2])).tolist() == [0, 0, 1, 1, 0]
+    exchange = all_to_all(3)  # chunk 3 * source + target
+    assert exchange.slot(ranks, np.array([1, 5, 6, 3, 2])).tolist() == [1, 2, 0, 4, 3]
+    gathered = flat(GATHER, "ring", [range(3)])
+    assert gathered.slot(ranks, np.array([2, 1, 0, 1, 2])).tolist() == [2, 1, 0, 1, 2]
+    assert (permute.num_slots, exchange.num_slots, gathered.num_slots) == (2, 6, 3)
+
+
+def test_phases_are_named_after_their_half_and_their_side() -> None:
+    schedule = tiers(REDUCE, np.arange(4).reshape(2, 2), ("ring", "mesh"))
+    assert [phase.name for phase in schedule.phases] == [
+        "scatter along 1",
+        "scatter along 0",
+        "gather along 0",
+        "gather along 1",
+    ]
+
+
 def test_a_schedule_that_does_not_deliver_says_where() -> None:
     """Of the 12 moves of a ring of four: without the last two, two chunks are missing; without one
     step four, without two of them eight; without ten moves ten, of which eight are named."""

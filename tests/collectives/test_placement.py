@@ -115,6 +115,14 @@ def test_linear_is_the_order_of_the_cores() -> None:
     assert placed.groups(mesh, ("dp",)) == ReplicaGroups.from_axes(mesh, ("dp",))
 
 
+@pytest.mark.parametrize("mesh", [{"dp": 24, "tp": 4}, {"dp": 96}, {"pp": 3, "dp": 32}])
+def test_every_instance_is_laid_out_like_the_first(mesh: dict[str, int]) -> None:
+    """32 ranks each, the first axis across the three."""
+    slots = place_mesh("torus", mesh, machine(3)).slots.reshape(3, 32)
+    assert sorted(slots[0].tolist()) == list(range(32))
+    assert (slots - slots[0]).tolist() == [[0] * 32, [32] * 32, [64] * 32]
+
+
 def test_an_order_puts_its_first_axis_across_instances() -> None:
     topology, mesh = machine(2), {"dp": 16, "tp": 4}
     usual, turned = (place_mesh(n, mesh, topology) for n in ("torus", "tp,dp"))

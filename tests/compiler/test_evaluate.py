@@ -288,6 +288,12 @@ def test_a_loop_of_nothing_takes_no_time() -> None:
     assert found.end_ps == evaluated([timed(Engine.VECTOR, 40)], []).end_ps
 
 
+def test_a_loop_of_instructions_that_take_no_time_is_busy_for_none() -> None:
+    """Its iterations are a period of 0 ps."""
+    nothing = timed(Engine.VECTOR, 0)._replace(recorded=True)
+    assert evaluated([loop(100, nothing)], []).recorded_ps == 0
+
+
 INTERVALS = st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 15)), max_size=5)
 
 

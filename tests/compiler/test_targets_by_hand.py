@@ -3,8 +3,9 @@ hertz and picoseconds, worked out by hand.
 
 Sources: T1, T2, T3 and F1, F2 are the architecture pages of trn1, trn2, trn3, inf1 and inf2, K1, K2
 and K3 those of their NeuronCores for kernel authors; DB the DMA bandwidth guide, DO the DMA
-overview, DRV the driver, LN the page on logical NeuronCores, DM the page on device memory, VAN a
-public price list of 2025-11-30. Full names are in the data files.
+overview, DRV the driver, LN the page on logical NeuronCores, DM the page on device memory, MEM the
+overview of the memory hierarchy, VAN a public price list of 2025-11-30. Full names are in the data
+files.
 """
 
 from __future__ import annotations
@@ -218,6 +219,35 @@ def test_what_is_around_the_chips_of_every_machine(name: str) -> None:
     assert {kind: fact.value for kind, fact in target.prices.items()} == wanted
     assert target.chips == CHIPS.get(name, 1)
     assert target.cores == CHIPS.get(name, 1) * PER_CORE[family(name)][0]
+
+
+# GiB of the host's memory (F1, F2, T1, T2, T3; an ultraserver of trn2 is four instances), and GB/s
+# of a chip's link to it, each way: about 16 on trn1 and trn2 (MEM), not known of others.
+HOSTS: dict[str, tuple[int, int]] = {
+    "inf1.xlarge": (8, 0),
+    "inf1.2xlarge": (16, 0),
+    "inf1.6xlarge": (48, 0),
+    "inf1.24xlarge": (192, 0),
+    "inf2.xlarge": (16, 0),
+    "inf2.8xlarge": (128, 0),
+    "inf2.24xlarge": (384, 0),
+    "inf2.48xlarge": (768, 0),
+    "trn1.2xlarge": (32, 16),
+    "trn1.32xlarge": (512, 16),
+    "trn1n.32xlarge": (512, 16),
+    "trn2.48xlarge": (2048, 16),
+    "trn2-ultraserver": (8192, 16),
+    "trn3-gen1-ultraserver": (8192, 0),
+    "trn3-gen2-ultraserver": (27_648, 0),
+}
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_the_host_of_every_machine(name: str) -> None:
+    target = load_target(name)
+    gib, gb_per_s = HOSTS[name]
+    assert target.host_link_bytes_per_s == gb_per_s * 1_000_000_000
+    assert target.host_memory_bytes == gib * 2**30
 
 
 def test_logical_cores_of_two_have_what_both_have() -> None:

@@ -177,6 +177,15 @@ def test_a_full_directory_gives_up_the_oldest_and_a_tenth_more(tmp_path: Path) -
     assert held(given, 12) == list(range(2, 12))
 
 
+def test_what_is_free_is_not_freed_again(tmp_path: Path) -> None:
+    """Of 1000 bytes ten entries of 95 leave 50. The next needs 100, and 100 stay free: 150 are
+    missing, and two entries are 190; all 200 would take a third."""
+    given = store(tmp_path, 1000)
+    fill(given, 10, 95)
+    fill(given, 11, 100, first=10)
+    assert held(given, 11) == list(range(2, 11))
+
+
 def test_locks_that_are_older_make_no_room(tmp_path: Path) -> None:
     """Of 4 bytes one is wanted by a second entry, two locks lie before the first one, and stay."""
     given = store(tmp_path, 4)

@@ -53,6 +53,24 @@ def test_answers_of_a_kind_nobody_published_are_extrapolated(
     assert why in found.why
 
 
+@pytest.mark.parametrize(
+    ("machine", "strategy", "mesh"),
+    [
+        ("trn2.48xlarge", "generic", {"dp_replicate": 32}),
+        ("trn1.32xlarge", "generic", {"cp": 4}),
+        ("trn1.32xlarge", "fsdp", {"dp_shard": 32}),
+    ],
+)
+def test_where_no_run_is_of_the_kind_settings_are_not_what_is_missing(
+    machine: str, strategy: str, mesh: Mapping[str, int]
+) -> None:
+    """One reason: the machine, an axis, or what is shared."""
+    job = load(None, [f"strategy.name={strategy}"])
+    found = confidence(asked(job, load_target(machine), mesh, is_published=False))
+    assert found.text == "extrapolated"
+    assert ";" not in found.why and "settings" not in found.why
+
+
 def test_axes_of_a_step_s_own_are_not_taken_for_those_of_a_library() -> None:
     """A step may call any axis of its own `cp`, or `tp`."""
     for axes in ({"data": 8, "model": 4}, {"cp": 8}, {"tp": 8}):

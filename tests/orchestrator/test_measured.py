@@ -84,6 +84,10 @@ def row(kernel: str, shape: str, dtype: str) -> dict[str, str]:
             MeasuredKernel("convolution", (1, 8, 4, 9, 3), "f32", pool=2),
         ),
         (
+            ("conv2d", "batch 1, Cin 8, Cout 4, 9x9, 3x3, valid", "fp32"),
+            MeasuredKernel("convolution", (1, 8, 4, 9, 3), "f32", pool=1),
+        ),
+        (
             ("NKI flash k-means assign (matmul + argmax epilogue)", "N 64, D 8, K 16", "bf16"),
             MeasuredKernel("nearest", (64, 8, 16), "bf16"),
         ),
@@ -132,6 +136,25 @@ def test_a_function_apart_is_a_kernel_behind_its_product() -> None:
     (one,), (product, function) = names
     assert "dot_general" in product and "dot_general" not in function
     assert set(product) < set(one) and set(function) - {"constant"} <= set(one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "plain", "turned"),
+    [
+        ("attention", (64, 32), [(64, 32)] * 3, [(32, 64)] * 3),
+        ("product", (64, 32, 16), [(64, 32), (32, 16)], [(32, 64), (32, 16)]),
+    ],
+)
+def test_operands_lie_as_the_source_of_a_kernel_has_them(
+    kind: str,
+    sizes: tuple[int, ...],
+    plain: list[tuple[int, ...]],
+    turned: list[tuple[int, ...]],
+) -> None:
+    kernel = MeasuredKernel(kind, sizes, "bf16")
+    for one, shapes in ((kernel, plain), (replace(kernel, turned=True), turned)):
+        (graph,) = kernel_times._graphs(one)
+        assert [value.type.shape for value in graph.inputs] == shapes
 
 
 def test_nobody_fills_the_stalls_of_a_kernel() -> None:

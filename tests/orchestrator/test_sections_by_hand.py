@@ -4,6 +4,7 @@ against arithmetic that stands here."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,40 @@ def test_the_last_byte_below_the_limit_fits(
     assert [row["peak_bytes"] for row in section["per_stage"]] == [14 * GIB, 15 * GIB + over]
     assert [row["bytes"] for row in section["largest"]] == list(range(50, 30, -1))
     assert section["timeline"][0]["live_bytes"] == 15 * GIB + over
+
+
+def test_changes_that_save_something_are_planned_and_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiling made 200 bytes of an estimate of 100. Estimates of 80, 45, 100 and 99 are then 160,
+    90, 200, which saves nothing, and 198; 160 bytes fit and 161 would not."""
+    estimates = {"none": 100, "a": 80, "b": 45, "c": 100, "d": 99}
+
+    def planned(job: str, service: object, stages: object) -> Any:
+        if job == "refused":
+            raise CapacityError("SW_A", "why")
+        made = invented()
+        made.plan.footprint = footprint(estimates[job])
+        return made
+
+    ideas = [SimpleNamespace(keys=key) for key in ("a", "b", "refused", "c", "d")]
+    monkeypatch.setattr(memory_report, "planned", planned)
+    monkeypatch.setattr(memory_report, "saving", lambda situation: ideas)
+    changed = SimpleNamespace
+    monkeypatch.setattr(
+        memory_report, "changed", lambda job, key: changed(job=key, text=f"key={key}")
+    )
+    job: Any = "none"
+    service: Any = None
+    memory = {"peak_bytes": 200, "limit_bytes": 160}
+    rows = memory_report.suggestions(job, service, memory)
+    assert rows == [
+        {"change": "key=b", "saves_bytes": 110, "peak_bytes": 90, "fits": True},
+        {"change": "key=a", "saves_bytes": 40, "peak_bytes": 160, "fits": True},
+        {"change": "key=d", "saves_bytes": 2, "peak_bytes": 198, "fits": False},
+    ]
+    cells = [list(column.cells) for column in memory_report._changes(rows).columns]
+    assert cells[0] == ["key=b", "key=a", "key=d"] and cells[-1] == ["yes", "yes", "no"]
 
 
 def test_a_plan_at_the_limit_is_no_error() -> None:
@@ -170,6 +205,19 @@ def test_functions_share_out_their_time_by_what_regions_take_alone() -> None:
     assert [r["hbm_bytes"] for r in row["regions"]] == [128, 32] and row["hbm_bytes"] == 160
     assert row["regions"][0]["busy_ps"] == {"tensor": 18, "vector": 4}
     assert "model.py:7" in row["loc"] and row["regions"][1]["loc"] == ""
+
+
+def test_a_region_on_two_physical_cores_multiplies_on_both() -> None:
+    """4 x 5 x 6 products on one core and 3 x 5 x 6 on the other, two operations each, in 2 calls:
+    2 * (240 + 180)."""
+    half = looped([instr()], contraction(3, 5, 6))
+    both = replace(PROGRAM, functions=[function("layer", PRODUCT, partner=[half])])
+    alone = (RegionTime("0", 10, {"tensor": 9}, 9, hbm_bytes=64),)
+    time = FunctionTime(
+        program="forward", number=0, calls=2, charged_ps={"compute": 10}, regions=alone
+    )
+    row = step_report._function(time, {"forward": both})
+    assert ([r["flops"] for r in row["regions"]], row["flops"]) == ([840], 840)
 
 
 def test_shared_out_picoseconds_sum_to_the_whole() -> None:

@@ -167,6 +167,18 @@ def test_a_journal_survives_what_cuts_or_damages_it(tmp_path: Path) -> None:
     assert journal.read() == {"a": rows["a"], "b": rows["b"]}
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0, 0o644)])
+def test_others_read_a_journal_where_the_user_lets_them(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    path, before = tmp_path / "points.jsonl", os.umask(umask)
+    try:
+        Journal(path).add(row("a"))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -48,6 +48,18 @@ def verdict(
     return exit_code({"numerics": numerics_section(JobConfig(), values, REFERENCE)})
 
 
+def test_the_first_place_without_a_number_is_named() -> None:
+    """What is infinite, or no number, in both is where it belongs."""
+    whole = {"w": np.array([np.inf, np.nan, -np.inf, 1.0, 2.0])}
+    reference = replace(REFERENCE, after_one=whole)
+    for given, note in (
+        ([np.inf, np.nan, -np.inf, np.nan, 2.0], "nan at [3] where the unsharded step has 1"),
+        ([np.inf, 7, np.inf, 1, 2], "7 at [1] where the unsharded step has nan (2 such places)"),
+    ):
+        leaf, _ = differences({"w": np.array(given)}, REFERENCE.losses, reference)
+        assert (leaf.error, leaf.note) == (math.inf, note)
+
+
 def test_equal_values_pass() -> None:
     assert verdict() == 0
 

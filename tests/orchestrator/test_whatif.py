@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import ExecutionError
-from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.config.config import TRIES, CacheConfig, JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, bottleneck
 from shardwright.orchestrator.report.tried import effect_text
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.plan_cache import plan, plan_parts
+from shardwright.orchestrator.whatif import advised as advised_module
 from shardwright.orchestrator.whatif import tries
 from shardwright.orchestrator.whatif.advised import advised
 from shardwright.orchestrator.whatif.change import changed
@@ -123,6 +124,33 @@ def test_tries_are_plans_of_their_own(job: JobConfig, report: dict[str, Any], mo
     assert advised(in_time)["whatif"] == section | {
         "stored_s": stored_s
     }  # however late it is: they are known
+
+
+@pytest.mark.parametrize(("count", "is_shared"), [(TRIES, True), (TRIES - 1, False)])
+def test_as_many_tries_as_are_usual_answer_who_asks_for_the_usual(
+    count: int, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` that had time for all of them; fewer are an answer to `auto` alone."""
+    made: list[int] = []
+
+    def advice(job: JobConfig, report: object, count: int, progress: object) -> dict[str, Any]:
+        made.append(count)
+        return {"tried": [], "left": ["mesh.tp=2"]}
+
+    report = {"provenance": {"plan_key": "a"}}
+    monkeypatch.setattr(advised_module, "plan", lambda *_, **__: report)
+    monkeypatch.setattr(tries, "affordable", lambda wanted, *_: count if wanted == AUTO else wanted)
+    monkeypatch.setattr(tries, "advice", advice)
+
+    def asked(wanted: int) -> JobConfig:
+        own = JobConfig(cache=CacheConfig(dir=str(tmp_path)))
+        return dataclasses.replace(own, run=dataclasses.replace(own.run, tries=wanted))
+
+    for _ in range(2):
+        advised(asked(AUTO))
+        assert made == [count]  # the second time it is known
+    advised(asked(TRIES))
+    assert made == ([count] if is_shared else [count, TRIES])
 
 
 def test_a_try_that_failed_is_tried_again(

@@ -157,6 +157,7 @@ def test_the_front_keeps_what_is_better_in_one_of_two() -> None:
     points = {"a": (1.0, 5.0), "b": (2.0, 3.0), "c": (3.0, 3.0), "d": (4.0, 2.0), "e": (5.0, None)}
     rows = [figures(k, step_time_s=x, peak_gib=y) for k, (x, y) in points.items()]
     rows.append(figures("f", TOO_LARGE, step_time_s=0.5, peak_gib=0.5))
+    rows.append(figures("g", step_time_s=0.5, peak_gib=None))  # first, and of no figure
     front = pareto(rows, METRICS["step_time_s"], METRICS["peak_gib"])
     assert [row.key for row in front] == ["a", "b", "d"]
 

@@ -289,6 +289,14 @@ def test_what_the_future_depends_on_is_in_the_state(change: dict[str, object]) -
     assert state_of() == state_of() != state_of(**change)
 
 
+def test_whose_event_it_is_is_in_the_state() -> None:
+    """Of two classes that do the same, either may be the one that is done at 700."""
+    code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")
+    actors = [Actor(n, [code]) for n in range(2)]
+    first, second = (loop_state(actors, [(700, n, None)], 500, 0) for n in range(2))
+    assert first != second
+
+
 def test_time_itself_is_not_in_the_state() -> None:
     code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")
     states = []

@@ -10,7 +10,13 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.timing.evaluate import RegionTime, Segment
-from shardwright.sim_cluster.timing.actors import Actor, ClassResult, CollectiveDuration, Job
+from shardwright.sim_cluster.timing.actors import (
+    Actor,
+    ClassResult,
+    CollectiveDuration,
+    Job,
+    Span,
+)
 from shardwright.sim_cluster.timing.classes import RankClasses, refine
 from shardwright.sim_cluster.timing.contention import Demand
 from shardwright.sim_cluster.timing.faults import Health
@@ -38,6 +44,11 @@ def axes_in(programs: dict[str, list[MacroOp]], name: str) -> set[tuple[str, ...
     return {op.call.axes for op in programs[name] if isinstance(op, Start)}
 
 
+def apart(spans: list[Span]) -> list[Span]:
+    """All but those of the core itself, of which neighbours become one."""
+    return [span for span in spans if span.lane != "core"]
+
+
 def both_ways(
     programs: dict[str, list[MacroOp]],
     schedule: Schedule,
@@ -45,7 +56,8 @@ def both_ways(
     price: Callable[[CollectiveCall, frozenset[int]], CollectiveDuration],
     slow: dict[int, float],
 ) -> tuple[list[ClassResult], ClusterLoop]:
-    """A schedule replayed in full, and the loop that skipped what repeats, which says the same."""
+    """A schedule replayed in full, and the loop that skipped what repeats, which says the same, and
+    draws a part of it: the last two program runs, and what else happens meanwhile, at least."""
     macros = [schedule_macros(programs, schedule)] * classes.count
     full = ClusterLoop(classes, macros, price, Health(slow=slow)).run()
     repeats = Repeats.of(schedule, lambda name: axes_in(programs, name))
@@ -57,6 +69,10 @@ def both_ways(
         assert found.lone_ps == expected.lone_ps
         assert found.placed_ps == expected.placed_ps
         assert found.uses == expected.uses
+        drawn, whole = (apart(result.spans) for result in (found, expected))
+        last = [span for span in whole if span.lane == "program"][-2:]
+        assert all(span in whole for span in drawn)
+        assert all(span in drawn for span in whole if span.end_ps > last[0].start_ps)
     return full, loop
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.frontend.reference import initial_state
+from shardwright.compiler.ir.sampled import sample
+from shardwright.compiler.ir.types import Graph
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.road import numerics
 from shardwright.orchestrator.road.numerics import (
     Reference,
     Rounding,
@@ -152,6 +156,23 @@ def test_the_loss_of_micro_batches_is_that_of_a_mean_and_its_line_is_known(
     assert rounding.parts is not None and rounding.parts.count == 2
     assert rounding.parts.mean_loss == pytest.approx(reference.losses[0], rel=1e-6)
     assert "attention_with_biases.py:" in rounding.parts.place
+
+
+def test_the_largest_of_three_draws_counts_and_one_that_is_no_number_does_not(
+    judged: tuple[JobConfig, Reference, Rounding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves of NaN, and 1.5 and 2 times as large as they are."""
+    job, reference, _ = judged
+    factors = {0: np.nan, 1: 1.5, 2: 2.0}
+
+    def drawn(graph: Graph, inputs: list[np.ndarray], seed: int, casts: object) -> list[np.ndarray]:
+        return [array * np.float32(factors[seed]) for array in sample(graph, inputs, seed, None)]
+
+    monkeypatch.setattr(numerics, "sample", drawn)
+    job = replace(job, run=replace(job.run, steps=1))
+    found = measure_rounding(job, BATCH, replace(reference, losses=reference.losses[:1]), 1)
+    assert found.leaves["params/out"] == pytest.approx(1.0, rel=1e-3)
+    assert found.losses == (pytest.approx(1.0, rel=1e-3),) and found.parts is None
 
 
 @pytest.mark.parametrize("fault", [without_mean, with_shards_swapped, with_one_rank_scaled])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.machine.target import (
+    Fact,
     altered,
     facts_of,
     load_target,
@@ -17,7 +18,9 @@ from shardwright.compiler.machine.target import (
     target_names,
 )
 from shardwright.orchestrator.road.timing import step_of
-from shardwright.sim_cluster.calibration import constants
+from shardwright.sim_cluster.calibration import Fitted, constants
+from shardwright.sim_cluster.profiles import PROFILES
+from shardwright.sim_cluster.timing import sensitivity as sensitivity_module
 from shardwright.sim_cluster.timing.sensitivity import (
     COUNTED,
     EFA,
@@ -29,6 +32,7 @@ from shardwright.sim_cluster.timing.sensitivity import (
     sensitivity,
     with_moved,
 )
+from shardwright.sim_cluster.timing.step_time import Step
 from tests.support.small_job import Road
 
 
@@ -60,6 +64,14 @@ def test_one_transfer_to_the_host_is_enough_for_its_link_to_count(
     assert _transfers(step) is moves
 
 
+@pytest.mark.parametrize("name", target_names())
+def test_the_link_to_the_host_counts_where_there_is_one(name: str) -> None:
+    target = load_target(name)
+    host = "host_link_gb_per_s"
+    assert host not in assumptions(target)
+    assert (host in assumptions(target, transfers=True)) is (target.host_link_bytes_per_s > 0)
+
+
 def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     found = assumptions(load_target("trn1.32xlarge"))
     assert set(constants()) < set(found)
@@ -68,6 +80,34 @@ def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     assert found["collective_touch"].status == "fitted"
     assert "efa_gbps" in found
     assert not {"efa_gbps", EFA} & set(assumptions(load_target("inf2.48xlarge")))
+
+
+@pytest.mark.parametrize(
+    ("profile", "value"), [("conservative", 0.25), ("nominal", 0.5), ("peak", 0.75)]
+)
+@pytest.mark.parametrize(
+    ("fitted_on", "status", "source"), [("rows", "fitted", "rows"), ("", "unknown", "why")]
+)
+def test_the_source_of_a_constant_is_what_it_was_fitted_on(
+    profile: str,
+    value: float,
+    fitted_on: str,
+    status: str,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without rows it is what it stands for."""
+    given: dict[str, Any] = {
+        "value": 0.5,
+        "band": (0.25, 0.75),
+        "unit": "",
+        "mechanism": "why",
+        "method": "",
+    }
+    made = Fitted(name="streaming", fitted_on=fitted_on, **given)
+    monkeypatch.setattr(sensitivity_module, "constants", lambda: {"streaming": made})
+    found = assumptions(load_target("trn1.32xlarge"), profile)
+    assert found["streaming"] == Fact(value, status, source)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +123,31 @@ def test_figures_are_moved_by_a_fifth(name: str, value: float, lower: float, hig
     step: Any = None  # these figures are the cores' alone
     moved = [getattr(credit, name) for _, credit in _moved(step, "nominal", name, value)]
     assert moved == pytest.approx([lower, higher])
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "lower", "higher"),
+    [
+        (
+            "collective_touch",
+            {"rank_copy_bytes_per_s": 100, "rank_reduce_bytes_per_s": 50},
+            {"rank_copy_bytes_per_s": 80, "rank_reduce_bytes_per_s": 40},
+            {"rank_copy_bytes_per_s": 120, "rank_reduce_bytes_per_s": 60},
+        ),
+        (EFA, {"efa_efficiency": 0.5}, {"efa_efficiency": 0.4}, {"efa_efficiency": 0.6}),
+    ],
+)
+def test_figures_of_the_network_are_moved_by_a_fifth(
+    name: str, own: dict[str, float], lower: dict[str, float], higher: dict[str, float]
+) -> None:
+    """Of what the step itself sets; what else it sets stays."""
+    own = {"launch_ps": 7, **own}
+    target = load_target("trn1n.32xlarge")
+    step = Step(programs={}, schedules=(), mesh={}, target=target, instances=1, collectives=own)
+    moved = _moved(step, "nominal", name, 1.0)
+    for (other, credit), wanted in zip(moved, (lower, higher), strict=True):
+        assert other.collectives == pytest.approx({"launch_ps": 7, **wanted})
+        assert (replace(other, collectives=own), credit) == (step, PROFILES["nominal"])
 
 
 FIELDS = {

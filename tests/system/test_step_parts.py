@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.profiles import under_profile
 from shardwright.sim_cluster.timing import step_parts as parts_module
 from shardwright.sim_cluster.timing.faults import Faults
-from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts
+from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts, step_parts
 from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
 from shardwright.sim_cluster.timing.timing_unit import answer, decode_answer, encode_question
 from tests.support.small_job import Road
@@ -131,6 +133,31 @@ def test_a_timeline_is_one_call(parts: StepParts) -> None:
                 assert 0 <= start <= end <= timeline.duration_ps
     alone = sum(r.duration_ps for r in first.regions)
     assert longest.duration_ps >= 0.99 * alone * 1.5  # the slow core is the last
+
+
+def test_the_longest_functions_of_two_programs_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `forward` 0, 30 + 30 ps, its function 1 has 50 and its launch 90; of `backward` 40, and of
+    `update` 10. What has no code of its own is not there to be drawn."""
+    spent = [
+        ("forward", -1, {"launch": 90}),
+        ("forward", 1, {"compute": 50}),
+        ("forward", 0, {"compute": 30, "memory": 30}),
+        ("update", 2, {"compute": 10}),
+        ("backward", 0, {"memory": 40}),
+    ]
+    functions = [
+        FunctionTime(program=program, number=number, calls=1, charged_ps=charged, regions=())
+        for program, number, charged in spent
+    ]
+    drawn = {place: f"drawing of {place}" for place in (("forward", 0), ("backward", 0))}
+    monkeypatch.setattr(parts_module, "_functions", lambda timing: functions)
+    monkeypatch.setattr(parts_module, "_timeline", lambda timing, place: drawn.get(place))
+    timing: Any = SimpleNamespace(stages_ps=())
+    found = step_parts(timing)
+    assert [sum(f.charged_ps.values()) for f in found.functions] == [90, 60, 50, 40, 10]
+    assert list(found.timelines) == list(drawn.values())
+    del drawn["forward", 0]
+    assert list(step_parts(timing).timelines) == list(drawn.values())
 
 
 @pytest.mark.parametrize("change", [lambda step: step, lambda step: many(step, 9)])

@@ -134,16 +134,37 @@ def test_a_trace_from_a_cache_that_others_write_is_bounded(
         decode_answer(data)
 
 
-@pytest.mark.parametrize("lnc", ["1", 1.5, None])
-def test_a_stored_time_of_other_types_is_refused(lnc: object) -> None:
+def stored(**changed: object) -> bytes:
+    """The time of an invented step, some of its fields others."""
     known = invented_job.timing(70)
     own = {f.name: getattr(known, f.name) for f in fields(StepTiming)}
     parts = {"functions": [], "runs": [], "timelines": []}
-    row = {"timing": own, "parts": parts, "trace": b""}
-    assert decode_answer(msgpack.packb(row)).timing == known
-    row["timing"] = {**own, "lnc": lnc}
+    data: bytes = msgpack.packb({"timing": {**own, **changed}, "parts": parts, "trace": b""})
+    return data
+
+
+@pytest.mark.parametrize("lnc", ["1", 1.5, None])
+def test_a_stored_time_of_other_types_is_refused(lnc: object) -> None:
+    assert decode_answer(stored()).timing == invented_job.timing(70)
     with pytest.raises(LoadError, match=r"SW_UNIT_FORMAT.*timing\.lnc requires"):
-        decode_answer(msgpack.packb(row))
+        decode_answer(stored(lnc=lnc))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        stored(colour=1),
+        stored(collectives=[1]),
+        msgpack.packb({}),
+        msgpack.packb({"timing": [], "parts": {}, "trace": b""}),
+        b"\xc1",
+        b"",
+    ],
+    ids=["field", "collective", "empty", "list", "no msgpack", "nothing"],
+)
+def test_what_no_unit_answers_is_refused(data: bytes) -> None:
+    with pytest.raises(LoadError, match="SW_UNIT_FORMAT"):
+        decode_answer(data)
 
 
 def test_a_step_that_hangs_is_a_stored_refusal(step: Step, tmp_path: Path) -> None:

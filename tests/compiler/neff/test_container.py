@@ -17,7 +17,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.diagnostics import CapacityError, LoadError
+from shardwright.compiler.neff import writer
 from shardwright.compiler.neff.format import (
     ALIGNMENT,
     FEATURE_BORDERS,
@@ -60,6 +61,18 @@ def test_write_then_read_is_identity(sections: dict[str, object]) -> None:
     assert list(back) == list(sections)
     for name, content in sections.items():
         np.testing.assert_array_equal(np.asarray(back[name]), np.asarray(content))
+
+
+def test_what_no_reader_takes_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of 2 x 8 bytes and 3 more are 19; a kind that is none."""
+    sections = {"a": np.arange(2, dtype=np.int64), "b": b"xyz"}
+    monkeypatch.setattr(writer, "MAX_RAW_BYTES", 19)
+    pack("program", {}, sections)
+    monkeypatch.setattr(writer, "MAX_RAW_BYTES", 18)
+    with pytest.raises(CapacityError, match=r"SW_NEFF_SIZE.*at most 18 bytes .*, got 19"):
+        pack("program", {}, sections)
+    with pytest.raises(AssertionError):
+        pack("poem", {}, {})
 
 
 def test_every_flipped_byte_is_refused_with_a_code() -> None:

@@ -228,6 +228,18 @@ def test_cores_of_another_bundle_are_refused(tmp_path: Path) -> None:
         load_bundle(tmp_path / "one")
 
 
+def test_a_file_of_all_cores_has_as_many_as_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 cores of 3 instances; 16 of 2 would be bound to another manifest, and are too few."""
+    monkeypatch.setattr(bundle, "MAX_CORE_FILES", 0)
+    for name, mesh in (("one", MANIFEST.mesh), ("two", {"pp": 2, "dp": 2, "tp": 4})):
+        write_bundle(tmp_path / name, replace(MANIFEST, mesh=mesh), PROGRAMS, {})
+    (tmp_path / "one" / "cores.neff").write_bytes((tmp_path / "two" / "cores.neff").read_bytes())
+    with pytest.raises(LoadError, match="24 cores are required, got 16"):
+        load_bundle(tmp_path / "one")
+
+
 @pytest.mark.parametrize("folder", ["programs", "cores"])
 def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "other").mkdir()
