@@ -233,7 +233,8 @@ def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) 
         if size > limit:
             return math.inf
         worth = 1 + QUICK_MARGIN if size - least > limit // SPARE else 1
-        return worth * _duration_ps(form[1].lowered, clock or judge)
+        lowered = form[1].lowered
+        return worth * (lowered.expected_ps if clock is None else _duration_ps(lowered, clock))
 
     return min(passed, key=lambda one: price(*one))[0]
 

@@ -49,7 +49,7 @@ def orders(
     queues = {r: queue_of(body.tasks[r].op) for r in members if body.tasks[r].kind == COLLECTIVE}
     ranked, given = _in_program_order(body, before, members)
     found = [given]
-    if times is not None:
+    if times is not None and queues:
         hiding = Hiding(ranked.before, finished, times, queues)
         in_program = {region: at for at, region in enumerate(given)}
         critical = {region: -tail for region, tail in hiding.tails(given).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,9 +29,9 @@ class Lowered:
     """A function before tile generation. `inputs` and `outputs` are tensor numbers; counters are
     registers 0, 1, ...
 
-    Where a judge was asked, `flights_ps` say how long each collective is expected to be in flight,
-    `expected_ps` what code and collectives take together, and `stalled_ps` how much of that code
-    waits.
+    `flights_ps` say how long each collective is expected to be in flight, `expected_ps` what code
+    and collectives take together (infinite without a judge, or without code for a region), and
+    `stalled_ps` how much of that code waits.
     """
 
     tensors: list[Tensor]
@@ -42,7 +43,7 @@ class Lowered:
     collectives: list[CollectiveCall]
     scratch_bytes: int
     flights_ps: Sequence[float] = ()
-    expected_ps: float = 0.0
+    expected_ps: float = math.inf
     stalled_ps: float = 0.0
 
 
@@ -53,12 +54,11 @@ def write_out(
     the least for collectives, unless much more is held meanwhile.
     """
     code = _Code(body, storage, groups)
-    times = None
-    if judge is not None and any(task.kind == COLLECTIVE for task in body.tasks):
-        times = {region: code.duration_ps(region, judge) for region in groups.parts}
+    times = code.times(judge) if judge is not None else None
+    is_known = times is not None and math.isfinite(sum(times.values()))
     made = [
         _written(code, slots, num_parameters, times)
-        for slots in orders(body, storage.order, groups.members, times)
+        for slots in orders(body, storage.order, groups.members, times if is_known else None)
     ]
     spare = judge.limit_bytes // SPARE if judge is not None else 0
     most = made[0].scratch_bytes + spare
@@ -95,17 +95,18 @@ class _Code:
             return _start_region(self.storage, task, number)
         return self.of(slot.region)
 
-    def duration_ps(self, region: int, judge: Judge) -> float:
-        """What a region takes, or a collective in flight; nothing where there is no code, which is
-        for those to refuse who choose between forms.
-        """
+    def times(self, judge: Judge) -> dict[int, float]:
+        """What every region takes, or a collective in flight; where there is no code, for ever."""
+        return {region: self._duration_ps(region, judge) for region in self.groups.parts}
+
+    def _duration_ps(self, region: int, judge: Judge) -> float:
         task = self.body.tasks[region]
         if task.kind == COLLECTIVE:
             return judge.collective_ps(task.op)
         try:
             return judge(self.of(region), self.storage.tensors)
         except DiagnosticError:
-            return 0.0
+            return math.inf
 
 
 def _written(
