@@ -45,6 +45,7 @@ def entry(description: Any, payload: bytes = b"data") -> bytes:
 
 
 def headed(rest: bytes) -> bytes:
+    """Any bytes behind the magic and their own checksum."""
     return b"SWCACHE2" + hashlib.sha256(rest).digest() + rest
 
 
