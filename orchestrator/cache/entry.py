@@ -95,8 +95,6 @@ def unpack_entry(data: bytes, entry: EntryName | None = None) -> Entry | None:
     """What the bytes of an entry hold; None when they are damaged, no entry, or another one than
     `entry`."""
     digest = data[len(_MAGIC) : len(_MAGIC) + 32]
-    if len(data) < _HEAD_BYTES:
-        return None
     if hashlib.sha256(memoryview(data)[len(_MAGIC) + 32 :]).digest() != digest:
         return None
     found = _described(data)

@@ -41,7 +41,11 @@ ABOUT = About("layer", {"target": "trn1n", "a": "1"}, 2.5)
 def entry(description: Any, payload: bytes = b"data") -> bytes:
     """An entry with this description, its checksum right."""
     described = description if isinstance(description, bytes) else msgpack.packb(description)
-    rest = len(described).to_bytes(4, "little") + described + payload
+    return headed(len(described).to_bytes(4, "little") + described + payload)
+
+
+def headed(rest: bytes) -> bytes:
+    """Any bytes behind the magic and their own checksum."""
     return b"SWCACHE2" + hashlib.sha256(rest).digest() + rest
 
 
@@ -89,6 +93,10 @@ def test_names_are_cut_and_parts_that_are_too_long_left_out() -> None:
     [
         b"",
         entry(FIELDS)[:43],
+        headed(b""),
+        headed(b"\0\0\0"),
+        headed(b"\0\0\0\0"),
+        headed(b"\5\0\0\0"),
         b"SWCACHE1" + entry(FIELDS)[8:],
         entry(FIELDS) + b"x",
         entry(b""),

@@ -87,7 +87,7 @@ def test_changes_that_save_something_are_planned_and_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiling made 200 bytes of an estimate of 100. Estimates of 80, 45, 100 and 99 are then 160,
-    90, 200, which saves nothing, and 198; 160 bytes fit and 161 would not."""
+    90, 200, which saves nothing, and 198, of which 160 may be used. One cannot be planned."""
     estimates = {"none": 100, "a": 80, "b": 45, "c": 100, "d": 99}
 
     def planned(job: str, service: object, stages: object) -> Any:
@@ -100,9 +100,8 @@ def test_changes_that_save_something_are_planned_and_listed(
     ideas = [SimpleNamespace(keys=key) for key in ("a", "b", "refused", "c", "d")]
     monkeypatch.setattr(memory_report, "planned", planned)
     monkeypatch.setattr(memory_report, "saving", lambda situation: ideas)
-    changed = SimpleNamespace
     monkeypatch.setattr(
-        memory_report, "changed", lambda job, key: changed(job=key, text=f"key={key}")
+        memory_report, "changed", lambda job, key: SimpleNamespace(job=key, text=f"key={key}")
     )
     job: Any = "none"
     service: Any = None
