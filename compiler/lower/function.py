@@ -39,13 +39,14 @@ from shardwright.compiler.lower.task import (
     unsupported,
 )
 from shardwright.compiler.lower.windows import stored_windows
-from shardwright.compiler.lower.write_out import Lowered, write_out
+from shardwright.compiler.lower.write_out import Lowered, place_scratch, write_out
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
 PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no region (our choice)
+WORTH_A_FORM = 0.025  # of a function, that regions may wait in vain: less is not tried (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
@@ -123,9 +124,14 @@ def settle(
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
-    first = _Try(graph, signature, options, budget, judge, alone)
-    flash = options.attention == "flash" and options.optlevel > 1
-    if not flash:
+    found = _best(_Try(graph, signature, options, budget, judge, alone))
+    place_scratch(found.lowered)
+    return found
+
+
+def _best(first: _Try) -> Settled:
+    options, judge = first.options, first.judge
+    if options.attention != "flash" or options.optlevel == 1:
         return _settled(first)
     if judge is None:
         return _remade(first)[-1][1]
@@ -189,12 +195,12 @@ def _prompt(found: _Found, judge: Judge) -> _Found:
     """
     attempt, settled = found
     lowered, groups = settled.lowered, settled.groups
-    patience = PATIENCE * lowered.expected_ps
-    served = sum(lowered.flights_ps)
-    may_gain = min(lowered.stalled_ps, lowered.expected_ps - served) > patience
-    if not (may_gain and any(groups.delay_ps(p.members) > patience for p in groups.parts.values())):
+    expected = lowered.expected_ps
+    delay = max(groups.delay_ps(part.members) for part in groups.parts.values())
+    in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
+    if not in_vain >= WORTH_A_FORM * expected:  # nor where a region has no code
         return found
-    other = attempt.anew(patience_ps=patience)
+    other = attempt.anew(patience_ps=PATIENCE * expected)
     return _quicker([found, (other, _settled(other))], judge)
 
 

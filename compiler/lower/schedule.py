@@ -10,7 +10,7 @@ offered in which code waits less (`latency.py`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.lower.body import Body
@@ -32,31 +32,39 @@ class Slot:
     wait: bool = False
 
 
-def orders(
-    body: Body,
-    order: Order,
-    members: Mapping[int, Sequence[int]],
-    times: Mapping[int, float] | None = None,
-) -> list[list[Slot]]:
-    """Steps in order: as in the program, then, given the `times` of regions, with code beside
-    collectives for which it would have to wait. `members` maps region -> task numbers; collectives
+class Orders:
+    """Orders of the regions of a body, of which `members` says region -> task numbers; collectives
     are alone.
     """
-    region_of = {n: r for r, numbers in members.items() for n in numbers}
-    before = _regions(body, order.before, members, region_of)
-    before = _with_late_stores(body, before, members)
-    finished = _regions(body, order.finished, members, region_of)
-    queues = {r: queue_of(body.tasks[r].op) for r in members if body.tasks[r].kind == COLLECTIVE}
-    ranked, given = _in_program_order(body, before, members)
-    found = [given]
-    if times is not None and queues:
-        hiding = Hiding(ranked.before, finished, times, queues)
-        in_program = {region: at for at, region in enumerate(given)}
-        critical = {region: -tail for region, tail in hiding.tails(given).items()}
+
+    def __init__(self, body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> None:
+        region_of = {n: r for r, numbers in members.items() for n in numbers}
+        before = _regions(body, order.before, members, region_of)
+        before = _with_late_stores(body, before, members)
+        self._finished = _regions(body, order.finished, members, region_of)
+        flying = (r for r in members if body.tasks[r].kind == COLLECTIVE)
+        self._queues = {r: queue_of(body.tasks[r].op) for r in flying}
+        self._ranked, self._given = _in_program_order(body, before, members)
+
+    def in_program(self) -> list[Slot]:
+        """Steps in the order of the program."""
+        return _slots(self._given, self._finished, self._queues)
+
+    def hiding(self, times: Mapping[int, float]) -> Iterator[list[Slot]]:
+        """Steps in other orders, in which code that takes so long runs beside collectives for which
+        it would have to wait.
+        """
+        if not self._queues:
+            return
+        hiding = Hiding(self._ranked.before, self._finished, times, self._queues)
+        in_program = {region: at for at, region in enumerate(self._given)}
+        critical = {region: -tail for region, tail in hiding.tails(self._given).items()}
+        found = [self._given]
         for place in (in_program, critical):
-            hidden = hiding.order(ranked.rank(place))
-            found += [hidden] if hidden not in found else []
-    return [_slots(regions, finished, queues) for regions in found]
+            order = hiding.order(self._ranked.rank(place))
+            if order not in found:
+                found.append(order)
+                yield _slots(order, self._finished, self._queues)
 
 
 def _slots(

@@ -1,4 +1,4 @@
-"""Writing a lowered function out: regions in order with their names, then scratch offsets."""
+"""Writing a lowered function out: regions in order with their names; scratch offsets at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.judge import SPARE, Judge
 from shardwright.compiler.lower.latency import makespan_ps
-from shardwright.compiler.lower.schedule import Slot, orders
+from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import label
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
@@ -50,19 +50,22 @@ class Lowered:
 def write_out(
     body: Body, storage: Storage, groups: Groups, num_parameters: int, judge: Judge | None = None
 ) -> Lowered:
-    """All regions in order, then scratch offsets. With a `judge`, in the order in which code waits
-    the least for collectives, unless much more is held meanwhile.
+    """All regions in order; scratch is not placed yet. With a `judge`, in the order in which code
+    waits the least for collectives, unless much more is held meanwhile.
     """
-    code = _Code(body, storage, groups)
-    times = code.times(judge) if judge is not None else None
-    is_known = times is not None and math.isfinite(sum(times.values()))
-    made = [
-        _written(code, slots, num_parameters, times)
-        for slots in orders(body, storage.order, groups.members, times if is_known else None)
-    ]
-    spare = judge.limit_bytes // SPARE if judge is not None else 0
-    most = made[0].scratch_bytes + spare
-    return min((m for m in made if m.scratch_bytes <= most), key=lambda m: m.expected_ps)
+    code, orders = _Code(body, storage, groups), Orders(body, storage.order, groups.members)
+    slots = orders.in_program()
+    first = _written(code, slots, num_parameters)
+    if judge is None:
+        return first
+    times = code.times(judge)
+    _expect(first, slots, times)
+    made, most = [first], _held_bytes(first) + judge.limit_bytes // SPARE
+    for slots in orders.hiding(times) if math.isfinite(first.expected_ps) else ():
+        other = _written(code, slots, num_parameters)
+        _expect(other, slots, times)
+        made += [other] if _held_bytes(other) <= most else []
+    return min(made, key=lambda lowered: lowered.expected_ps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,7 @@ class _Code:
             return math.inf
 
 
-def _written(
-    code: _Code, slots: Sequence[Slot], num_parameters: int, times: Mapping[int, float] | None
-) -> Lowered:
+def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered:
     """A function in the order of `slots`."""
     body, storage = code.body, code.storage
     calls: list[CollectiveCall] = []
@@ -123,23 +124,26 @@ def _written(
             number_of[slot.region] = len(calls)
             calls.append(call_of(head, len(calls)))
         regions.append(code.step(slot, number_of.get(slot.region, -1)))
-    tensors, scratch_bytes = _place_scratch(storage.tensors, regions)
-    lowered = Lowered(
-        tensors=tensors,
+    return Lowered(
+        tensors=list(storage.tensors),
         inputs=tuple(storage.inputs),
         outputs=tuple(storage.outputs),
         parameters=tuple(range(num_parameters)),
         num_registers=body.num_registers,
         regions=regions,
         collectives=calls,
-        scratch_bytes=scratch_bytes,
+        scratch_bytes=0,
     )
-    if times is not None:
-        lowered.flights_ps = [times[region] for region in number_of]
-        spent = [0.0 if s.region in number_of else times[s.region] for s in slots]
-        lowered.expected_ps = makespan_ps(regions, spent, calls, lowered.flights_ps)
-        lowered.stalled_ps = lowered.expected_ps - sum(spent)
-    return lowered
+
+
+def _expect(lowered: Lowered, slots: Sequence[Slot], times: Mapping[int, float]) -> None:
+    """Say what a function written in the order of `slots` is expected to take."""
+    regions = lowered.regions
+    steps = [(region, times[slot.region]) for region, slot in zip(regions, slots, strict=True)]
+    lowered.flights_ps = [time for region, time in steps if region.kind == "collective_start"]
+    spent = [0.0 if "collective" in region.attrs else time for region, time in steps]
+    expected = makespan_ps(regions, spent, lowered.collectives, lowered.flights_ps)
+    lowered.expected_ps, lowered.stalled_ps = expected, expected - sum(spent)
 
 
 def region_program(groups: Groups, storage: Storage, members: Collection[int]) -> RegionProgram:
@@ -189,24 +193,32 @@ def _register_region(storage: Storage, task: Task) -> RegionProgram:
     )
 
 
-def _place_scratch(
-    tensors: Sequence[Tensor], regions: Sequence[RegionProgram]
-) -> tuple[list[Tensor], int]:
-    """Scratch tensors with offsets, and the size of the zone."""
-    spans = tensor_spans(regions)
-    scratch = [i for i, t in enumerate(tensors) if t.kind == "scratch"]
-    lifetimes = []
-    for i in scratch:
-        start, end = spans.get(i, (0, 0))
-        size = tensors[i].dtype.bytes * _elements(tensors[i])
-        lifetimes.append(hbm.Lifetime(size, start, end))
-    offsets, size = hbm.plan(lifetimes)
-    problems = hbm.check(lifetimes, offsets, size)
+def place_scratch(lowered: Lowered) -> None:
+    """Give scratch tensors their offsets, and the function the size of the zone."""
+    scratch, lifetimes = _lifetimes(lowered)
+    offsets, lowered.scratch_bytes = hbm.plan(lifetimes)
+    problems = hbm.check(lifetimes, offsets, lowered.scratch_bytes)
     assert not problems, problems
-    placed = list(tensors)
+    placed = list(lowered.tensors)
     for i, offset in zip(scratch, offsets, strict=True):
         placed[i] = replace(placed[i], offset_bytes=offset)
-    return placed, size
+    lowered.tensors = placed
+
+
+def _held_bytes(lowered: Lowered) -> int:
+    """Scratch in use at once, at most: no zone is smaller."""
+    return hbm.liveness_bound(_lifetimes(lowered)[1])
+
+
+def _lifetimes(lowered: Lowered) -> tuple[list[int], list[hbm.Lifetime]]:
+    """The scratch tensors by number, and when they are in use."""
+    spans, tensors = tensor_spans(lowered.regions), lowered.tensors
+    scratch = [i for i, t in enumerate(tensors) if t.kind == "scratch"]
+    sizes = (tensors[i].dtype.bytes * _elements(tensors[i]) for i in scratch)
+    lifetimes = [
+        hbm.Lifetime(size, *spans.get(i, (0, 0))) for i, size in zip(scratch, sizes, strict=True)
+    ]
+    return scratch, lifetimes
 
 
 def _elements(tensor: Tensor) -> int:
