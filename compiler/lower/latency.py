@@ -2,7 +2,7 @@
 
 A core runs regions one by one. Beside it a stream serves collectives in the order in which they
 start, and each direction of the host's link its transfers. What they are expected to take is the
-judge's to say (`accept.py`).
+judge's to say (`judge.py`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class Progress:
 
     def stall(self, collectives: Collection[int]) -> float:
         """How long code would wait for collectives that have started."""
-        return max(0.0, *(self.ends.get(c, 0.0) - self.now for c in collectives), 0.0)
+        ends = (self.ends.get(collective, 0.0) for collective in collectives)
+        return max(0.0, max(ends, default=0.0) - self.now)
 
     @property
     def end(self) -> float:
         """When everything is done."""
-        return max(self.now, *self.ends.values(), 0.0)
+        return max(self.now, max(self.ends.values(), default=0.0))
 
 
 def queue_of(op: Op) -> Hashable:
