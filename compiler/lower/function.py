@@ -201,7 +201,10 @@ def _prompt(found: _Found, judge: Judge) -> _Found:
     if not in_vain >= WORTH_A_FORM * expected:  # nor where a region has no code
         return found
     other = attempt.anew(patience_ps=PATIENCE * expected)
-    return _quicker([found, (other, _settled(other))], judge)
+    made = _settled(other)
+    return (
+        _quicker([found, (other, made)], judge) if made.lowered.is_never_slower(lowered) else found
+    )
 
 
 def _halved(found: _Found, judge: Judge) -> _Found:
@@ -257,7 +260,8 @@ def _duration_ps(lowered: Lowered, clock: Clock) -> float:
         times = [clock(region, lowered.tensors) for region in regions]
     except DiagnosticError:
         return math.inf
-    return makespan_ps(regions, times, lowered.collectives, lowered.flights_ps)
+    queues = [call.queue for call in lowered.collectives]
+    return makespan_ps(regions, times, lowered.flights_ps, queues)
 
 
 def _settled(attempt: _Try) -> Settled:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.program import TRANSFERS, CollectiveCall
+from shardwright.compiler.isa.program import TRANSFERS
 from shardwright.compiler.isa.region import RegionProgram
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.judge import Judge
@@ -60,11 +60,11 @@ def queue_of(op: Op) -> Hashable:
 def makespan_ps(
     regions: Sequence[RegionProgram],
     times: Sequence[float],
-    calls: Sequence[CollectiveCall],
     flights: Sequence[float],
+    queues: Sequence[Hashable],
 ) -> float:
     """Picoseconds from the first of `regions` to the last, which take `times` on the core, and of
-    whose collectives (`calls`) each is in flight for as long as `flights` say.
+    whose collectives each is in flight for as long as `flights` say, behind others in its queue.
     """
     progress = Progress()
     for region, time in zip(regions, times, strict=True):
@@ -73,7 +73,7 @@ def makespan_ps(
             progress.wait((number,))
         progress.compute(time)
         if region.kind == "collective_start":
-            progress.start(number, flights[number], calls[number].queue)
+            progress.start(number, flights[number], queues[number])
     return progress.end
 
 

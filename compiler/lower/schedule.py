@@ -50,6 +50,11 @@ class Orders:
         """Steps in the order of the program."""
         return _slots(self._given, self._finished, self._queues)
 
+    @property
+    def idle(self) -> Collection[int]:
+        """Collectives for other layers (`_idle`), which a second stream would serve."""
+        return self._ranked.idle & self._queues.keys()
+
     def hiding(self, times: Mapping[int, float]) -> Iterator[list[Slot]]:
         """Steps in other orders, in which code that takes so long runs beside collectives for which
         it would have to wait.

@@ -153,6 +153,8 @@ def compiler(report: Report, width: int) -> list[Text]:
         f"-O{options['optlevel']}, model type {options['model_type']}, attention"
         f" {options['attention']}"
     )
+    if not options.get("latency_hiding", True):  # older reports do not say it
+        text += ", latency hiding off"
     if report["context"]:
         text += f"; context {report['context']}"
     return plain("compiler", text, width)

@@ -51,9 +51,8 @@ def test_the_time_of_a_function_is_that_of_code_and_what_it_waits_for() -> None:
     """Code 10, a gather that takes 100 from there, 30 beside it, the wait until 110, 20 behind."""
     kinds = ("compute", "collective_start", "compute", "collective_wait", "compute")
     regions = [RegionProgram(kind, kind, attrs={"collective": 0}) for kind in kinds]
-    calls = [CollectiveCall("all_gather", DP, DType.F32, (1, 1, 1))]
-    assert makespan_ps(regions, (10, 0, 30, 0, 20), calls, (100,)) == 130
-    assert makespan_ps(regions, (10, 0, 30, 0, 20), calls, (25,)) == 60
+    assert makespan_ps(regions, (10, 0, 30, 0, 20), (100,), (0,)) == 130
+    assert makespan_ps(regions, (10, 0, 30, 0, 20), (25,), (0,)) == 60
 
 
 # Regions: 0 gathers for 100, 1 needs it and takes 10; 2, 3 and 4 take 40 each, 3 behind 2.
