@@ -51,4 +51,4 @@ def test_every_room_says_what_it_holds() -> None:
 def test_what_is_counted_only_falls() -> None:
     """`python -m tests.support.house` says where. A figure that falls is written down here."""
     counts, _ = counted()
-    assert counts == MOST
+    assert counts == MOST, "`python -m tests.support.house` says where; what fell is written down"

@@ -1,4 +1,4 @@
-"""What an op is: one `OpDef` per name, filled by the `@op` decorator of the files in `ops/`.
+"""What an op is: one `OpDef` per name, filled by `define`, which the files in `ops/` call.
 
 `infer` is the type rule, `flops` the useful arithmetic, `reference` the meaning in NumPy, `kind`
 and the traits beside it what passes may take for granted (`traits.py` has sets of them). What does

@@ -11,12 +11,14 @@ files.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import altered, load_target, logical, target_names
+
+Row = TypeVar("Row")
 
 # One physical core. Everything a core of another generation has alike stands here: 1300 ns per
 # transfer (DB), 64 KiB per descriptor (udma.h), one DMA engine per 8 partitions (DO), 60 cycles to
@@ -104,11 +106,17 @@ def family(name: str) -> str:
     return name.partition(".")[0].partition("-")[0]
 
 
+def by_hand(key: str, table: dict[str, Row], title: str) -> Row:
+    """The row of a machine or a family in a table of this file."""
+    assert key in table, f"{key} requires a row in {title}, worked out by hand from its page"
+    return table[key]
+
+
 @pytest.mark.parametrize("name", target_names())
 def test_the_core_of_every_machine(name: str) -> None:
     core = asdict(load_target(name).core)
     del core["limits"]  # tests/compiler/isa/test_limits_by_hand.py
-    assert core == ALIKE | CORES[FAMILIES[family(name)]]
+    assert core == ALIKE | CORES[by_hand(family(name), FAMILIES, "FAMILIES")]
 
 
 # What collectives cost besides links (docs/network.md): 0.7 us to launch one and per link, 18 us
@@ -139,7 +147,8 @@ COLLECTIVES = {"inf1": OF_INF1, "trn2": OF_TRN2, "trn3": OF_TRN2}
 @pytest.mark.parametrize("name", target_names())
 def test_what_collectives_of_every_machine_cost(name: str) -> None:
     found = asdict(load_target(name).collectives)
-    assert found == COLLECTIVES.get(family(name), OF_TRN1)
+    wanted = COLLECTIVES.get(family(name), OF_TRN1)
+    assert found == wanted, f"{family(name)} has a row in COLLECTIVES, unless it is as trn1"
 
 
 # Per physical core: chip memory in bytes, bandwidth and published bf16 rate over the cores of a
@@ -164,7 +173,7 @@ def test_memory_and_rates_of_a_physical_core(name: str) -> None:
         target.hbm_bytes_per_s_per_core,
         target.published_flops_per_s_per_core,
     )
-    assert found == PER_CORE[family(name)]
+    assert found == by_hand(family(name), PER_CORE, "PER_CORE")
     # DM: 96 MB of code per physical core; one scratchpad page of 64 MB for DMA rings (default).
     assert target.reserve_bytes_per_core == 160_000_000
     assert target.limit_bytes == PER_CORE[family(name)][1] - 160_000_000
@@ -209,7 +218,7 @@ CHIPS = {
 @pytest.mark.parametrize("name", target_names())
 def test_what_is_around_the_chips_of_every_machine(name: str) -> None:
     target = load_target(name)
-    topology, shape, links, efa_gbps, devices, price = AROUND[name]
+    topology, shape, links, efa_gbps, devices, price = by_hand(name, AROUND, "AROUND")
     assert (target.topology, target.shape) == (topology, shape)
     assert target.link_bytes_per_s == tuple(gb * 1_000_000_000 for gb in links)
     assert target.efa_bytes_per_s == efa_gbps * 125_000_000  # a byte has 8 bits
@@ -217,7 +226,7 @@ def test_what_is_around_the_chips_of_every_machine(name: str) -> None:
     prices = {"on-demand": price, "capacity-block": IN_BLOCKS.get(name)}
     wanted = {kind: usd for kind, usd in prices.items() if usd is not None}
     assert {kind: fact.value for kind, fact in target.prices.items()} == wanted
-    assert target.chips == CHIPS.get(name, 1)
+    assert target.chips == CHIPS.get(name, 1), f"{name} has a row in CHIPS, unless it has one chip"
     assert target.cores == CHIPS.get(name, 1) * PER_CORE[family(name)][0]
 
 
@@ -245,7 +254,7 @@ HOSTS: dict[str, tuple[int, int]] = {
 @pytest.mark.parametrize("name", target_names())
 def test_the_host_of_every_machine(name: str) -> None:
     target = load_target(name)
-    gib, gb_per_s = HOSTS[name]
+    gib, gb_per_s = by_hand(name, HOSTS, "HOSTS")
     assert target.host_link_bytes_per_s == gb_per_s * 1_000_000_000
     assert target.host_memory_bytes == gib * 2**30
 
@@ -268,7 +277,9 @@ def test_where_logical_cores_are_allowed() -> None:
     """LN and the page on EARG001: 1 alone on trn1 and inf2, 1 and 2 on trn2 and trn3."""
     for name in target_names():
         wanted = (1, 2) if family(name) in ("trn2", "trn3") else (1,)
-        assert load_target(name).allowed_lnc == wanted
+        assert load_target(name).allowed_lnc == wanted, (
+            f"families that may have two, with {name} or not, are named here"
+        )
     first = load_target("trn1n.32xlarge")
     assert logical(first).lnc == 1
     with pytest.raises(UsageError, match="requires 1, got 2"):
@@ -321,4 +332,4 @@ def test_names_and_banks() -> None:
     assert (four.cores_per_bank, logical(four, 2, hypothetical=True).cores_per_bank) == (4, 2)
     assert first.lnc == 1 and first.is_compiled_for
     assert not load_target("inf1.xlarge").is_compiled_for
-    assert target_names() == sorted(AROUND)
+    assert target_names() == sorted(AROUND), "AROUND requires a row for every machine"

@@ -4,8 +4,11 @@ with special ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
+from jax._src.lib.mlir import ir
 
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.printer import to_stablehlo
@@ -32,14 +35,26 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray, case: OpCase) -> None:
     np.testing.assert_allclose(a, b, rtol=case.rtol, atol=case.rtol * scale, err_msg=case.id)
 
 
+def loaded(op: str, text: str) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    try:
+        return xla.load(text)
+    except ir.MLIRError as error:
+        raise AssertionError(
+            f"{op} requires a spelling that StableHLO has (compiler/ir/printer_ops.py, printer.py,"
+            f" spelling.py; docs/extending.md has the cases), got\n{text}"
+        ) from error
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("op", [op for op in sorted(OPS) if op not in GAPS])
 def test_reference_equals_xla(op: str) -> None:
     rows = BY_OP[op]
-    assert rows, f"{op} has no harness row and is not a declared gap"
+    assert rows, (
+        f"{op} requires a row in tests/harnesses, or a reason in GAPS there: it has neither"
+    )
     for row in rows:
         graph, inputs = build_graph(row), case_inputs(row)
-        theirs = xla.load(to_stablehlo(graph))
+        theirs = loaded(op, to_stablehlo(graph))
         for mine, other in zip(evaluate(graph, inputs), theirs(inputs), strict=True):
             assert_close(mine, other, row)
         special = special_inputs(row)

@@ -73,10 +73,21 @@ def replayed(page: str, folder: Path, cache: str = "") -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
         elif info == "diff":
-            subprocess.run(["git", "apply", "-"], input=body, text=True, cwd=folder, check=True)
+            _apply(body, folder)
         return f"```{info}\n{body}```"
 
     return BLOCK.sub(block, page)
+
+
+def _apply(patch: str, folder: Path) -> None:
+    """Raises AssertionError where the lines around what a patch changes are others by now."""
+    done = subprocess.run(
+        ["git", "apply", "-"], input=patch, text=True, cwd=folder, capture_output=True
+    )
+    assert not done.returncode, (
+        "a patch of the page requires the lines around it as the sources have them now: bring it"
+        f" up to date\n{done.stderr}{patch}"
+    )
 
 
 def _check_out(folder: Path) -> None:

@@ -41,9 +41,10 @@ def _name(case: OpCase) -> str:
 
 
 def listed(page: str, case: OpCase) -> dict[DType, str]:
-    """What the page says of a row. Raises KeyError where it has none."""
+    """What the page says of a row. Raises AssertionError where it has none."""
     lines = (line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| "))
     cells = {name.strip(): [c.strip() for c in rest] for name, *rest in lines}
+    assert _name(case) in cells, f"docs/op-types.md has no row `{_name(case)}`: run `make docs`"
     return dict(zip(TYPES, cells[_name(case)], strict=True))
 
 
