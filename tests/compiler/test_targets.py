@@ -25,7 +25,9 @@ from shardwright.sim_cluster.network.network import Network
 from tests.support.compiled import graph_of, run_levels
 from tests.support.small_job import write_job
 
-FILES = sorted((Path(__file__).resolve().parents[2] / "compiler" / "targets").glob("*.json"))
+FOLDER = Path(__file__).resolve().parents[2] / "compiler" / "machine" / "targets"
+FILES = sorted(FOLDER.glob("*.json"))
+assert FILES, f"no data files of machines in {FOLDER}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
