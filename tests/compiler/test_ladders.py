@@ -12,6 +12,7 @@ import pytest
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
@@ -36,7 +37,7 @@ def planned(graph: Graph) -> None:
 
 STAGES: dict[str, Callable[[Graph], object]] = {
     "import": imported,
-    "passes": run,
+    "passes": lambda graph: run(graph, PASSES),
     "plan": planned,
 }
 

@@ -594,7 +594,8 @@ def test_the_screen_and_the_page_say_it(planned: JobConfig) -> None:
     lines = [line.plain for line in sections.goal(report, 400)]
     assert lines == [f"goal       {wanted}", f"it needs   {needs}"]
     page = report_page(report)
-    assert wanted in page and needs in page and "on demand, us-east-1, 2025-11-30" in page
+    sentence = wanted[:1].upper() + wanted[1:]
+    assert sentence in page and needs in page and "on demand, us-east-1, 2025-11-30" in page
     assert "The goal" not in report_page(plan_cache.plan(planned))
 
 
