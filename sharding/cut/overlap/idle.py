@@ -49,7 +49,7 @@ def waiting_layers() -> Diagnostic:
     return Diagnostic(
         "SW_OVERLAP_TOKENS",
         "strategy.dependency_tokens = true starts gathers of weights behind the collectives of the"
-        " layer that waits for them: without strategy.early_all_gather_shift a step gets longer",
+        " layer that waits for them: without strategy.early_all_gather_shift a step can get longer",
         hint="add early_all_gather_shift = 1 (and late_reduce_scatter_shift = 1), or leave the"
         " tokens out",
         severity="warning",
