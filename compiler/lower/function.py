@@ -271,8 +271,8 @@ def _settled(attempt: _Try) -> Settled:
         try:
             return _attempt(attempt)
         except NeedsCopyError as need:
-            assert need.value not in attempt.forced, "a dense value cannot be expressed"
-            attempt.forced.add(need.value)
+            assert attempt.forced.isdisjoint(need.values), "a dense value cannot be expressed"
+            attempt.forced.update(need.values)
         except NeedsScratchError as need:
             assert need.output >= 0 and need.output not in attempt.apart, "cannot store an output"
             attempt.apart.add(need.output)

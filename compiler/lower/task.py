@@ -88,11 +88,11 @@ class ClashError(Exception):
 
 
 class NeedsCopyError(Exception):
-    """Strides cannot express a use of `value`: it has to be stored densely first."""
+    """Strides cannot express uses of `values`: they have to be stored densely first."""
 
-    def __init__(self, value: Value) -> None:
-        super().__init__(value)
-        self.value = value
+    def __init__(self, *values: Value) -> None:
+        super().__init__(*values)
+        self.values = values
 
 
 class NeedsScratchError(Exception):

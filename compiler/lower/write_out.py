@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.ir.types import Op
+from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
 from shardwright.compiler.lower.body import Body
@@ -21,7 +21,13 @@ from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import label
 from shardwright.compiler.lower.storage import Place, Storage
-from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
+from shardwright.compiler.lower.task import (
+    COLLECTIVE,
+    ORDINAL_FILE,
+    REGISTER,
+    NeedsCopyError,
+    Task,
+)
 from shardwright.compiler.schedule import hbm
 
 
@@ -127,17 +133,25 @@ class _Code:
 
 
 def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered:
-    """A function in the order of `slots`."""
+    """A function in the order of `slots`. Raises the errors that ask for another try: what all
+    regions need is asked for at once.
+    """
     body, storage = code.body, code.storage
     calls: list[CollectiveCall] = []
     number_of: dict[int, int] = {}
     regions: list[RegionProgram] = []
+    needed: list[Value] = []
     for slot in slots:
         head = body.tasks[slot.region]
         if head.kind == COLLECTIVE and not slot.wait:
             number_of[slot.region] = len(calls)
             calls.append(call_of(head, len(calls)))
-        regions.append(code.step(slot, number_of.get(slot.region, -1)))
+        try:
+            regions.append(code.step(slot, number_of.get(slot.region, -1)))
+        except NeedsCopyError as need:
+            needed += need.values
+    if needed:
+        raise NeedsCopyError(*dict.fromkeys(needed))
     return Lowered(
         tensors=list(storage.tensors),
         inputs=tuple(storage.inputs),
