@@ -33,10 +33,11 @@ $(COMMAND): pyproject.toml constraints.txt
 	@$(PIP) -e . | $(SHORT)
 	@touch $@
 
-$(TESTS): $(COMMAND)
-	@echo "setting up $(VENV) for the tests"
+$(TESTS): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) for the command and its tests, two minutes"
+	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) -e '.[dev]' | $(SHORT)
-	@touch $@
+	@touch $(COMMAND) $@
 
 setup: $(TESTS) ## create .venv and install the pinned set, that of the tests too
 

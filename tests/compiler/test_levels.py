@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import load_target
-from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.timing.evaluate import function_segments
 from tests.support.compiled import TARGET, graph_of, link
 from tests.support.model_run import compile_function, worst_distance
@@ -59,7 +59,7 @@ def test_what_searches_longer_never_loses(shape, flags: dict, recovery: float) -
     rows, width, inner = shape
     given = (jnp.ones(s, "bfloat16") for s in ((rows, width), (width, inner), (inner, width)))
     graph = graph_of(jax.grad(loss, (0, 1, 2)), *given)
-    usual = time_of(link(graph), recovery)
+    usual = time_of(link(graph, DEFAULTS), recovery)
     assert time_of(link(graph, CompileOptions(**flags)), recovery) <= usual
 
 

@@ -27,6 +27,7 @@ from shardwright.compiler.isa.program import (
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.schedule.region_order import order_regions
 from shardwright.compiler.timing.evaluate import function_segments
 from shardwright.sim_cluster.values.functions import L0, FunctionCode
@@ -178,7 +179,7 @@ def compiled() -> tuple[Function, list[np.ndarray]]:
     rng = np.random.default_rng(3)
     shapes = ((192, 256), (256, 384), (384, 128), (128, 96))
     args = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    (found,) = link(graph_of(step, *args)).functions
+    (found,) = link(graph_of(step, *args), DEFAULTS).functions
     return found, args
 
 

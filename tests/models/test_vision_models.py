@@ -1,5 +1,5 @@
 """Image models from capture to tile programs: inference at L0 and L1, training steps on one and on
-four cores, against JAX.
+four cores, against JAX. `system/test_models.py` has their functions at both optimization levels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.compiler.frontend.reference import initial_state, reference_step, task_batches
 from tests.support.cells import diagonals, long_in_matrix
-from tests.support.compiled import check_against_jax, graph_of, run_levels
+from tests.support.compiled import FIRST_TILINGS, check_against_jax, graph_of, run_levels
 from tests.support.models_vision import MODELS, VisionModel
 from tests.support.road import leaf_error, worst
 from tests.support.small_job import build_on, bundle_of, run_steps
@@ -58,7 +58,9 @@ def errors_after_a_step(model: VisionModel, cores: int, folder: Path) -> dict[st
     """Errors per leaf of the state after a step on compiled programs, against fp32 JAX."""
     task = model.task
     mesh = {"dp_shard": cores}
-    road = build_on(task, mesh, num_microbatches=1, micro_batch=BATCH // cores)
+    road = build_on(
+        task, mesh, num_microbatches=1, micro_batch=BATCH // cores, options=FIRST_TILINGS
+    )
     steps = run_steps(bundle_of(road, folder / "bundle"), task, BATCH)
     want = precise_step(task.name)
     return {name: leaf_error(steps.after_one[name], want[name]) for name in steps.after_one}

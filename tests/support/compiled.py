@@ -10,13 +10,19 @@ from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
+FIRST_TILINGS = CompileOptions(optlevel=1)
+"""What most functions are compiled with whose values are compared: regions as they grow, each with
+its first tiling. How regions are tiled by a search is held by value in the harness rows of
+`tests/ops` and in `tests/compiler/codegen`, how a search cuts functions by `system/test_models.py`
+and `system/test_whole_road.py`.
+"""
 
 
 def graph_of(fn: Callable, *arguments: np.ndarray) -> Graph:
@@ -26,7 +32,7 @@ def graph_of(fn: Callable, *arguments: np.ndarray) -> Graph:
     return import_module(jax.jit(fn, keep_unused=True).lower(*arguments).as_text(debug_info=True))
 
 
-def link(graph: Graph, options: CompileOptions = DEFAULTS, target: str = TARGET) -> Program:
+def link(graph: Graph, options: CompileOptions = FIRST_TILINGS, target: str = TARGET) -> Program:
     """`graph` compiled as one program; inputs are called arg0, ..., outputs out0, ..."""
     inputs = tuple(f"arg{i}" for i in range(len(graph.inputs)))
     outputs = tuple(f"out{i}" for i in range(len(graph.outputs)))
@@ -38,7 +44,7 @@ def run_levels(
     graph: Graph,
     inputs: Sequence[np.ndarray],
     levels: Sequence[str] = ("L0", "L1"),
-    options: CompileOptions = DEFAULTS,
+    options: CompileOptions = FIRST_TILINGS,
     target: str = TARGET,
 ) -> list[list[np.ndarray]]:
     """Outputs of `graph` per level."""
@@ -59,7 +65,7 @@ def check_against_jax(
     *arguments: np.ndarray,
     bound: float = 0.0,
     levels: Sequence[str] = ("L0", "L1"),
-    options: CompileOptions = DEFAULTS,
+    options: CompileOptions = FIRST_TILINGS,
 ) -> None:
     """Hold every output of `fn` at every level within `bound` (L2, relative) of JAX; 0: equal."""
     import jax

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.compiler.options import DEFAULTS
 from tests.support import models_index, models_vision
 from tests.support.model_run import (
     CompiledFunction,
@@ -107,14 +108,17 @@ class Row:
 
 
 @cache
-def compiled_part(name: str, part: str, dtype: str) -> CompiledFunction:
+def compiled_part(
+    name: str, part: str, dtype: str, optlevel: int = DEFAULTS.optlevel
+) -> CompiledFunction:
     """A part compiled, with the arguments of seed 0."""
-    return compile_function(*MODELS[name](part, DTYPES[dtype], 0))
+    options = replace(DEFAULTS, optlevel=optlevel)
+    return compile_function(*MODELS[name](part, DTYPES[dtype], 0), options)
 
 
-def measure(name: str, part: str, dtype: str) -> Row:
+def measure(name: str, part: str, dtype: str, optlevel: int = DEFAULTS.optlevel) -> Row:
     """Compile one part and compare it with the fp32 one of JAX on the same values."""
-    compiled = compiled_part(name, part, dtype)
+    compiled = compiled_part(name, part, dtype, optlevel)
     errors, bound = distances(compiled, name, part, dtype, 0)
     return Row(
         model=name,

@@ -21,6 +21,8 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.bundle import Bundle
+from shardwright.compiler.options import DEFAULTS as USUAL
+from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator.cache import Cache, open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.road.build import Built, Layout, build_task
@@ -83,6 +85,7 @@ def build_on(
     executor: Callable[[], Executor] = InlineExecutor,
     settings: StrategySettings = DEFAULTS,
     lnc: int = 1,
+    options: CompileOptions = USUAL,
 ) -> Road:
     """Capture to linked programs on a mesh of any size; `micro_batch` samples per data rank.
 
@@ -101,7 +104,8 @@ def build_on(
     )
     store = Cache(cache) if cache else open_cache(JobConfig().cache)
     with UnitService(executor, store) as service:
-        built = build_task(JobConfig(strategy=settings), layout, task, service, Stages())
+        job = JobConfig(strategy=settings, compiler=options)
+        built = build_task(job, layout, task, service, Stages())
         return Road(built, service.rows)
 
 

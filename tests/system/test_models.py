@@ -29,11 +29,11 @@ def test_the_forward_pass_equals_jax(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "dtype"),
-    diagonals(list(itertools.product(MODELS, PARTS, ("float32", "bfloat16"))), 5),
+    ("name", "part", "dtype", "optlevel"),
+    diagonals(list(itertools.product(MODELS, PARTS, ("float32", "bfloat16"), (1, 2))), 10),
 )
-def test_every_part_in_every_type(name: str, part: str, dtype: str) -> None:
-    row = measure(name, part, dtype)
+def test_every_part_in_every_type(name: str, part: str, dtype: str, optlevel: int) -> None:
+    row = measure(name, part, dtype, optlevel)
     assert row.passes, row
     assert row.figures.time_ps > 0 and row.figures.hbm_bytes > 0
 
