@@ -79,7 +79,7 @@ def test_a_step_on_stages_equals_the_unsharded_step(model: str, name: str) -> No
 
 
 @pytest.mark.cells("pipelines", len(CELLS))
-@pytest.mark.parametrize(("model", "name"), diagonals([c for c in CELLS if c not in FEW], 3))
+@pytest.mark.parametrize(("model", "name"), diagonals([c for c in CELLS if c not in FEW], 5))
 def test_values_of_every_cell(model: str, name: str) -> None:
     check(model, name)
 
