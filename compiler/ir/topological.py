@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
-Place = int | tuple[int, ...]
+Place = float | tuple[float, ...]
 
 
 def topological(

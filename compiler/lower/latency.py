@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import TRANSFERS
@@ -116,22 +117,16 @@ class Hiding:
         """Regions in dependency order: of those that are ready the one that waits for collectives
         the least, of these the one of the lowest rank.
         """
-        waiting = {r: len(b) for r, b in self.before.items()}
-        after: defaultdict[int, list[int]] = defaultdict(list)
-        for region, earlier in self.before.items():
-            for other in earlier:
-                after[other].append(region)
-        ready = [r for r, count in waiting.items() if not count]
-        progress, found = Progress(), []
-        while ready:
+        waiting, ready = TopologicalSorter(self.before), list[int]()
+        progress, found = Progress(), list[int]()
+        waiting.prepare()
+        while waiting.is_active():
+            ready += waiting.get_ready()
             region = min(ready, key=lambda r: (progress.stall(self.finished[r]), rank[r], r))
             ready.remove(region)
             self._run(region, progress)
             found.append(region)
-            for later in after[region]:
-                waiting[later] -= 1
-                if not waiting[later]:
-                    ready.append(later)
+            waiting.done(region)
         return found
 
     def _run(self, region: int, progress: Progress) -> None:

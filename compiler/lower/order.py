@@ -6,9 +6,8 @@ that sharing memory adds later. Collectives over stages start in program order (
 
 from __future__ import annotations
 
-import heapq
-
 from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.task import Task
@@ -63,21 +62,7 @@ class Order:
         the ready.
         """
         tasks = self.body.tasks
-        waiting = {t.number: len(self.before(t)) for t in tasks}
-        after: list[list[int]] = [[] for _ in tasks]
-        for task in tasks:
-            for number in self.before(task):
-                after[number].append(task.number)
-        ready = [n for n, count in waiting.items() if not count]
-        heapq.heapify(ready)
-        found: list[int] = []
-        while ready:
-            number = heapq.heappop(ready)
-            found.append(number)
-            for later in after[number]:
-                waiting[later] -= 1
-                if not waiting[later]:
-                    heapq.heappush(ready, later)
+        found = topological({t.number: self.before(t) for t in tasks}, lambda number: number)
         assert len(found) == len(tasks), "tasks wait for each other"
         return found
 

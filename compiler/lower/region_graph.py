@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.order import Order
 
@@ -31,19 +32,12 @@ class RegionGraph:
 
     def _reachable(self) -> dict[int, int]:
         """Bit set of the regions reachable from each region."""
-        waiting = {r: len(after) for r, after in self._after.items()}
-        ready = [r for r, count in waiting.items() if not count]
         reach: dict[int, int] = {}
-        while ready:
-            region = ready.pop()
+        for region in topological(self._after, lambda r: r):
             reach[region] = 0
             for later in self._after[region]:
                 reach[region] |= reach[later] | 1 << later
-            for earlier in self._before[region]:
-                waiting[earlier] -= 1
-                if not waiting[earlier]:
-                    ready.append(earlier)
-        assert len(reach) == len(waiting), "regions wait for each other"
+        assert len(reach) == len(self._after), "regions wait for each other"
         return reach
 
     def acyclic(self, a: int, b: int) -> bool:

@@ -9,10 +9,10 @@ offered in which code waits less (`latency.py`).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.latency import Hiding, queue_of
 from shardwright.compiler.lower.order import Order
@@ -148,7 +148,10 @@ class _Ranked:
 
     def listed(self, place: Mapping[int, float]) -> list[int]:
         """Regions in dependency order by rank alone."""
-        return _listed(self.before, self.rank(place))
+        rank = self.rank(place)
+        found = topological(self.before, lambda r: (*rank[r], r))
+        assert len(found) == len(self.before), "regions wait for each other"
+        return found
 
 
 def _in_program_order(
@@ -179,24 +182,6 @@ def _in_program_order(
     behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}
     ranked = replace(ranked, before=behind)
     return ranked, ranked.listed(place)
-
-
-def _listed(before: Mapping[int, set[int]], rank: Mapping[int, Rank]) -> list[int]:
-    """Regions in dependency order, the lowest rank first among the ready."""
-    after = _after(before)
-    waiting = {r: len(b) for r, b in before.items()}
-    ready = [(*rank[r], r) for r, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    found: list[int] = []
-    while ready:
-        region = heapq.heappop(ready)[-1]
-        found.append(region)
-        for later in after[region]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, (*rank[later], later))
-    assert len(found) == len(before), "regions wait for each other"
-    return found
 
 
 def _idle(
