@@ -8,12 +8,13 @@ memory. Storage is decided next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.ir.facts import places_of, stored, takes_at
+from shardwright.compiler.ir.facts import keeps_order, places_of, stored, takes_at
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.ops.host import STORE
@@ -21,10 +22,12 @@ from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
+from shardwright.compiler.lower.landing import is_run
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.lower.task import (
     ALLOC,
     ALONE,
+    COLLECTIVE,
     COPY,
     REGISTER,
     STRIP,
@@ -32,7 +35,6 @@ from shardwright.compiler.lower.task import (
     RegisterAttrs,
     Task,
     Window,
-    WriteAttrs,
     unsupported,
 )
 from shardwright.compiler.support.intervals import Interval
@@ -100,6 +102,8 @@ class Body:
         self._stored_copy: dict[Value, Value] = {}
         self._registers: dict[tuple[Value, Interval], int] = {}
         self._in_place = _in_place_updates(graph, donated)
+        self._uses = Counter(v for op in graph.ops for v in op.operands)
+        self._uses.update(graph.outputs)
         for op in graph.ops:
             self.add(op)
 
@@ -259,14 +263,31 @@ class Body:
         return memory
 
     def write(
-        self, target: Value, update: Value, attrs: WriteAttrs, op: Op, result: Value | None = None
+        self, target: Value, update: Value, window: Window, op: Op, result: Value | None = None
     ) -> Value:
         """A new version of `target` with `update` written into a window."""
         result = Value(target.type) if result is None else result
-        write = Op(WRITE, (target, update), (result,), attrs, (), op.loc)
-        task = self.add_task(write, STRIP, (update,), target)
-        task.registers |= {r for start in attrs.starts for r, _ in start.terms}
+        write = Op(WRITE, (target, update), (result,), None, (), op.loc)
+        self.add_task(write, STRIP, (update,), target).fill(window)
         return result
+
+    def land(self, target: Value, update: Value, window: Window, result: Value) -> bool:
+        """Let the collective that brings `update` put it into a window of `target` itself, if
+        nothing else reads it (`landing.py`).
+        """
+        base, chain = self.base(update)
+        task = self.producer.get(base)
+        if task is None or task.kind != COLLECTIVE or task.target is not None:
+            return False
+        if any(self._uses[v] > 1 or not keeps_order(self.views[v]) for v in chain):
+            return False
+        if self._uses[base] > 1 or not is_run(window.sizes, target.type.shape):
+            return False
+        task.target, task.version = target, result
+        task.fill(window)
+        self.producer[result] = self.producer.pop(base)
+        self._root[result] = self.root(target)
+        return True
 
     def owned(self, op: Op, value: Value) -> Value:
         """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""

@@ -24,7 +24,6 @@ from shardwright.compiler.lower.task import (
     NeedsCopyError,
     NeedsScratchError,
     Task,
-    WriteAttrs,
 )
 from shardwright.compiler.lower.views import Coordinate, Layout, align, strides_of
 
@@ -214,13 +213,12 @@ class Emitter:
 
 def _apart(first: Task, second: Task) -> bool:
     """True when two tasks write ranges of one tensor that do not meet in some dim."""
-    a, b = first.op.attrs, second.op.attrs
-    if not (isinstance(a, WriteAttrs) and isinstance(b, WriteAttrs)):
+    a, b = first.window, second.window
+    if a is None or b is None:
         return False
-    left, right = first.data[0].type.shape, second.data[0].type.shape
     for d, (x, y) in enumerate(zip(a.starts, b.starts, strict=True)):
         low, high = (x.const, y.const)
-        ends = (low + (left[d] - 1) * a.steps[d], high + (right[d] - 1) * b.steps[d])
+        ends = (low + (a.sizes[d] - 1) * a.steps[d], high + (b.sizes[d] - 1) * b.steps[d])
         if x.terms == y.terms and (ends[0] < high or ends[1] < low):
             return True
     return False

@@ -14,8 +14,9 @@ from shardwright.compiler.ir.ops import DynamicSliceAttrs
 from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
 from shardwright.compiler.ir.types import Op, TensorType
 from shardwright.compiler.lower.collective import alone, dense_source
+from shardwright.compiler.lower.landing import is_run
 from shardwright.compiler.lower.registry import register
-from shardwright.compiler.lower.task import ALLOC, COLLECTIVE, WriteAttrs, unsupported
+from shardwright.compiler.lower.task import ALLOC, COLLECTIVE, Window, unsupported
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -39,19 +40,14 @@ def _store(body: Body, op: Op) -> None:
     room = body.owned(op, stack)
     source = dense_source(body, op, update)
     at = body.starts(op, room, update.type.shape, starts)
-    attrs = WriteAttrs(at, (1,) * stack.type.rank)
-    store = Op(STORE, (room, source), op.results, attrs, (), op.loc)
+    store = Op(STORE, (room, source), op.results, None, (), op.loc)
     task = body.add_task(store, COLLECTIVE, (source,), room)
-    task.registers |= {r for start in at for r, _ in start.terms}
+    task.fill(Window(at, update.type.shape, (1,) * stack.type.rank))
 
 
 def _check_run(op: Op, stack: TensorType, sizes: tuple[int, ...]) -> None:
-    """A transfer moves one run of bytes: what is in front of the last dim that is cut has one
-    element."""
-    cut = [
-        d for d, (size, whole) in enumerate(zip(sizes, stack.shape, strict=True)) if size < whole
-    ]
-    if cut and any(size != 1 for size in sizes[: cut[-1]]):
+    """A transfer moves one run of bytes."""
+    if not is_run(sizes, stack.shape):
         given = f"requires rows of a stack along its first dim, got {list(sizes)} of {stack}"
         raise unsupported(op, given, "stack what goes to the host along dim 0")
 

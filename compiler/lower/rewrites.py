@@ -8,6 +8,7 @@ from shardwright.compiler.ir.traits import CHEAP
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower.canonical import canonical
 from shardwright.compiler.lower.expand import expand, is_composite
+from shardwright.compiler.lower.landing import landed
 from shardwright.compiler.lower.made_once import made_once
 from shardwright.compiler.lower.narrow import NARROW as WIDE_INTEGERS
 from shardwright.compiler.lower.narrow import narrow
@@ -59,7 +60,14 @@ CANONICAL = Rewrite(
     leaves=(LOWERABLE,),
 )
 
-LOWERING: tuple[Rewrite[Graph, ..., Graph], ...] = (WINDOWS, NARROW, EXPAND, CANONICAL)
+LANDED = Rewrite(
+    "landed",
+    landed,
+    "what a collective brings is read where it is stored, and arrives there",
+    keeps=(LOOP_FREE, LOWERABLE),
+)
+
+LOWERING: tuple[Rewrite[Graph, ..., Graph], ...] = (WINDOWS, NARROW, EXPAND, CANONICAL, LANDED)
 
 TURNED_LATE = Rewrite(
     "turned_late",

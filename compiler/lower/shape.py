@@ -15,7 +15,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Labels, fresh
 from shardwright.compiler.lower.registry import Lowering, register
-from shardwright.compiler.lower.task import WRITE, Task, WriteAttrs
+from shardwright.compiler.lower.task import WRITE, Task, Window
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -27,7 +27,9 @@ def _update_slice(body: Body, op: Op) -> None:
     target, update, *starts = op.operands
     memory = body.owned(op, target)
     at = body.starts(op, target, update.type.shape, starts)
-    body.write(memory, update, WriteAttrs(at, (1,) * target.type.rank), op, op.result)
+    window = Window(at, update.type.shape, (1,) * target.type.rank)
+    if not body.land(memory, update, window, op.result):
+        body.write(memory, update, window, op, op.result)
 
 
 def _concatenate(body: Body, op: Op) -> None:
@@ -37,7 +39,8 @@ def _concatenate(body: Body, op: Op) -> None:
     for number, operand in enumerate(operands):
         starts = tuple(Affine(at if d == dim else 0) for d in range(rank))
         result = op.result if number == len(operands) - 1 else None
-        memory = body.write(memory, operand, WriteAttrs(starts, (1,) * rank), op, result)
+        window = Window(starts, operand.type.shape, (1,) * rank)
+        memory = body.write(memory, operand, window, op, result)
         at += operand.type.shape[dim]
 
 
@@ -56,7 +59,8 @@ def _pad(body: Body, op: Op) -> None:
         body.look_through(op.result, memory, Op("optimization_barrier", (memory,), (op.result,)))
         return
     kept = _sliced(body, operand, first, limit, op)
-    body.write(memory, kept, WriteAttrs(tuple(Affine(a) for a in at), steps), op, op.result)
+    window = Window(tuple(Affine(a) for a in at), kept.type.shape, steps)
+    body.write(memory, kept, window, op, op.result)
 
 
 def _sliced(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import keeps_order, permutation
-from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Tensor
@@ -184,12 +183,11 @@ class Storage:
         return max(sorted(views, key=str), key=lambda k: (_row(k)[0], k == natural))
 
     def window(self, task: Task) -> Place:
-        """Where a task stores its result: its home, or the range a write fills."""
+        """Where a task stores its result: its home, or the part of it that the task fills."""
         place = self.home(task.result)
-        if task.op.name not in (WRITE, STORE):
+        if (filled := task.window) is None:
             return place
-        attrs, sizes = task.op.attrs, task.data[0].type.shape
-        layout = views.window(place.layout, attrs.starts, sizes, attrs.steps)
+        layout = views.window(place.layout, filled.starts, filled.sizes, filled.steps)
         assert layout is not None, "the target of a write is dense"
         return Place(place.tensor, layout)
 

@@ -23,14 +23,6 @@ ORDINAL_FILE = "#"
 
 
 @dataclass(frozen=True, slots=True)
-class WriteAttrs:
-    """Where an update goes: start (affine in registers) and step per dim of the target."""
-
-    starts: tuple[Affine, ...]
-    steps: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RegisterAttrs:
     """The register a scalar is loaded into, and the range it is clamped to."""
 
@@ -41,7 +33,7 @@ class RegisterAttrs:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A slice as a view: starts, sizes and steps per dim of the operand."""
+    """A part of a value: starts (affine in registers), sizes and steps per dim."""
 
     starts: tuple[Affine, ...]
     sizes: tuple[int, ...]
@@ -56,7 +48,8 @@ class Window:
 @dataclass(slots=True, eq=False)
 class Task:
     """One op to be computed. `data` are the operands it reads; `target` is the value whose memory
-    it overwrites.
+    it overwrites, all of it or a `window`. Then `version` is the target with that, where the op's
+    own result is something else.
 
     `after` are numbers of tasks that must have finished before this one starts, beyond the
     producers of `data`.
@@ -70,11 +63,18 @@ class Task:
     fusable: bool = True
     registers: set[int] = field(default_factory=set)
     after: set[int] = field(default_factory=set)
+    window: Window | None = None
+    version: Value | None = None
 
     @property
     def result(self) -> Value:
         """The value (or new version of the target's memory) this task makes."""
-        return self.op.result
+        return self.op.result if self.version is None else self.version
+
+    def fill(self, window: Window) -> None:
+        """Overwrite no more than a part of the target."""
+        self.window = window
+        self.registers |= window.registers
 
 
 class ClashError(Exception):
