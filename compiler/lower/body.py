@@ -22,7 +22,6 @@ from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.landing import is_run
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.lower.task import (
     ALLOC,
@@ -281,7 +280,7 @@ class Body:
             return False
         if any(self._uses[v] > 1 or not keeps_order(self.views[v]) for v in chain):
             return False
-        if self._uses[base] > 1 or not is_run(window.sizes, target.type.shape):
+        if self._uses[base] > 1 or not window.is_run_of(target.type.shape):
             return False
         task.target, task.version = target, result
         task.fill(window)

@@ -36,12 +36,19 @@ def _make(body: Body, op: Op) -> None:
 
 
 def dense_source(body: Body, op: Op, source: Value) -> Value:
-    """`source`, or a copy of it, dense in memory; `op` sends it."""
+    """`source`, or a copy of it, in one run of memory; `op` sends it."""
     base, chain = body.base(source)
-    plain = all(body.views[v].name in IDENTITIES | {"reshape"} for v in chain)
-    if not plain or body.is_free(source) or base in body.constants:
+    one_run = all(_is_one_run(body, view) for view in chain)
+    if not one_run or body.is_free(source) or base in body.constants:
         return body.copy(source, op)
     return source
+
+
+def _is_one_run(body: Body, view: Value) -> bool:
+    """Whether a view of what lies in one run does too."""
+    if view in body.windows:
+        return body.windows[view].is_run_of(body.source(view).type.shape)
+    return body.views[view].name in IDENTITIES | {"reshape"}
 
 
 def _check_reduction(op: Op) -> None:

@@ -48,15 +48,23 @@ def _to_memory(value: Value, users: Users, graph: Graph) -> list[Op]:
     if value in graph.outputs:
         return []
     for user in users.get(value, ()):
+        path: list[Op] = []
         if user.name == "dynamic_update_slice":
-            target, update = user.operands[:2]
-            whole = update is value and is_run(update.type.shape, target.type.shape)
-            ours = users[target] == [user] and target in graph.inputs
-            return [user] if whole and ours and target not in graph.outputs else []
+            path = [user] if _fills_a_run(user, value, users, graph) else []
         elif keeps_order(user) and len(users.get(user.result, ())) == 1:
             rest = _to_memory(user.result, users, graph)
-            return [user, *rest] if rest else []
+            path = [user, *rest] if rest else []
+        if path:
+            return path
     return []
+
+
+def _fills_a_run(update: Op, value: Value, users: Users, graph: Graph) -> bool:
+    """Whether an update writes `value` into a run of an input that nobody else has to do with."""
+    target, part = update.operands[:2]
+    if part is not value or not is_run(part.type.shape, target.type.shape):
+        return False
+    return users[target] == [update] and target in graph.inputs and target not in graph.outputs
 
 
 def is_run(part: Sequence[int], whole: Sequence[int]) -> bool:

@@ -8,11 +8,13 @@ no type rule and never leave `lower/`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import CompileError, Loc
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.landing import is_run
 
 COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
 
@@ -38,6 +40,10 @@ class Window:
     starts: tuple[Affine, ...]
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
+
+    def is_run_of(self, shape: Sequence[int]) -> bool:
+        """Whether it lies in one run of memory, in a value of `shape` that does."""
+        return all(step == 1 for step in self.steps) and is_run(self.sizes, shape)
 
     @property
     def registers(self) -> set[int]:
