@@ -14,7 +14,7 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DynamicSliceAttrs, ReshapeAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.topological import topological
-from shardwright.compiler.ir.traits import TRAFFIC
+from shardwright.compiler.ir.traits import TRAFFIC, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 Users = Mapping[Value, Sequence[Op]]
@@ -49,7 +49,7 @@ def _to_memory(value: Value, users: Users, graph: Graph) -> list[Op]:
         return []
     for user in users.get(value, ()):
         path: list[Op] = []
-        if user.name == "dynamic_update_slice":
+        if user.name in UPDATES:
             path = [user] if _fills_a_run(user, value, users, graph) else []
         elif keeps_order(user) and len(users.get(user.result, ())) == 1:
             rest = _to_memory(user.result, users, graph)
