@@ -25,6 +25,7 @@ from shardwright.compiler.isa.program import (
     Repeat,
     Space,
 )
+from shardwright.compiler.isa.region import tensor_of
 from shardwright.compiler.linking.residency import Residency, scratch_peak
 from shardwright.compiler.outline import outline
 from shardwright.compiler.schedule import hbm
@@ -174,7 +175,7 @@ def touched(region: Region, flying: dict[int, list[int]]) -> set[int]:
     found = {p.buffer for p in patterns(region.body) if p.space is Space.HBM}
     attrs = region.program.attrs
     if region.program.kind == "collective_start":
-        flying[attrs["collective"]] = [attrs["source"], attrs["target"]]
+        flying[attrs["collective"]] = [tensor_of(attrs["source"]), tensor_of(attrs["target"])]
         found.update(flying[attrs["collective"]])
     elif region.program.kind == "collective_wait":
         found.update(flying.pop(attrs["collective"]))

@@ -8,7 +8,7 @@ the compiler made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from shardwright.compiler.ir.ops import (
 )
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.compiler.isa.program import Call, CollectiveCall
+from shardwright.compiler.isa.region import View
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.outline import Outlined, outline
@@ -133,8 +134,12 @@ class LoweredRanks(ReferenceRanks):
                 local[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
             elif region.kind == "collective_start":
                 number = attrs["collective"]
-                flying[number] = (tensors[attrs["source"]].copy(), tensors[attrs["target"]])
-                flying[number][1].view(np.uint8)[:] = 0xA5
+                op = self._op(key, number, lowered.collectives[number])
+                (sent,), (came,) = op.operands, op.results
+                source = _run_of(tensors, attrs["source"], sent.type.num_elements, local)
+                target = _run_of(tensors, attrs["target"], came.type.num_elements, local)
+                flying[number] = (source.copy(), target)
+                target.view(np.uint8)[:] = 0xA5
             else:
                 number = attrs["collective"]
                 source, target = flying.pop(number)
@@ -159,6 +164,16 @@ class LoweredRanks(ReferenceRanks):
             value = Value(tensor_type(shape, call.dtype))
             self._ops[(key, number)] = make_op(call.kind, [value], attrs)
         return self._ops[(key, number)]
+
+
+def _run_of(
+    tensors: Sequence[np.ndarray], place: int | View, size: int, registers: Mapping[int, int]
+) -> np.ndarray:
+    """What a collective sends or fills: a tensor, or a run of `size` elements in one."""
+    if not isinstance(place, View):
+        return tensors[place]
+    at = place.offset.value(registers)
+    return tensors[place.tensor][at : at + size]
 
 
 def run_alone(

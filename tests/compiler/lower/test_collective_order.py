@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvertAttrs
@@ -39,24 +41,33 @@ def test_a_bucket_that_is_needed_first_starts_first() -> None:
     assert kinds.index("collective_wait") > starts[1]
 
 
-def _keeping() -> tuple[Graph, Signature]:
-    """Two layers of a product each, whose gathered weights are written to stacks first."""
+def _keeping(as_rows: bool) -> tuple[Graph, Signature]:
+    """Two layers of a product each, whose gathered weights are written to stacks first: to rows, or
+    between the rows of other layers.
+    """
     b = Builder()
     counter, value = b.input((), DType.I32), b.input((4, 16))
     stacks, zero = [], b.constant(0, DType.I32)
     for _ in range(2):
         weight = b.all_gather(b.input((8, 16)), 0, DP, group_size=2)
-        row, stack = b.reshape(weight, (1, 16, 16)), b.input((3, 16, 16))
-        stacks.append((stack, b.dynamic_update_slice(stack, row, (counter, zero, zero))))
+        shape, starts = ((1, 16, 16), (counter, zero, zero))
+        if not as_rows:
+            shape, starts = ((16, 1, 16), (zero, counter, zero))
+        stack = b.input(tuple(3 if n == 1 else n for n in shape))
+        stacks.append((stack, b.dynamic_update_slice(stack, b.reshape(weight, shape), starts)))
         value = b.dot(value, weight, ((1,), (0,)))
     graph = b.finish(value, *(after for _, after in stacks))
     owners = [(k, graph.inputs.index(stack)) for k, (stack, _) in enumerate(stacks, 1)]
     return graph, Signature(parameters=((0, 0, 2),), aliases=tuple(owners))
 
 
-def test_a_store_of_what_was_gathered_waits_for_the_product_that_reads_it() -> None:
-    """Code waits for a weight where it computes with it, not before, to copy it."""
-    regions = lower_function(*_keeping()).regions
+@pytest.mark.parametrize(("as_rows", "store"), [(False, ["write"]), (True, [])])
+def test_a_store_of_what_was_gathered_waits_for_the_product_that_reads_it(
+    as_rows: bool, store: list[str]
+) -> None:
+    """Code waits for a weight where it computes with it, not before, to copy it. What goes to a row
+    needs no copy.
+    """
+    regions = lower_function(*_keeping(as_rows)).regions
     steps = [r.name for r in regions if r.kind == "compute" or r.kind == "collective_wait"]
-    layer = ["wait.all_gather", "dot_general", "write"]
-    assert steps == 2 * layer
+    assert steps == 2 * ["wait.all_gather", "dot_general", *store]
