@@ -272,10 +272,13 @@ class Body:
 
     def land(self, target: Value, update: Value, window: Window, result: Value) -> bool:
         """Let the collective that brings `update` put it into a window of `target` itself, if
-        nothing else reads it (`landing.py`).
+        nothing else reads it (`landing.py`). Not where a task has filled another part before: the
+        collective would start behind that, and a copy of its result does not.
         """
         base, chain = self.base(update)
         task = self.producer.get(base)
+        if target in self.producer:
+            return False
         if task is None or task.kind != COLLECTIVE or task.target is not None:
             return False
         if any(self._uses[v] > 1 or not keeps_order(self.views[v]) for v in chain):

@@ -55,6 +55,29 @@ def test_gradients_that_only_go_to_a_stack_need_no_copy() -> None:
     assert not [t for t in function.tensors if t.kind == "scratch"]
 
 
+TWICE = """main(%in0: tensor<2x4xf32>, %in1: tensor<6x4x4xf32>, %in2: tensor<i32>) {
+  %0 = all_gather %in0 {dim=0, axes=[dp_shard], group_size=2} : tensor<4x4xf32>
+  %1 = constant 0 : tensor<i32>
+  %2 = constant 5 : tensor<i32>
+  %3 = reshape %0 {shape=[1, 4, 4]} : tensor<1x4x4xf32>
+  %4 = dynamic_update_slice %in1, %3, %in2, %1, %1 : tensor<6x4x4xf32>
+  %5 = negate %in0 : tensor<2x4xf32>
+  %6 = all_gather %5 {dim=0, axes=[dp_shard], group_size=2} : tensor<4x4xf32>
+  %7 = reshape %6 {shape=[1, 4, 4]} : tensor<1x4x4xf32>
+  %8 = dynamic_update_slice %4, %7, %2, %1, %1 : tensor<6x4x4xf32>
+  return %8
+}
+"""
+
+
+def test_of_two_rows_of_a_stack_the_second_is_copied_and_starts_beside_the_first() -> None:
+    function = lowered(TWICE, ((0, 1),))
+    starts = [r for r in function.regions if r.kind == "collective_start"]
+    assert [isinstance(r.attrs["target"], View) for r in starts] == [True, False]
+    kinds = [r.kind for r in function.regions]
+    assert kinds.index("collective_wait") > function.regions.index(starts[1])
+
+
 @pytest.mark.parametrize(
     "text",
     [
