@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.ir.facts import keeps_order
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
@@ -48,7 +49,7 @@ def _is_one_run(body: Body, view: Value) -> bool:
     """Whether a view of what lies in one run does too."""
     if view in body.windows:
         return body.windows[view].is_run_of(body.source(view).type.shape)
-    return body.views[view].name in IDENTITIES | {"reshape"}
+    return body.views[view].name in IDENTITIES or keeps_order(body.views[view])
 
 
 def _check_reduction(op: Op) -> None:
