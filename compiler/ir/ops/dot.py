@@ -98,7 +98,8 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     columns = math.prod(rhs.shape[d] for d in rhs_free)
     left = left.reshape(*batch, rows, depth).astype(wide, copy=False)
     right = right.reshape(*batch, depth, columns).astype(wide, copy=False)
-    product = np.matmul(left, right)
+    # BLAS adds terms in an order that depends on how operands lie in memory: here it may not.
+    product = np.matmul(np.ascontiguousarray(left), np.ascontiguousarray(right))
     return (cast(product.reshape(out.shape), out.dtype),)
 
 
