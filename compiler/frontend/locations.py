@@ -12,7 +12,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,12 @@ class LocationReader:
         """A line of a file, as it is shown."""
         return Loc(_shown(file, self._base)[0], line)
 
-    def raised(self, error: BaseException) -> Loc:
-        """The user's innermost line of what was raised while their functions were called."""
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        return self.innermost([(f.filename, f.lineno or 0) for f in frames])
+    def raised(self, error: BaseException) -> Loc | None:
+        """The user's innermost line of what was raised while their functions were called, else that
+        of a library; None where our own code alone was at work."""
+        traced = reversed(traceback.extract_tb(error.__traceback__))
+        frames = [(f.filename, f.lineno or 0) for f in traced if not _is_ours(_real(f.filename))]
+        return self.innermost(frames) if frames else None
 
     def innermost(self, frames: Sequence[tuple[str, int]]) -> Loc:
         """The user's innermost line of Python frames (file, line), the innermost first."""
@@ -141,15 +143,23 @@ def _shown(file: str, base: str) -> tuple[str, bool]:
     path = _real(file)
     if path.startswith(_FROZEN):
         return path, True
-    for name in _OWN:
-        if path.startswith(os.path.join(_ROOT, name, "")):
-            return "pkg:" + _posix(path, _ROOT), not path.startswith(_MODELS)
+    if _is_below(_OWN, path):
+        return "pkg:" + _posix(path, _ROOT), _is_ours(path)
     for root in _library_roots():
         if path.startswith(root):
             return "pkg:" + _posix(path, root), True
     if path.startswith(base):
         return _posix(path, base), False
     return path, False
+
+
+def _is_below(folders: Iterable[str], path: str) -> bool:
+    return any(path.startswith(os.path.join(_ROOT, name, "")) for name in folders)
+
+
+def _is_ours(path: str) -> bool:
+    """True for our own code but the models, which count as the user's."""
+    return _is_below(_OWN, path) and not path.startswith(_MODELS)
 
 
 @cache

@@ -23,6 +23,8 @@ from shardwright.compiler.frontend.user_code import called
 
 Leaves = dict[str, np.ndarray]
 
+_ALONE = "`--set run.compare=false` runs the sharded step without the unsharded one"
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
@@ -120,7 +122,8 @@ def run_reference(
 
     `keep` names the steps after which the state is stored; 0 is the state before the first, which
     `begun` is told.
-    Raises: UsageError for a timing-only task, or one without batches when none are given.
+    Raises: UsageError for a timing-only task, one without batches when none are given, and one that
+    XLA's CPU cannot run, such as a custom call of the vendor.
     """
     if batches is None:
         batches = task_batches(task, seed, global_batch, data)
@@ -132,7 +135,10 @@ def run_reference(
         begun(_state_leaves(task, state))
     losses, first = [], Leaves()
     for number in range(1, steps + 1):
-        state, metrics = split_results(task, step(*state, next(batches)))
+        batch = next(batches)
+        with called("step of the task, unsharded on XLA's CPU,", hint=_ALONE):
+            results = step(*state, batch)
+        state, metrics = split_results(task, results)
         losses.append(float(metrics["loss"]))
         if number == 1:
             first = _metric_leaves(metrics)

@@ -56,8 +56,9 @@ def called(what: str, base_dir: str | None = None, hint: str = "") -> Iterator[N
         ) from error
 
 
-def place(error: BaseException, base_dir: str | None = None) -> Loc:
-    """The user's innermost line of what was raised; for text that is no Python, its own."""
+def place(error: BaseException, base_dir: str | None = None) -> Loc | None:
+    """The user's innermost line of what was raised; for text that is no Python, its own. None where
+    no code but ours was at work."""
     reader = LocationReader(base_dir)
     if isinstance(error, SyntaxError) and error.filename:
         return reader.frame(error.filename, error.lineno or 0)
@@ -73,7 +74,7 @@ def told(error: Exception) -> DiagnosticError:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return _missing(error, reader)
     loc = reader.raised(error)
-    is_users = bool(loc.file) and not loc.file.startswith("pkg:")
+    is_users = loc is not None and not loc.file.startswith("pkg:")
     trace = "".join(traceback.format_exception(error))
     return InternalError.of(error, trace, loc if is_users else None)
 

@@ -159,6 +159,21 @@ def test_what_a_step_raises_is_shown_at_its_line(step: Any) -> None:
     assert str(caught.value.loc) == _line_of(step)
 
 
+def _asks_the_vendor(params: Any, opt_state: Any, batch: Any) -> Any:
+    shape = jax.ShapeDtypeStruct(batch["x"].shape, batch["x"].dtype)
+    loss = jnp.mean(jax.ffi.ffi_call("AwsNeuronGelu", shape)(batch["x"]))
+    return params, opt_state, {"loss": loss}
+
+
+def test_a_step_that_this_host_cannot_run_says_how_to_run_it_sharded() -> None:
+    """No code but ours and jax's is at work then, and the step is no defect of ours."""
+    with pytest.raises(UsageError, match=r"unsharded on XLA's CPU, raised .*AwsNeuronGelu") as told:
+        run_reference(tiny_task(step=_asks_the_vendor), steps=1, global_batch=4)
+    diagnostic = told.value.diagnostic
+    assert (diagnostic.code, diagnostic.loc) == ("SW_TASK_RAISED", None)
+    assert "run.compare=false" in diagnostic.hint
+
+
 def _has_no_key(key: Any) -> Any:
     return {"w": key["w"]}, ()
 
