@@ -271,7 +271,10 @@ def _settled(attempt: _Try) -> Settled:
         try:
             return _attempt(attempt)
         except NeedsCopyError as need:
-            assert attempt.forced.isdisjoint(need.values), "a dense value cannot be expressed"
+            # A copy is no help where a reader that cuts its dims otherwise shares its region.
+            alone = attempt.forced.intersection(need.values)
+            assert attempt.dense.isdisjoint(alone), "a dense value cannot be expressed"
+            attempt.dense |= alone
             attempt.forced.update(need.values)
         except NeedsScratchError as need:
             assert need.output >= 0 and need.output not in attempt.apart, "cannot store an output"

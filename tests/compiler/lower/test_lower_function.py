@@ -280,3 +280,11 @@ def test_a_permuted_result_that_strides_cannot_reshape_is_copied() -> None:
     again = b.op("abs", b.transpose(z, (1, 0)))
     flat = b.op("negate", b.reshape(z, (8, 3)))
     check_lowering(b.finish(turned, again, flat), [normal(6, 5), normal(4, 5)])
+
+
+def test_a_copy_stands_alone_where_its_reader_cuts_a_row_otherwise() -> None:
+    """Eight pieces of 96 read as twelve of 64: heads that tensor parallelism does not divide. No
+    index has both, so what makes rows of the pieces and what reads them share no region."""
+    b = Builder()
+    pieces = b.reshape(b.transpose(b.input((8, 2, 96)), (1, 0, 2)), (2, 768))
+    check_lowering(b.finish(b.op("abs", b.reshape(pieces, (2, 12, 64)))), [normal(8, 2, 96)])
