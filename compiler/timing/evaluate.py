@@ -28,6 +28,12 @@ of what they may do (our choice, docs/design/0061). At 0 code wins that waits le
 which a step that fills stalls pays for; at 1 code that only waits costs nothing.
 """
 
+JUDGED_DMA = 0.75
+"""Share of the DMA queues that code has when it is chosen: the middle between all of them and the
+half that is left beside collectives (our choice, docs/design/0073). At 1 code wins that moves more
+to compute less, which a step that hides its collectives behind it pays for.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RegionTime:
@@ -222,20 +228,21 @@ def region_time(
 
 
 def busiest_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
-    """Busy time of the busiest engine of a region that shares nothing: `judged_ps` is no less,
-    whatever waits for what.
+    """Busy time of the busiest engine of a region as it is judged: `judged_ps` is no less, whatever
+    waits for what.
     """
-    costs = _Costs(region, tensors, target, (Shares(),), recorded=False)
+    costs = _Costs(region, tensors, target, (Shares(JUDGED_DMA),), recorded=False)
     costs.bodies(region.body)
     return costs.busiest_ps(0)
 
 
 def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
     """How long a region is judged to take by those who choose between codes and merges: beside
-    neighbours that fill `JUDGED_RECOVERY` of its stalls.
+    neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
     """
-    core = replace(target.core, stall_recovery=JUDGED_RECOVERY)
-    return region_time(region, tensors, replace(target, core=core), recorded=False).duration_ps
+    machine = replace(target, core=replace(target.core, stall_recovery=JUDGED_RECOVERY))
+    shares = (Shares(JUDGED_DMA),)
+    return region_times(region, tensors, machine, shares, recorded=False)[0].duration_ps
 
 
 def function_segments(
