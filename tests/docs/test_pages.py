@@ -77,3 +77,8 @@ def test_only_what_the_host_decides_is_masked() -> None:
 def test_files_that_need_optional_libraries_are_masked() -> None:
     told = "```\nfiles in ~/sweep: sweep.json,\npareto.svg\n```\nmore\n"
     assert masked(told) == "```\nfiles in ~/sweep: ...\n```\nmore\n"
+
+
+def test_a_tick_between_two_columns_is_where_it_was() -> None:
+    """Which of them it is hangs on the last bit of a quotient."""
+    assert masked(" 140,000   160,000  180,000\n") == masked(" 140,000    160,000 180,000\n")

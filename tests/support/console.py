@@ -46,9 +46,11 @@ MASKS = (
     (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),
     (re.compile(r"^\.[.s]* +\[ *\d+%\]\n(.*\n)*?\d+ passed.*$", re.MULTILINE), "... passed"),
     (re.compile(r"^files in (\S+): .*(\n(?!```)\S.*)*", re.MULTILINE), r"files in \1: ..."),
+    (re.compile(r"(?<=\d,000) +(?=\d+,000\b)"), " "),
 )
 """How long the host took, for what and on which workers; what of an answer was stored, and since
-when; how many tests there are; files, whose paths wrap where they are long and some of which need
+when; how many tests there are; between which columns a tick of a plot that lies between two is
+written; files, whose paths wrap where they are long and some of which need
 optional libraries."""
 PROGRAMS = {
     "shardwright": [sys.executable, "-m", "shardwright"],
