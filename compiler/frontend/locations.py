@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class LocationReader:
         """The user's innermost line of what was raised while their functions were called, else that
         of a library; None where our own code alone was at work."""
         traced = reversed(traceback.extract_tb(error.__traceback__))
-        frames = [(f.filename, f.lineno or 0) for f in traced if not _is_ours(_real(f.filename))]
+        below = takewhile(lambda f: _real(f.filename) not in _CALLERS, traced)
+        frames = [(f.filename, f.lineno or 0) for f in below if not _is_ours(_real(f.filename))]
         return self.innermost(frames) if frames else None
 
     def innermost(self, frames: Sequence[tuple[str, int]]) -> Loc:

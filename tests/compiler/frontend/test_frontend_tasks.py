@@ -174,6 +174,13 @@ def test_a_step_that_this_host_cannot_run_says_how_to_run_it_sharded() -> None:
     assert "run.compare=false" in diagnostic.hint
 
 
+def test_who_called_a_step_is_no_place_of_what_it_raises() -> None:
+    """This file is the user's, and all that it does here is to ask for the capture."""
+    with pytest.raises(UsageError, match="step of the task raised") as told:
+        capture(tiny_task(step=jnp.matmul), 5, str(Path(__file__).parent))
+    assert Path(__file__).name not in str(told.value.loc)
+
+
 def _has_no_key(key: Any) -> Any:
     return {"w": key["w"]}, ()
 
