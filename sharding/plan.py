@@ -228,7 +228,8 @@ def complete(
         local, partial = WITHOUT_TWIN(local)
     last = num_microbatches > 1 and settings.gradient_reduction != "each"
     if last:
-        local = replace(local, graph=REDUCTIONS_LAST(local.graph))
+        in_own_type = settings.gradient_reduction == "last" or settings.reduce_dtype != "auto"
+        local = replace(local, graph=REDUCTIONS_LAST(local.graph, in_own_type))
     plan = CUT(
         local,
         num_microbatches=num_microbatches,

@@ -311,7 +311,6 @@ def decode_program(
         outputs=head["outputs"],
         steps=tuple(read_step(s) for s in head["steps"]),
         arena_bytes=head["arena_bytes"],
-        scratch_bytes=head["scratch_bytes"],
         locations=locations,
         metadata=head["metadata"],
     )

@@ -266,7 +266,8 @@ def _collective_row(c: CollectiveCall) -> list[Any]:
 
 def _step_row(step: Call | Repeat) -> list[Any]:
     if isinstance(step, Call):
-        return ["call", step.function, step.inputs, step.outputs, step.parameters]
+        row = ["call", step.function, step.inputs, step.outputs, step.parameters]
+        return [*row, step.scratch]
     return ["repeat", step.register, step.trip, [_step_row(s) for s in step.steps]]
 
 
@@ -284,7 +285,6 @@ def encode_program(program: Program) -> Sections:
             "outputs": program.outputs,
             "steps": [_step_row(s) for s in program.steps],
             "arena_bytes": program.arena_bytes,
-            "scratch_bytes": program.scratch_bytes,
             "metadata": {k: program.metadata[k] for k in sorted(program.metadata)},
             "num_functions": len(program.functions),
         }

@@ -8,7 +8,7 @@ executes and the evaluator times.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -257,13 +257,14 @@ class ProgramBuffer:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Run a function: one program buffer per input and output of the function, one affine per
-    parameter register.
+    parameter register; its scratch zone begins at byte `scratch` of the arena.
     """
 
     function: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     parameters: tuple[Affine, ...] = ()
+    scratch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,15 @@ class Repeat:
     register: int
     trip: int
     steps: tuple[Call | Repeat, ...]
+
+
+def calls_of(steps: Sequence[Call | Repeat]) -> Iterator[Call]:
+    """Calls in program order, bodies of loops once."""
+    for step in steps:
+        if isinstance(step, Repeat):
+            yield from calls_of(step.steps)
+        else:
+            yield step
 
 
 @dataclass(slots=True)
@@ -288,12 +298,16 @@ class Program:
     inputs: tuple[str, ...]  # named buffers read
     outputs: tuple[str, ...]  # named buffers written
     steps: tuple[Call | Repeat, ...]
-    arena_bytes: int  # program-level arena; the scratch zone of functions follows it
-    scratch_bytes: int  # max over functions
+    arena_bytes: int  # values between functions, and the scratch zones of calls
     locations: tuple[
         tuple[str, int, str], ...
     ] = ()  # file, line, scope; regions point here by ordinal
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The largest scratch zone of its functions: a part of the arena while they run."""
+        return max((f.scratch_bytes for f in self.functions), default=0)
 
     @property
     def lnc(self) -> int:

@@ -42,14 +42,13 @@ HEAD = Table(
         "outputs": several(TEXT),
         "steps": several(_STEP),
         "arena_bytes": COUNT,
-        "scratch_bytes": COUNT,
         "metadata": PLAIN,
         "num_functions": COUNT,
     }
 )
 """What the section `program` holds."""
 LOCATIONS = several(row(TEXT, COUNT, TEXT))
-_CALL = row(one_of("call"), COUNT, COUNTS, COUNTS, several(AFFINE))
+_CALL = row(one_of("call"), COUNT, COUNTS, COUNTS, several(AFFINE), COUNT)
 _REPEAT = row(
     one_of("repeat"),
     COUNT,
@@ -78,12 +77,6 @@ def check_program(program: Program) -> None:
     for name in (*program.inputs, *program.outputs):
         if name not in named:
             raise ValueError(f"no buffer is named {name!r}")
-    for function in program.functions:
-        if function.scratch_bytes > program.scratch_bytes:
-            raise ValueError(
-                f"function {function.name} requires {function.scratch_bytes} bytes of scratch, the"
-                f" program has {program.scratch_bytes}"
-            )
     for step in program.steps:
         _check_step(step, program, ())
 
@@ -110,6 +103,11 @@ def _check_step(step: Call | Repeat, program: Program, registers: Collection[int
     where = f"a call of {function.name}"
     _check_bound(step.inputs, function.inputs, function, program, f"{where}: inputs")
     _check_bound(step.outputs, function.outputs, function, program, f"{where}: outputs")
+    if step.scratch + function.scratch_bytes > program.arena_bytes:
+        raise ValueError(
+            f"{where} requires {function.scratch_bytes} bytes of scratch from byte {step.scratch}"
+            f" on, the arena has {program.arena_bytes}"
+        )
     if len(step.parameters) != len(function.parameters):
         raise ValueError(f"{where} requires {len(function.parameters)} parameters")
     for register in (r for p in step.parameters for r, _ in p.terms):

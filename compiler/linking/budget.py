@@ -19,7 +19,7 @@ from itertools import chain
 from shardwright.compiler.diagnostics import CapacityError, CompileError, Loc
 from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.isa.program import Function, Instr, Loop, Program
+from shardwright.compiler.isa.program import Function, Instr, Loop, Program, calls_of
 from shardwright.compiler.lower.task import ORDINAL_FILE
 
 OPERATOR_LIMIT = 300_000
@@ -74,7 +74,7 @@ def memory_of(program: Program) -> Memory:
             len(t.data) for f in program.functions for t in f.tensors if t.kind == "constant"
         ),
         io=sum(_elements(b.shape) * b.dtype.bytes for b in program.buffers if b.kind == "named"),
-        intermediates=program.arena_bytes,
+        intermediates=program.arena_bytes - program.scratch_bytes,
         scratch=program.scratch_bytes,
     )
 
@@ -167,21 +167,21 @@ def scratchpad_pages(
 
 
 def scratchpad_variables(program: Program) -> list[tuple[int, int]]:
-    """(offset, size) of what a program keeps in the scratchpad: its arena, then the zone its
-    functions use one after the other.
+    """(offset, size) of what a program keeps in the scratchpad: buffers of its arena, then scratch
+    tensors where the calls have their zones.
     """
     arena = [
         (b.offset_bytes, _elements(b.shape) * b.dtype.bytes)
         for b in program.buffers
         if b.kind == "arena" and b.offset_bytes >= 0
     ]
-    zone = {
-        (program.arena_bytes + t.offset_bytes, _elements(t.shape) * t.dtype.bytes)
-        for function in program.functions
-        for t in function.tensors
+    zones = {
+        (call.scratch + t.offset_bytes, _elements(t.shape) * t.dtype.bytes)
+        for call in calls_of(program.steps)
+        for t in program.functions[call.function].tensors
         if t.kind == "scratch" and t.offset_bytes >= 0
     }
-    return [*arena, *sorted(zone)]
+    return [*arena, *sorted(zones)]
 
 
 def count_instructions(body: Sequence[Instr | Loop], unrolled: bool) -> int:

@@ -1,8 +1,8 @@
 """Linking: outlined programs and compiled functions become one `Program` each.
 
 Functions carry op ordinals; here they get the locations of their first use, collected in one table
-per program. Linking is deterministic and copies nothing but tables, so equal steps give equal
-programs.
+per program. The arena is placed, since only now scratch zones are known. Linking is deterministic
+and copies nothing but tables, so equal steps give equal programs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.linking.placement import place
 from shardwright.compiler.neff.listing import program_lines
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
@@ -54,16 +55,16 @@ def link_program(
         placed_function(compiled[key], name, units[key], table)
         for key, name in zip(program.functions, names, strict=True)
     ]
+    placed = place(program, {key: compiled[key].scratch_bytes for key in program.functions})
     linked = Program(
         name=program.name,
         target=target,
         functions=functions,
-        buffers=program.buffers,
+        buffers=placed.buffers,
         inputs=program.inputs,
         outputs=program.outputs,
-        steps=program.steps,
-        arena_bytes=program.arena_bytes,
-        scratch_bytes=max((f.scratch_bytes for f in functions), default=0),
+        steps=placed.steps,
+        arena_bytes=placed.arena_bytes,
         locations=tuple(table),
     )
     with within(f"programs/{program.name}"):

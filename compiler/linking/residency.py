@@ -1,4 +1,5 @@
-"""What a linked program holds in HBM besides named buffers, call by call: arena and scratch zone.
+"""What a linked program holds in HBM besides named buffers, call by call: values between functions,
+and the scratch zone of the call.
 
 Everything follows from the program alone: liveness runs backwards over its calls, loops to a fixed
 point, and knows nothing of the planner that placed the buffers. So it serves both to show where
@@ -31,8 +32,9 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class CallMoment:
-    """One call, loop bodies once: live bytes of the arena while it runs, and the most its function
-    holds in the scratch zone; what gathers filled in either. `repeats` is how often the call runs.
+    """One call, loop bodies once: bytes of values between functions while it runs, and the most its
+    function holds in its scratch zone; what gathers filled in either. `repeats` is how often the
+    call runs.
     """
 
     function: str
@@ -43,7 +45,7 @@ class CallMoment:
 
     @property
     def live_bytes(self) -> int:
-        """Both zones."""
+        """Both."""
         return self.arena_bytes + self.scratch_bytes
 
 
@@ -71,11 +73,12 @@ class Residency:
 
     @cached_property
     def bound_bytes(self) -> int:
-        """The largest sum of aligned arena buffers in use at one call."""
-        sizes = (
-            sum(hbm.aligned(self.buffer_bytes(b)) for b in placed.live) for placed in self.calls
-        )
-        return max(sizes, default=0)
+        """The largest sum of aligned arena buffers in use at one call, and its scratch zone."""
+        return max(map(self._reserved, self.calls), default=0)
+
+    def _reserved(self, placed: _Placed) -> int:
+        zone = self.program.functions[placed.call.function].scratch_bytes
+        return hbm.aligned(zone) + sum(hbm.aligned(self.buffer_bytes(b)) for b in placed.live)
 
     @cached_property
     def peak(self) -> int:

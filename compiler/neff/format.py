@@ -20,7 +20,7 @@ import zlib
 from dataclasses import dataclass
 
 MAGIC = b"SWNEFF\r\n"
-MAJOR = 1
+MAJOR = 2
 MINOR = 0
 HEADER_BYTES = 256
 ALIGNMENT = 64

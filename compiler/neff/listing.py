@@ -32,7 +32,7 @@ _STEP = "  "
 def program_lines(program: Program) -> Iterator[str]:
     """Everything but the functions: header, buffers, calls."""
     yield f"program {program.name} for {program.target}"
-    yield f"arena {program.arena_bytes} bytes, scratch {program.scratch_bytes} bytes"
+    yield f"arena {program.arena_bytes} bytes, scratch zones up to {program.scratch_bytes} bytes"
     for number, buffer in enumerate(program.buffers):
         yield f"buffer {number} {_buffer(buffer)}"
     yield from _steps(program.steps, program, 0)
@@ -86,7 +86,8 @@ def _steps(steps: Sequence[Call | Repeat], program: Program, depth: int) -> Iter
         made = ", ".join(str(b) for b in step.outputs)
         registers = "".join(f" {affine_text(a, 'p')}" for a in step.parameters)
         name = program.functions[step.function].name
-        yield f"{_STEP * depth}call {name}{registers} ({given}) -> ({made})"
+        zone = f" scratch+{step.scratch}" if program.functions[step.function].scratch_bytes else ""
+        yield f"{_STEP * depth}call {name}{registers} ({given}) -> ({made}){zone}"
 
 
 def _region(

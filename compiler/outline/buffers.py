@@ -2,7 +2,7 @@
 
 Updates of named buffers and of loop carries happen in place when the old value is dead by then;
 otherwise the new value is made apart and copied at the end of the level. The result is calls over
-numbered buffers, with lifetimes for the arena.
+numbered buffers, with lifetimes for the arena (`linking/placement.py` places them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.ops.host import HOST, STORE
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, TensorType, Value
-from shardwright.compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
+from shardwright.compiler.isa.program import Call, ProgramBuffer, Repeat, calls_of
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
@@ -31,16 +31,30 @@ from shardwright.compiler.support.intervals import Interval
 
 @dataclass(slots=True, kw_only=True)
 class OutlinedProgram:
-    """A program as calls of units. `functions` are keys of `units`; calls name them by position."""
+    """A program as calls of units, its arena not placed yet. `functions` are keys of `units`; calls
+    name them by position."""
 
     name: str
     functions: list[str]
     buffers: list[ProgramBuffer]
     steps: tuple[Call | Repeat, ...]
-    arena_bytes: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    lifetimes: list[hbm.Lifetime]
+    lifetimes: dict[int, hbm.Lifetime]
+    """When arena buffers are in use, by their number."""
+    positions: list[int]
+    """Where each call stands among them, in program order, bodies of loops once."""
+
+    @property
+    def bound_bytes(self) -> int:
+        """Bytes that values between functions need: no plan needs less."""
+        return hbm.liveness_bound([*self.lifetimes.values()])
+
+    def most_beside(self, key: str) -> int:
+        """The most bytes that values hold during a call of a function, beside its scratch zone."""
+        number, lives = self.functions.index(key), [*self.lifetimes.values()]
+        calls = zip(calls_of(self.steps), self.positions, strict=True)
+        return max(hbm.live_bytes(lives, at) for call, at in calls if call.function == number)
 
 
 @dataclass(slots=True)
@@ -88,30 +102,27 @@ def outline_program(
             named[name] = layout.new_buffer(name, value.type, value in hosted)
     place = {v: named[n] for n, v in zip(program.inputs, program.graph.inputs, strict=True)}
     steps = layout.level(level, place, [named[n] for n in program.outputs])
-    arena = [b for b in layout.buffers if not b.name and b.first >= 0]
-    lifetimes = [hbm.Lifetime(b.type.num_bytes, b.first, b.last) for b in arena]
-    offsets, size = hbm.plan(lifetimes)
-    problems = hbm.check(lifetimes, offsets, size)
-    assert not problems, problems
-    at = {id(b): offset for b, offset in zip(arena, offsets, strict=True)}
-    buffers = [_finished(b, at.get(id(b), NO_PLACE)) for b in layout.buffers]
     return OutlinedProgram(
         name=program.name,
         functions=layout.functions,
-        buffers=buffers,
+        buffers=[_finished(buffer) for buffer in layout.buffers],
         steps=tuple(steps),
-        arena_bytes=size,
         inputs=program.inputs,
         outputs=program.outputs,
-        lifetimes=lifetimes,
+        lifetimes={
+            number: hbm.Lifetime(buffer.type.num_bytes, buffer.first, buffer.last)
+            for number, buffer in enumerate(layout.buffers)
+            if not buffer.name and buffer.first >= 0
+        },
+        positions=layout.positions,
     )
 
 
-def _finished(buffer: _Buffer, offset: int) -> ProgramBuffer:
+def _finished(buffer: _Buffer) -> ProgramBuffer:
     kind = "arena"
     if buffer.name:
         kind = HOST if buffer.on_host else "named"
-    return ProgramBuffer(buffer.name, buffer.type.shape, buffer.type.dtype, kind, offset)
+    return ProgramBuffer(buffer.name, buffer.type.shape, buffer.type.dtype, kind)
 
 
 class _Layout:
@@ -122,6 +133,7 @@ class _Layout:
         self.functions: list[str] = []
         self._numbers: dict[Hashable, int] = {}
         self.buffers: list[_Buffer] = []
+        self.positions: list[int] = []  # of calls
         self._position = 0
         self._counters: dict[int, Affine] = {}
 
@@ -240,6 +252,7 @@ class _Layout:
             buffer = self.buffers[number]
             buffer.first = self._position if buffer.first < 0 else buffer.first
             buffer.last = self._position
+        self.positions.append(self._position)
         self._position += 1
 
     def _copy(self, source: int, target: int, type: TensorType) -> Call:

@@ -17,14 +17,14 @@ from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.outline import pieces
-from shardwright.compiler.outline.overwritten import is_overwritten
+from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.compiler.rewriting.driver import Rewrite
@@ -34,6 +34,8 @@ from shardwright.compiler.support.walks import answered
 
 BITCASTS = IDENTITIES | {"reshape"}
 _PURE = LITERALS | VIEWS | {EMPTY}
+_OWN = -1
+"""The register of a loop's counter where only its own iterations are looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +137,7 @@ class _Cutter:
         self.ranges = ranges
         self.positions = Positions(graph, ranges)
         self.producers = graph.producers()
+        self.users = graph.uses()
         self._through: dict[Value, Value] = {}
         self._note_loop_results()
         self.free = self._free_values()
@@ -346,11 +349,43 @@ class _Cutter:
         level = inner.level()
         makers = {
             i: None
-            if self._is_room(op.operands[i]) or is_overwritten(body, i, trip, counter, level.known)
+            if self._is_room(op.operands[i]) or self._is_overwritten(op, i)
             else self._maker(op.operands[i])
             for i in made
         }
         return LoopStep(op, level, counter, invariant, carried, operands, makers)
+
+    def _is_overwritten(self, loop: Op, carry: int) -> bool:
+        """Whether nothing reads what `carry` starts with: the loop, and what writes to its result
+        before it is read, write all of it.
+        """
+        if not is_read(loop.regions[0], carry):
+            return bool(loop.attrs.trip > 0)
+        found, value = self._written(loop, carry), loop.results[carry]
+        while found is not None and not found.is_whole:
+            users = self.users.get(value, ())
+            if len(users) != 1 or value in self.graph.outputs:
+                return False
+            (user,) = users
+            if user.operands.count(value) > 1:
+                return False
+            place = user.operands.index(value)
+            more = self._written(user, place)
+            found = None if more is None else found.and_(more)
+            value = user.results[place] if user.regions else user.result
+        return found is not None
+
+    def _written(self, op: Op, place: int) -> Slices | None:
+        """What an op writes to its operand, itself or turn by turn; None if it reads it too."""
+        if op.name in UPDATES and place == 0:
+            return slices_of([op], 1, _OWN, self.known)
+        if not op.regions:
+            return None
+        body, trip = op.regions[0], op.attrs.trip
+        pairs = zip(body.inputs, body.outputs, op.operands, strict=True)
+        scalars = {a: self.known[v] for a, b, v in pairs if a is b and v in self.known}
+        scalars[body.inputs[op.attrs.induction]] = parameter(_OWN, 0, trip - 1)
+        return written(body, place, trip, _OWN, known_scalars(body, scalars))
 
     def _is_room(self, value: Value) -> bool:
         """True for host memory that nobody reads before it is written."""

@@ -1,13 +1,15 @@
 """Carries whose first value is never read: stacks that a loop fills slice by slice.
 
 JAX's scan starts every stack of results with zeros and writes slice `i` in iteration `i`. When the
-slices cover the stack and nothing looks at it before the end, the zeros need not be stored. Nor
-need what a queue starts with when every iteration makes the entry anew.
+slices cover the stack and nothing looks at it before the end, the zeros need not be stored; of a
+loop that is split, those of all its parts together. Nor need what a queue starts with when every
+iteration makes the entry anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -15,18 +17,44 @@ from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.scalars import Known
 
 
-def is_overwritten(
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Slices of a tensor that are written, each element once: `starts` along `dim`, which has
+    `size` elements, `part` in each slice."""
+
+    dim: int
+    size: int
+    part: int
+    starts: frozenset[int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they are the tensor."""
+        return self.starts == set(range(0, self.size, self.part))
+
+    def and_(self, other: Slices) -> Slices | None:
+        """Both; None for slices of another kind."""
+        if (self.dim, self.size, self.part) != (other.dim, other.size, other.part):
+            return None
+        return replace(self, starts=self.starts | other.starts)
+
+
+def is_read(body: Graph, carry: int) -> bool:
+    """Whether an iteration reads `carry`, or leaves it to the next one."""
+    before = body.inputs[carry]
+    return before in body.outputs or any(before in op.operands for op in body.ops)
+
+
+def written(
     body: Graph, carry: int, trip: int, register: int, known: Mapping[Value, Known]
-) -> bool:
-    """Whether no iteration of a loop reads the first value of `carry`, and nothing of it is left:
-    each element is written, once, by one write per iteration or several behind each other.
+) -> Slices | None:
+    """What all iterations of a loop write to `carry`, by one write per iteration or several behind
+    each other; None when anything else reads it between, or it is not such slices.
 
     `register` counts 0 .. `trip` - 1; `known` are the scalars of `body`.
     """
-    before = body.inputs[carry]
-    if before not in body.outputs and not any(before in op.operands for op in body.ops):
-        return trip > 0
-    return bool(covering_writes(body, carry, trip, register, known))
+    writes = _writes(body, carry)
+    return slices_of(writes, trip, register, known) if writes else None
 
 
 def covering_writes(
@@ -34,10 +62,10 @@ def covering_writes(
 ) -> list[Op]:
     """The writes of slices by which an iteration fills its share of `carry`, in order, when those
     of all iterations are the whole tensor, each element once; none otherwise. Arguments as of
-    `is_overwritten`.
+    `written`.
     """
-    writes = _writes(body, carry)
-    return writes if writes and _covers(writes, trip, register, known) else []
+    found = written(body, carry, trip, register, known)
+    return _writes(body, carry) if found is not None and found.is_whole else []
 
 
 def _writes(body: Graph, carry: int) -> list[Op]:
@@ -57,29 +85,33 @@ def _writes(body: Graph, carry: int) -> list[Op]:
     return found if value is after and body.outputs.count(after) == 1 else []
 
 
-def _covers(writes: Sequence[Op], trip: int, register: int, known: Mapping[Value, Known]) -> bool:
-    """Whether the slices written in all iterations are the whole tensor."""
+def slices_of(
+    writes: Sequence[Op], trip: int, register: int, known: Mapping[Value, Known]
+) -> Slices | None:
+    """What `writes` write when they run `trip` times; arguments as of `written`."""
     stack, update = (v.type.shape for v in writes[0].operands[:2])
-    if any(op.operands[1].type.shape != update for op in writes):
-        return False
-    walked = []
+    if not trip or any(op.operands[1].type.shape != update for op in writes):
+        return None
+    found: list[Slices] = []
     for dim, (size, part) in enumerate(zip(stack, update, strict=True)):
         starts = [known.get(op.operands[2 + dim]) for op in writes]
-        if size != part or any(start is None or start.value != Affine(0) for start in starts):
-            walked.append(_is_walked(size, part, starts, trip, register))
-    return walked == [True] or (not walked and trip > 0)
+        if size == part and all(start is not None and start.value == Affine(0) for start in starts):
+            continue
+        walked = _walked(starts, trip, register)
+        if walked is None or any(at % part for at in walked):
+            return None
+        found.append(Slices(dim, size, part, walked))
+    if len(found) > 1:
+        return None
+    return found[0] if found else Slices(0, 1, 1, frozenset((0,)))  # all of it, every time
 
 
-def _is_walked(
-    size: int, part: int, starts: Sequence[Known | None], trip: int, register: int
-) -> bool:
-    """Whether a dim is walked slice after slice, in any order."""
-    if size != part * trip * len(starts):
-        return False
-    found: set[int] = set()
+def _walked(starts: Sequence[Known | None], trip: int, register: int) -> frozenset[int] | None:
+    """Where the slices along a dim start, in any order; None when one comes twice."""
+    found: list[int] = []
     for start in starts:
         if start is None or any(at != register for at, _ in start.value.terms):
-            return False
+            return None
         step = sum(coefficient for _, coefficient in start.value.terms)
-        found.update(start.value.const + step * turn for turn in range(trip))
-    return found == set(range(0, size, part))
+        found += [start.value.const + step * turn for turn in range(trip)]
+    return frozenset(found) if len(set(found)) == len(found) else None

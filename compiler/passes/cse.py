@@ -7,9 +7,8 @@ barrier stays a recomputation. Loop bodies are levels of their own.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
-from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -45,19 +44,24 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
 
 
 def _loop(level: Level, op: Op) -> Op:
-    """`op` with CSE in its body, where invariant carries of one operand are read through the first.
+    """`op` with CSE in its body, where equal carries are read through the first of them: those that
+    start from one operand and, as long as they are equal, go on equally.
 
-    The other carries still pass through; nothing reads them any more, so that `dce` drops them.
+    The other carries stay; nothing reads them any more, so that `dce` drops them.
     """
-    first: dict[Value, int] = {}
-    twins: dict[Value, Value] = {}
     body = op.regions[0]
-    for i in invariant_carries(op):
-        leader = first.setdefault(op.operands[i], i)
-        if leader != i:
-            twins[body.inputs[i]] = body.inputs[leader]
-            level.replace([op.results[i]], [op.results[leader]])
-    return with_regions(op, (_cse_level(body, twins),))
+    classes: Sequence[Hashable] = op.operands
+    while True:
+        leaders = [classes.index(one) for one in classes]
+        equal = [i for i, leader in enumerate(leaders) if leader != i]
+        twins = {body.inputs[i]: body.inputs[leaders[i]] for i in equal}
+        made = _cse_level(body, twins)
+        after = [twins.get(value, value) for value in made.outputs]
+        if all(after[i] is after[leaders[i]] for i in equal):
+            break
+        classes = list(zip(leaders, after, strict=True))
+    level.replace([op.results[i] for i in equal], [op.results[leaders[i]] for i in equal])
+    return with_regions(op, (made,))
 
 
 def key_of(op: Op) -> Hashable | None:

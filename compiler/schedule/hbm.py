@@ -47,6 +47,11 @@ def placed_from(start: int, tensors: Sequence[Tensor]) -> tuple[list[Tensor], in
     return placed, end
 
 
+def live_bytes(lifetimes: Sequence[Lifetime], step: int) -> int:
+    """Aligned bytes in use at a step."""
+    return sum(aligned(life.size_bytes) for life in lifetimes if life.start <= step <= life.end)
+
+
 def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:
     """Largest sum of aligned sizes in use at one step: no plan needs less."""
     changes: list[tuple[int, int]] = []

@@ -73,20 +73,21 @@ def program_memory(program: Program) -> str:
 def _program_lines(program: Program) -> Iterator[str]:
     found = Residency(program)
     count = len(found.calls)
-    yield "HBM of a program besides named buffers: the arena, planned over calls, and behind it one"
-    yield "scratch zone that every function uses in turn (see the memory of each function)."
+    yield "HBM of a program besides named buffers: the arena, planned over calls. A call's scratch"
+    yield "zone lies in it for as long as the call takes (see the memory of each function)."
     yield ""
     yield f"arena: {bytes_text(program.arena_bytes)} ({program.arena_bytes} bytes);"
     yield f"no plan of these calls needs less than {bytes_text(found.bound_bytes)}"
-    yield f"scratch zone: {bytes_text(program.scratch_bytes)}, of the function that needs most"
     yield ""
     yield "Calls in program order, loop bodies once, with the bytes that are in use meanwhile:"
     most = max((m.live_bytes for m in found.moments), default=0)
-    rows: list[Sequence[object]] = [("call", "function", "times", "arena", "scratch", "in use")]
-    for at, moment in enumerate(found.moments):
+    head = ("call", "function", "times", "values", "scratch", "zone at", "in use")
+    rows: list[Sequence[object]] = [head]
+    for at, (moment, placed) in enumerate(zip(found.moments, found.calls, strict=True)):
         bar = share_bar(moment.live_bytes, most, _ROW) + (" peak" if at == found.peak else "")
         sizes = (bytes_text(moment.arena_bytes), bytes_text(moment.scratch_bytes))
-        rows.append((at, moment.function, moment.repeats, *sizes, bar))
+        zone = f"arena+{placed.call.scratch}" if moment.scratch_bytes else ""
+        rows.append((at, moment.function, moment.repeats, *sizes, zone, bar))
     yield from table(rows, right=(0, 2, 3, 4))
     yield ""
     yield f"When arena buffers are in use; a column is a call, 0 to {count - 1}:"

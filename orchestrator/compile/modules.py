@@ -24,6 +24,7 @@ from shardwright.compiler.isa.program import Function, Program
 from shardwright.compiler.linking import budget
 from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.outline import Outlined
+from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.integers import downcasts
 from shardwright.compiler.passes.pipeline import step_passes
@@ -137,26 +138,27 @@ def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
 class Watch(Observer):
     """Budget checks and progress while the functions are compiled."""
 
+    _program: OutlinedProgram  # what `outlined` was told, before anything is compiled
+
     def __init__(self, resolved: Resolved, log: CompileLog) -> None:
         target = resolved.command.target
         self.limit_bytes = target.limit_bytes
         self.instructions = 0
-        self._arena_bytes = 0
         self._resolved = resolved
         self._log = log
 
     def outlined(self, outlined: Outlined) -> None:
         """Check the memory between functions."""
-        (program,) = outlined.programs
-        self._arena_bytes = program.arena_bytes
-        budget.check_activations(self._arena_bytes, 0, self.limit_bytes)
+        (self._program,) = outlined.programs
+        budget.check_activations(self._program.bound_bytes, 0, self.limit_bytes)
         self._log.say("info", f"{len(outlined.functions)} functions to compile")
 
     def compiled(self, unit: Unit, function: Function) -> None:
         """Check memory and instructions of a function."""
         options = self._resolved.options
         budget.check_operator_memory(function, self.limit_bytes)
-        budget.check_activations(self._arena_bytes, function.scratch_bytes, self.limit_bytes)
+        beside = self._program.most_beside(unit.key)
+        budget.check_activations(beside, function.scratch_bytes, self.limit_bytes)
         budget.check_operator_instructions([function], options.optlevel)
         count = budget.function_instructions(function, options.optlevel)
         self.instructions += count

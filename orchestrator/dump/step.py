@@ -45,7 +45,7 @@ def _stage(built: Built, number: int, found: Footprint) -> Iterator[str]:
         [(f"  {name}", bytes_text(size)) for name, size in found.argument_bytes.items() if size],
         right=(1,),
     )
-    yield from ("", "arena and scratch zone of every program:")
+    yield from ("", "arena of every program, scratch zones of its functions included:")
     yield from table(
         [(f"  {name}", bytes_text(size)) for name, size in found.arena_bytes.items()], right=(1,)
     )

@@ -7,7 +7,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
-from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.program import BufferInfo
@@ -38,7 +37,7 @@ def manifest_of(built: Built) -> Manifest:
         stacks=step.stacks,
         num_microbatches=step.num_microbatches,
         named_bytes=named_bytes,
-        arena_bytes=max(arena_bytes(p) for p in built.programs.values()),
+        arena_bytes=max(program.arena_bytes for program in built.programs.values()),
         compiler_version=compiler_version(),
         metadata={
             "strategy": built.plan.strategy,
@@ -48,11 +47,6 @@ def manifest_of(built: Built) -> Manifest:
             "collectives": dict(built.layout.collectives),
         },
     )
-
-
-def arena_bytes(program: Program) -> int:
-    """HBM a program needs besides named buffers."""
-    return program.arena_bytes + program.scratch_bytes
 
 
 def compiled_footprints(built: Built) -> tuple[Footprint, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.min_cut import UNCUTTABLE, FlowNetwork
 from shardwright.sharding.linearity import Kind, Label
@@ -84,9 +84,10 @@ class StepView:
 
 
 def with_reduced(graph: Graph, labels: dict[Value, Label]) -> dict[Value, Label]:
-    """Labels of what reductions read, where only their results have one: sums are linear."""
+    """Labels of what reductions read, and casts behind them, where only their results have one:
+    sums are linear."""
     for op in reversed(graph.ops):
-        if op.name in REDUCTIONS_OF_RANKS and op.result in labels:
+        if op.name in REDUCTIONS_OF_RANKS | CASTS and op.result in labels:
             labels.setdefault(op.operand, labels[op.result])
     return labels
 

@@ -80,7 +80,7 @@ def compiled_arena(residency: Residency) -> Arena:
     moments = enumerate(residency.moments)
     return Arena(
         program=program.name,
-        num_bytes=program.arena_bytes + program.scratch_bytes,
+        num_bytes=program.arena_bytes,
         timeline=tuple(
             Moment(program.name, i, m.function, m.repeats, _categories(m, default))
             for i, m in moments

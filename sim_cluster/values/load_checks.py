@@ -91,7 +91,7 @@ def _check_memory(program: Program, machine: Target) -> None:
     named = sum(b.dtype.bytes * _elements(b.shape) for b in program.buffers if b.kind == "named")
     parts = {
         "tensors": named,
-        "shared scratchpad": program.arena_bytes + program.scratch_bytes,
+        "shared scratchpad": program.arena_bytes,
         "runtime": machine.reserve_bytes_per_core,
     }
     total = sum(parts.values())

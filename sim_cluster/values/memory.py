@@ -1,5 +1,4 @@
-"""HBM of one simulated core: a byte buffer per named buffer, one arena shared by all programs, one
-scratch zone.
+"""HBM of one simulated core: a byte buffer per named buffer, and one arena shared by all programs.
 
 Everything starts poisoned (NaN in every float type, -1 in every signed integer), so that a value
 nobody wrote shows. Typed flat views are handed out; nothing is ever copied here except by
@@ -36,7 +35,6 @@ class CoreMemory:
         }
         self.turn = 0  # tells apart the bindings of programs to different slots
         self.arena = _poisoned(0)
-        self.scratch = _poisoned(0)
         self.bindings: dict[
             Any, Any
         ] = {}  # what functions bound to this memory, see `functions.py`
@@ -52,13 +50,10 @@ class CoreMemory:
         slots = self.slots.get(name)
         return slots[number % len(slots)] if slots else self._named(name)
 
-    def reserve(self, arena_bytes: int, scratch_bytes: int) -> None:
-        """Make the arena and the scratch zone at least this large."""
+    def reserve(self, arena_bytes: int) -> None:
+        """Make the arena at least this large."""
         if arena_bytes > self.arena.size:
             self.arena = _poisoned(arena_bytes)
-            self.bindings.clear()
-        if scratch_bytes > self.scratch.size:
-            self.scratch = _poisoned(scratch_bytes)
             self.bindings.clear()
 
     def array(self, name: str, dtype: DType) -> np.ndarray:

@@ -36,7 +36,7 @@ class ProgramCode:
 
     def run(self, memory: CoreMemory) -> Iterator[CollectiveRequest]:
         """Run the whole program on one core's memory, yielding at every collective wait."""
-        memory.reserve(self.program.arena_bytes, self.program.scratch_bytes)
+        memory.reserve(self.program.arena_bytes)
         return self._steps(self.program.steps, memory, {})
 
     @property
@@ -67,9 +67,8 @@ class ProgramCode:
             buffers = self.program.buffers
             inputs = [memory.program_buffer(buffers[n]) for n in call.inputs]
             outputs = [memory.program_buffer(buffers[n]) for n in call.outputs]
-            bound = memory.bindings[key] = code.bind(
-                inputs, outputs, memory.scratch[: code.function.scratch_bytes]
-            )
+            zone = memory.arena[call.scratch : call.scratch + code.function.scratch_bytes]
+            bound = memory.bindings[key] = code.bind(inputs, outputs, zone)
         assert isinstance(bound, Bound)
         return bound
 

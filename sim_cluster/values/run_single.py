@@ -60,7 +60,7 @@ def run_single(
     given = {
         n: _given(named[n], inputs, ranks) for n in program.inputs if n not in ranks.coordinates
     }
-    on_one = sum(map(_bytes, named.values())) + program.arena_bytes + program.scratch_bytes
+    on_one = sum(map(_bytes, named.values())) + program.arena_bytes
     require_memory(ranks.count * on_one, f"program {program.name} on {ranks.count} cores")
     memories = []
     for rank in range(ranks.count):

@@ -74,9 +74,8 @@ def test_regions_point_at_the_users_lines() -> None:
     assert len({f.name for f in program.functions}) == len(program.functions)
 
 
-def test_scratch_is_the_largest_function_and_code_is_there() -> None:
+def test_code_is_there() -> None:
     program = compile_graph(STEP, TARGET)
-    assert program.scratch_bytes == max(f.scratch_bytes for f in program.functions)
     compute = [r for f in program.functions for r in f.regions if r.program.kind == "compute"]
     assert compute and all(r.body for r in compute)
 

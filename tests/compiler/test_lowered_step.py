@@ -15,6 +15,7 @@ from shardwright.compiler.frontend.reference import (
     task_batches,
 )
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.linking.placement import place
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.options import CompileOptions
@@ -80,8 +81,7 @@ def test_layers_are_one_function_each_way(llama_run) -> None:
 def test_memory_is_at_the_liveness_bound(llama_run) -> None:
     _, ranks = llama_run
     for program in ranks.outlined.programs:
-        bound = hbm.liveness_bound(program.lifetimes)
-        assert program.arena_bytes <= 1.02 * bound, program.name
+        assert place(program, {}).arena_bytes <= 1.02 * program.bound_bytes, program.name
     for bound_unit in ranks.units.values():
         lowered = bound_unit.lowered
         spans = tensor_spans(lowered.regions)

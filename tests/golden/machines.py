@@ -179,7 +179,7 @@ def _step(target: Target) -> Step:
     gather = CollectiveCall("all_gather", ("dp",), F32, (1, 16_384, 1))
     both = list(regions) if target.lnc == 2 else None
     function = Function("f", TENSORS, (), (), (), 0, regions, [gather], partner=both)
-    program = Program("p", target.name, [function], [], (), (), (Call(0, (), ()),), 0, 0)
+    program = Program("p", target.name, [function], [], (), (), (Call(0, (), ()),), 0)
     mesh = {"rest": target.cores // 2, "dp": 2}
     return Step(
         programs={"p": program},

@@ -140,7 +140,6 @@ def _code(cell: Cell) -> Rows:
             "static": found["instructions_static"],
             "dynamic": found["instructions_dynamic"],
             "arena_bytes": program.arena_bytes,
-            "scratch_bytes": program.scratch_bytes,
         }
         for function in program.functions:
             rows[f"{program.name}/{function.name}"] = {

@@ -62,11 +62,6 @@ def test_stages_have_places_of_their_own_and_common_ones() -> None:
     assert end == 512 + 3 * 256  # of stage 1
 
 
-def test_a_program_needs_its_arena_and_its_scratch() -> None:
-    program: Any = SimpleNamespace(arena_bytes=100, scratch_bytes=40)
-    assert bundling.arena_bytes(program) == 140
-
-
 def test_the_version_of_the_compiler_is_its_release_and_its_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

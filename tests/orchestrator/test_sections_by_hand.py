@@ -162,7 +162,7 @@ def looped(body: list[Any], loc: RegionProgram) -> Region:
 
 
 def function(name: str, *regions: Region, partner: list[Region] | None = None) -> Function:
-    return Function(name, [], (), (), (), 0, list(regions), [], partner=partner)
+    return Function(name, [], (), (), (), 0, list(regions), [], 40, partner=partner)
 
 
 PRODUCT = looped([instr(), Loop(0, 5, [instr(), Loop(1, 3, [instr()])])], contraction(4, 5, 6))
@@ -177,7 +177,6 @@ PROGRAM = Program(
     (),
     (Repeat(0, 10, (Call(0, (), ()), Repeat(1, 2, (Call(1, (), ()),)))), Call(1, (), ())),
     100,
-    40,
     locations=(("model.py", 7, "step"),),
 )
 

@@ -242,7 +242,7 @@ def test_a_partition_is_keyed_by_request_and_partitioner(monkeypatch: pytest.Mon
 
 PROFILE = Profile(name="nominal", streaming=0.9, stall_recovery=0.5)
 PROGRAM = Program(
-    "step", TRN1N, [], [ProgramBuffer("x", (8,), DType.F32, "named")], ("x",), (), (), 0, 0
+    "step", TRN1N, [], [ProgramBuffer("x", (8,), DType.F32, "named")], ("x",), (), (), 0
 )
 TRANSFER = Transfer(
     sent="x", received="y", source=0, target=1, writer="step", reader="step", num_bytes=32

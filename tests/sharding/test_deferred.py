@@ -213,6 +213,35 @@ def test_overlap_treats_them_as_those_of_every_backward_pass(name: str) -> None:
     assert found == [(loop.attrs.trip, bool(_reducing(loop))) for loop in _loops(each, "backward")]
 
 
+BF16, F32 = {DType.BF16}, {DType.F32}
+
+
+@pytest.mark.parametrize(
+    ("when", "dtype", "program", "expected"),
+    [
+        ("each", "auto", "backward", BF16),
+        ("last", "auto", "backward.last", BF16),
+        ("last", "float32", "backward.last", F32),
+        ("after", "auto", "update", F32),
+        ("after", "bfloat16", "update", BF16),
+    ],
+)
+def test_gradients_of_layers_are_reduced_in_the_type_they_are_made_in_or_asked_for(
+    when: str, dtype: str, program: str, expected: set[DType]
+) -> None:
+    """Those of a model that computes in bf16 beside fp32 weights; what is reduced after all
+    micro-batches has the type of its sum, as scripts of published runs have it."""
+    sizes = Sizes(layers=2, hidden=128, heads=2, head_dim=64, ffn=512, vocab=64, positions=16)
+    settings = StrategySettings(name="fsdp", reduce_gradients=when, reduce_dtype=dtype)
+    how = Distribution(settings, (("dp_shard", 4),))
+    options = TaskOptions(seq_len=16, precision=Precision(activations="bf16"))
+    plan = plan_of(lambda: gpt.train_task(sizes, options), how, MICRO_BATCHES)
+    (graph,) = (p.graph for p in plan.step.programs if p.name == program)
+    large = [op for op in graph.walk() if op.name == "reduce_scatter" and op.result.type.rank > 1]
+    stacks = [op for op in large if op.result.type.num_elements >= 128 * 128 // 4]
+    assert stacks and {op.result.type.dtype for op in stacks} == expected
+
+
 def test_the_last_run_of_backward_is_a_program_of_its_own() -> None:
     plan = plan_of(MODELS["gqa"], _told("fsdp 4", "last"), MICRO_BATCHES)
     (schedule,) = plan.step.schedules

@@ -201,12 +201,17 @@ def moved(graph: Graph, times: int = 1) -> Counter:
 @pytest.mark.parametrize("cp", [2, 4])
 def test_rings_send_every_block_once_around(cp: int) -> None:
     """Keys and values forward, and again where the layer is recomputed; their gradients come home
-    behind the last block. The code does not grow with the ring.
+    behind the last block. The code does not grow with the ring (numbers that happen to be equal
+    are one constant).
     """
     forward, backward = in_context("gqa", "ring", cp=cp)
     assert moved(forward) == {"collective_permute": 2 * (cp - 1)}
     assert moved(backward) == {"collective_permute": 2 * 2 * (cp - 1) + 2 * cp}
-    assert len(list(backward.walk())) == len(list(in_context("gqa", "ring", cp=2)[1].walk()))
+    sizes = [
+        sum(op.name != "constant" for op in graph.walk())
+        for graph in (backward, in_context("gqa", "ring", cp=2)[1])
+    ]
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("model", ["gqa", "tied gpt"])

@@ -312,7 +312,7 @@ def test_registers_are_clamped(bounds: dict[str, int], value: int) -> None:
 
 def test_the_code_of_a_program_has_its_chip_and_its_watch() -> None:
     """At L0 all functions share the chip of the program's target; the watch is asked once."""
-    program = Program("p", "trn2.48xlarge", [function(), function()], [], (), (), (), 0, 0)
+    program = Program("p", "trn2.48xlarge", [function(), function()], [], (), (), (), 0)
     outside: Any = object()
     watch: Any = SimpleNamespace(of=lambda asked: outside if asked is program else None)
     first, second = ProgramCode(program, "L0", watch).functions
@@ -330,13 +330,12 @@ def test_a_repeated_call_is_bound_once() -> None:
         [ProgramBuffer(name, (8,), F32, "named") for name in "abcd"],
         tuple("abcd"),
         ("d",),
-        (Repeat(1, 3, (Call(0, (0, 1, 2, 3), ()),)),),
-        16,
-        32,
+        (Repeat(1, 3, (Call(0, (0, 1, 2, 3), (), scratch=16),)),),
+        48,
     )
     memory = CoreMemory([(name, 32) for name in "abcd"])
     memory.array("a", F32)[:] = 5
     code = ProgramCode(program, "L0")
     assert list(code.run(memory)) == [] and memory.array("d", F32).tolist() == [5.0] * 8
-    assert (memory.arena.size, memory.scratch.size, len(memory.bindings)) == (16, 32, 1)
+    assert (memory.arena.size, len(memory.bindings)) == (48, 1)
     assert code.instructions == 3

@@ -45,16 +45,13 @@ def test_memory_grows_and_forgets_what_was_bound_to_it() -> None:
     memory = CoreMemory([("x", 4)])
     assert memory.named["x"].tolist() == [POISON] * 4
     memory.bindings["a"] = 1
-    memory.reserve(0, 0)
+    memory.reserve(0)
     assert memory.bindings
-    memory.reserve(16, 0)
-    assert (memory.arena.size, memory.scratch.size, memory.bindings) == (16, 0, {})
-    memory.bindings["a"] = 1
-    memory.reserve(16, 8)
-    assert (memory.arena.size, memory.scratch.size, memory.bindings) == (16, 8, {})
+    memory.reserve(16)
+    assert (memory.arena.size, memory.bindings) == (16, {})
     memory.bindings["a"] = 1
     arena = memory.arena
-    memory.reserve(15, 8)
+    memory.reserve(15)
     assert memory.arena is arena and memory.bindings == {"a": 1}
     assert set(memory.arena.tolist()) == {POISON}
 
@@ -62,7 +59,7 @@ def test_memory_grows_and_forgets_what_was_bound_to_it() -> None:
 def test_buffers_of_a_program_lie_inside_their_memory() -> None:
     """2 by 3 bf16 are 12 bytes: of a named buffer its first, of the arena those at its place."""
     memory = CoreMemory([("x", 12), ("y", 11)])
-    memory.reserve(20, 0)
+    memory.reserve(20)
     memory.arena[:] = range(20)
     named = memory.program_buffer(ProgramBuffer("x", (2, 3), BF16, "named"))
     assert named.size == 12 and named.base is memory.named["x"]
@@ -81,12 +78,12 @@ def test_buffers_of_a_program_lie_inside_their_memory() -> None:
 def test_a_copy_has_the_named_buffers_and_nothing_else() -> None:
     memory = CoreMemory([("x", 4)])
     memory.named["x"][:] = [0, 0, 128, 63]
-    memory.reserve(8, 8)
+    memory.reserve(8)
     other = memory.copy_named()
     assert other.array("x", F32).tolist() == [1.0]
     other.named["x"][:] = 0
     assert memory.array("x", F32).tolist() == [1.0]
-    assert (other.arena.size, other.scratch.size, other.slots) == (0, 0, {})
+    assert (other.arena.size, other.slots) == (0, {})
 
 
 @pytest.mark.parametrize(

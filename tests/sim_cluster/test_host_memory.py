@@ -28,7 +28,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_buffers_of_all_ranks_count() -> None:
     buffer = ProgramBuffer("x", (2**26,), DType.F32, "named")
-    program = Program("p", "trn1.2xlarge", [], [buffer], ("x",), ("x",), (), 0, 0)
+    program = Program("p", "trn1.2xlarge", [], [buffer], ("x",), ("x",), (), 0)
     x = np.broadcast_to(np.float32(1), (2**26,))
     assert run_single(program, {"x": x})["x"][0] == 1
     with pytest.raises(SimulationError, match=r"SW_SIM_MEMORY.* 8 cores requires 2\.00 GiB.*1\.00"):

@@ -24,7 +24,7 @@ TENSORS = [
     ProgramBuffer("s", (), DType.F32, "named"),  # 4 bytes
     ProgramBuffer("between", (64, 1024, 1024), DType.F32, "arena", 0),  # in the arena: not added
 ]
-NEEDED = 3 * MIB + 4 + 5 * MIB + 7 * MIB
+NEEDED = 3 * MIB + 4 + 12 * MIB
 
 
 def function(lnc: int) -> Function:
@@ -33,8 +33,8 @@ def function(lnc: int) -> Function:
 
 
 def program(lnc: int = 1, target: str = TRN1N.name) -> Program:
-    """3 MiB and 4 bytes of tensors, an arena of 5 MiB, 7 MiB of scratch behind it."""
-    return Program("main", target, [function(lnc)], TENSORS, (), (), (), 5 * MIB, 7 * MIB)
+    """3 MiB and 4 bytes of tensors, an arena of 12 MiB."""
+    return Program("main", target, [function(lnc)], TENSORS, (), (), (), 12 * MIB)
 
 
 def machine(free: int, base: Target = TRN1N) -> Target:
@@ -53,7 +53,7 @@ def refusal(
     return caught.value
 
 
-def test_tensors_arena_scratch_and_reserve_together_are_what_a_program_needs() -> None:
+def test_tensors_arena_and_reserve_together_are_what_a_program_needs() -> None:
     """The last byte counts."""
     check_loadable(program(), {"lnc": 1}, machine(NEEDED), {})
     assert refusal(program(), {"lnc": 1}, machine(NEEDED - 1)).code == "SW_LOAD_MEMORY"
@@ -62,13 +62,12 @@ def test_tensors_arena_scratch_and_reserve_together_are_what_a_program_needs() -
 @pytest.mark.parametrize(
     "made",
     [
-        replace(program(), scratch_bytes=7 * MIB + 1),
-        replace(program(), arena_bytes=5 * MIB + 1),
+        replace(program(), arena_bytes=12 * MIB + 1),
         replace(program(), buffers=[*TENSORS, ProgramBuffer("b", (1,), DType.U8, "named")]),
         replace(program(), buffers=[replace(TENSORS[0], shape=(257, 1024)), *TENSORS[1:]]),
         replace(program(), buffers=[replace(TENSORS[0], dtype=DType.I64), *TENSORS[1:]]),
     ],
-    ids=["scratch", "arena", "another tensor", "a larger tensor", "a wider tensor"],
+    ids=["arena", "another tensor", "a larger tensor", "a wider tensor"],
 )
 def test_every_part_of_the_memory_counts(made: Program) -> None:
     assert refusal(made, {}, machine(NEEDED)).code == "SW_LOAD_MEMORY"
@@ -80,8 +79,8 @@ def test_the_reserve_of_the_runtime_counts() -> None:
 
 
 def test_what_does_not_fit_is_told_part_by_part() -> None:
-    """Arena 3 GiB and scratch 1.5 GiB, tensors 3 MiB, reserve 1 GiB, of 4 GiB."""
-    made = replace(program(), arena_bytes=3 * 2**30, scratch_bytes=3 * 2**29)
+    """Arena 4.5 GiB, tensors 3 MiB, reserve 1 GiB, of 4 GiB."""
+    made = replace(program(), arena_bytes=9 * 2**29)
     told = refusal(made, {}, machine(3 * 2**30)).diagnostic
     assert told.message == (
         "program main requires 5.50 GiB (tensors 0.00 GiB, shared scratchpad 4.50 GiB, runtime"

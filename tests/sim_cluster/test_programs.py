@@ -136,7 +136,7 @@ def stacked_program() -> Program:
         ProgramBuffer("temp", (8,), F32, "arena", 32),
     ]
     steps = (Call(1, (1,), (2,)), Repeat(0, 3, (Call(0, (0, 2), (0,), (Affine(0, ((0, 1),)),)),)))
-    return Program("p", TARGET, [layer, first], buffers, ("x", "y"), ("x",), steps, 64, 0)
+    return Program("p", TARGET, [layer, first], buffers, ("x", "y"), ("x",), steps, 64)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1"])
@@ -178,7 +178,6 @@ def fsdp_program(k: int, m: int, n: int, world: int) -> Program:
         ("x", "w"),
         ("out",),
         (Call(0, (0, 1), (2,)),),
-        0,
         scratch,
     )
 
@@ -276,7 +275,7 @@ def single() -> ValueRun:
     function = Function("f", tensors, (0, 1), (2,), (), 0, code, [], target=TARGET)
     buffers = [ProgramBuffer(name, (8,), F32, "named") for name in ("x", "acc")]
     calls = (Call(0, (0, 1), (1,)),)
-    program = Program("step", TARGET, [function], buffers, ("x", "acc"), ("acc",), calls, 0, 0)
+    program = Program("step", TARGET, [function], buffers, ("x", "acc"), ("acc",), calls, 0)
     held = [
         named("x", "batch", (8,), ((),), "given"),
         named("acc", "gradient", (8,), ((),), "zeros"),
@@ -340,7 +339,7 @@ def test_micro_batches_coordinates_zeros_and_replicas() -> None:
     )
     buffers = [ProgramBuffer("x", (8,), F32, "named"), ProgramBuffer("acc", (8,), F32, "named")]
     program = Program(
-        "step", TARGET, [function], buffers, ("x", "acc"), ("acc",), (Call(0, (0, 1), (1,)),), 0, 0
+        "step", TARGET, [function], buffers, ("x", "acc"), ("acc",), (Call(0, (0, 1), (1,)),), 0
     )
     mesh = {"a": 2, "b": 2}
     rank = NamedBuffer(

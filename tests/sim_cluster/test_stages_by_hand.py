@@ -39,7 +39,7 @@ def program(name: str, *instructions: Instr) -> Program:
     tiles = [Tile("t", Space.SBUF, 128, 1024, DType.F32)]
     region = Region(RegionProgram("compute", name), tiles, list(instructions))
     function = Function(name, tensors, (), (), (), 0, [region], [])
-    return Program(name, "t", [function], [], (), (), (Call(0, (), ()),), 0, 0)
+    return Program(name, "t", [function], [], (), (), (Call(0, (), ()),), 0)
 
 
 def step(

@@ -69,7 +69,7 @@ def program(regions: Sequence[Region], *steps: Call | Repeat) -> Program:
     """A program that calls one function, once unless told otherwise."""
     tensors = [Tensor("x", (1,), DType.F32, "input")]
     function = Function("f", tensors, (), (), (), 0, list(regions), [GATHER])
-    return Program("p", TRN1N.name, [function], [], (), (), steps or (CALL,), 0, 0)
+    return Program("p", TRN1N.name, [function], [], (), (), steps or (CALL,), 0)
 
 
 OVERLAPPED = [addition(), event("collective_start"), addition(), event("collective_wait")]

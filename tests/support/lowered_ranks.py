@@ -24,6 +24,7 @@ from shardwright.compiler.ir.ops import (
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.compiler.isa.program import Call, CollectiveCall
 from shardwright.compiler.isa.region import View
+from shardwright.compiler.linking.placement import place
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.outline import Outlined, outline
@@ -78,9 +79,10 @@ class LoweredRanks(ReferenceRanks):
 
     def _rank(self, program: OutlinedProgram, named: dict[str, np.ndarray]):
         """Generator of collectives of one rank."""
-        arena = np.full(program.arena_bytes, 0xA5, np.uint8)
+        placed = place(program, {})  # every call has a zone of its own here
+        arena = np.full(placed.arena_bytes, 0xA5, np.uint8)
         memory = []
-        for buffer in program.buffers:
+        for buffer in placed.buffers:
             size = math.prod(buffer.shape) * buffer.dtype.bytes
             if buffer.kind == "arena":
                 raw = arena[buffer.offset_bytes : buffer.offset_bytes + size]

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.compiler.ir.facts import behind, resized, resized_dim, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -24,14 +24,15 @@ _TAKING = CASTS | {name for name, op in OPS.items() if op.passes == slice(0, 1)}
 """Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
 
 
-def hoisted(graph: Graph) -> Graph:
+def hoisted(graph: Graph, in_own_type: bool = False) -> Graph:
     """`graph` with the reductions of its loops behind them, as far as nothing else reads what they
-    make. Top-level values keep their identity.
+    make: in the type of the stack, or, `in_own_type`, in the one they have in the loop. Top-level
+    values keep their identity.
     """
     made = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
-        ops += _loop(op, made) if op.regions else [op]
+        ops += _loop(op, made, in_own_type) if op.regions else [op]
     return with_ops(graph, ops)
 
 
@@ -45,7 +46,7 @@ class _Path:
     carry: int
 
 
-def _loop(loop: Op, made: Mapping[Value, Op]) -> list[Op]:
+def _loop(loop: Op, made: Mapping[Value, Op], in_own_type: bool) -> list[Op]:
     """The loop without the reductions that can follow it, then those."""
     body = loop.regions[0]
     users = body.uses()
@@ -55,7 +56,8 @@ def _loop(loop: Op, made: Mapping[Value, Op]) -> list[Op]:
         if op.name in REDUCTIONS_OF_RANKS and (path := _path(op, loop, users)) is not None
     ]
     first = [p for p in paths if not any(p.head in other.between for other in paths)]
-    moved = [m for p in first if _starts_empty(loop, p, made) and (m := _moved(loop, p))]
+    empty = [p for p in first if _starts_empty(loop, p, made)]
+    moved = [m for p in empty if (m := _moved(loop, p, in_own_type))]
     return _rebuilt(loop, moved) if moved else [loop]
 
 
@@ -92,7 +94,7 @@ def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A path without its reductions: new ops in the body, and the reductions of the stack."""
+    """A path without its reductions: new ops in the body, and what is done to the stack."""
 
     path: _Path
     ops: tuple[Op, ...]
@@ -101,8 +103,10 @@ class _Moved:
     behind: tuple[Op, ...]  # on operands of their own, in order
 
 
-def _moved(loop: Op, path: _Path) -> _Moved | None:
-    """The path for values that are not reduced, None when an op on it is not local in the dims."""
+def _moved(loop: Op, path: _Path, in_own_type: bool) -> _Moved | None:
+    """The path for values that are not reduced, None when an op on it is not local in the dims.
+    `in_own_type`, casts follow the reductions.
+    """
     scale = _Scale(path.head)
     value = path.head.operands[0]
     ops: list[Op] = []
@@ -113,14 +117,16 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
                 return None
             reductions.append(op)
             continue
+        if in_own_type and op.name in CASTS:
+            continue
         made = scale.through(op, value)
         if made is None:
             return None
         ops.append(made)
         value = made.result
     whole = loop.operands[path.carry].type
-    stack = tensor_type(scale.grown(whole.shape), whole.dtype)
-    if value.type.rank != whole.rank or value.type.dtype is not whole.dtype:
+    stack = tensor_type(scale.grown(whole.shape), value.type.dtype)
+    if value.type.rank != whole.rank or not (in_own_type or stack.dtype is whole.dtype):
         return None
     source = Value(stack)
     behind: list[Op] = []
@@ -128,6 +134,8 @@ def _moved(loop: Op, path: _Path) -> _Moved | None:
         attrs = op.attrs if resized_dim(op) is None else replace(op.attrs, dim=scale.dim)
         behind.append(make_op(op.name, (source,), attrs, loc=op.loc))
         source = behind[-1].result
+    if source.type.dtype is not whole.dtype:
+        behind.append(make_op("convert", (source,), ConvertAttrs(whole.dtype), loc=path.head.loc))
     return _Moved(path, tuple(ops), value, stack, tuple(behind))
 
 

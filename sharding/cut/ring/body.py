@@ -63,21 +63,15 @@ class Body:
     _now: dict[Value, Value] = field(default_factory=dict)
     _before: dict[Value, Value] = field(default_factory=dict)
     _carried: dict[Op, Value] = field(default_factory=dict)
-    _same: dict[Hashable, Op] = field(default_factory=dict)
     _made: dict[Hashable, Value] = field(default_factory=dict)
-    _twins: dict[Op, Op] = field(default_factory=dict)
     _first: dict[Hashable, Value] = field(default_factory=dict)
     _sources: dict[Value, Value] = field(default_factory=dict)
     _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
 
     @property
     def folds(self) -> list[Op]:
-        """The reductions that are carried, in order: of equal ones the first."""
+        """The reductions that are carried, in order."""
         return list(self._carried)
-
-    def carrier(self, op: Op) -> Op:
-        """The reduction that is carried for `op`."""
-        return self._twins.get(op, op)
 
     @property
     def collected(self) -> list[Value]:
@@ -224,10 +218,6 @@ class Body:
             self._specs[total] = self._specs[carried]
             return total
         part = self._partial(op)
-        first = self._same.setdefault((part, term.shift), op)
-        if first is not op:
-            self._twins[op] = first
-            return self._now[first.result]
         carried = self._carried[op] = self._input_of(op)
         if term.shift is not None:
             carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))

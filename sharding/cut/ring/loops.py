@@ -19,6 +19,8 @@ from shardwright.compiler.ir.ops import AxisIndexAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.passes.cse import cse
+from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.ring.body import Body, aligned
 from shardwright.sharding.cut.ring.index import Index
 from shardwright.sharding.cut.ring.terms import Pass
@@ -86,7 +88,16 @@ class _Ring:
         results = self.outer.loop(self.size - 1, [*carried, *still, *before], trip)
         last = self.outer.constant(self.size - 1, DType.I32)
         made = self._step(self.outer, last, results[: len(carried)], still)
-        return self._finish(self._travelled(self.outer, made))
+        return self._finish(self._merged(self._travelled(self.outer, made)))
+
+    def _merged(self, made: Sequence[Value]) -> Sequence[Value]:
+        """`made`, with equal reductions carried once: those that differ in their scales alone."""
+        ops = self.outer.ops
+        own = {value for op in ops for value in op.results}
+        read = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
+        graph = dce(cse(Graph(tuple(read), tuple(ops), tuple(made))))
+        ops[:] = graph.ops
+        return graph.outputs
 
     def _start(self, op: Op) -> Value:
         """What a reduction starts from."""
@@ -151,7 +162,7 @@ class _Ring:
         found: dict[Value, Value] = {}
         carried = dict(zip(self.body.folds, made, strict=False))
         for op, term in self.body.step.folds.items():
-            value = carried[self.body.carrier(op)]
+            value = carried[op]
             for scale in term.scales:
                 row = aligned(self.outer, scale.row, scale.row.source, value.type)
                 value = self.outer.op("divide" if scale.divides else "multiply", value, row)

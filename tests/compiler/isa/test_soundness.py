@@ -116,6 +116,8 @@ CALLS: dict[str, tuple[Callable[[Call], Any], str]] = {
     "a buffer too few": (lambda c: replace(c, inputs=c.inputs[:1]), "buffers, got 1"),
     "a buffer of another size": (lambda c: replace(c, inputs=c.inputs[::-1]), "bytes for"),
     "a parameter nobody asked for": (lambda c: replace(c, parameters=(Affine(1),)), "parameters"),
+    "a zone behind the arena": (lambda c: replace(c, scratch=MOST), "bytes of scratch from byte"),
+    "a zone in front of it": (lambda c: replace(c, scratch=-1), "a step requires"),
     "repeats without end": (lambda c: nested(c, 40), "32 deep"),
     "a trip count below zero": (lambda c: Repeat(0, -1, (c,)), "a step requires"),
 }
@@ -147,7 +149,7 @@ def test_an_arena_buffer_without_a_place_is_one_that_no_call_names(program: Prog
         ({"outputs": ("nobody",)}, "no buffer is named"),
         ({"inputs": (3,)}, "inputs requires a list"),
         ({"arena_bytes": -1}, "arena_bytes requires"),
-        ({"scratch_bytes": 2**60}, "scratch_bytes requires"),
+        ({"arena_bytes": 2**60}, "arena_bytes requires"),
         ({"locations": (("a.py", -3, ""),)}, "locations requires"),
         ({"metadata": {"x": b"bytes"}}, "metadata requires"),
     ],

@@ -103,11 +103,11 @@ def headed(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"major": 2}, "format 1 with features 0xf required, got format 2 with features 0x1"),
-        ({"major": 0}, "format 1 with features 0xf required, got format 0 with features 0x1"),
+        ({"major": 1}, "format 2 with features 0xf required, got format 1 with features 0x1"),
+        ({"major": 0}, "format 2 with features 0xf required, got format 0 with features 0x1"),
         ({"major": 65535}, "got format 65535 with features 0x1"),
-        ({"features": 16}, "got format 1 with features 0x10"),
-        ({"features": 2**63 | 1}, "got format 1 with features 0x8000000000000001"),
+        ({"features": 16}, "got format 2 with features 0x10"),
+        ({"features": 2**63 | 1}, "got format 2 with features 0x8000000000000001"),
     ],
 )
 def test_formats_and_features_of_other_releases_are_refused(
@@ -126,9 +126,9 @@ def test_known_features_and_minor_releases_are_read(feature: int) -> None:
 
 
 def test_the_header_has_its_fields_where_readers_look() -> None:
-    """Magic, major 1, minor 0, CRC, features, kind, table, sha256; the size of the file at 92."""
+    """Magic, major 2, minor 0, CRC, features, kind, table, sha256; the size of the file at 92."""
     data = sample()
-    assert data[:12] == b"SWNEFF\r\n" + b"\x01\x00\x00\x00"
+    assert data[:12] == b"SWNEFF\r\n" + b"\x02\x00\x00\x00"
     assert int.from_bytes(data[92:100], "little") == len(data)
     assert (HEADER_BYTES, ALIGNMENT) == (256, 64)
     assert all(row.offset % 64 == 0 for row in Container(data).sections.values())

@@ -72,6 +72,7 @@ FUNCTION = Function(
     2,
     [FIRST, SECOND],
     [GATHER, PARTS],
+    scratch_bytes=512,
 )
 PROGRAM = Program(
     "forward",
@@ -83,9 +84,11 @@ PROGRAM = Program(
     ],
     ("w",),
     (),
-    (Call(0, (0, 1), (1,)), Repeat(7, 3, (Call(0, (1,), (0, 1), (Affine(2, ((7, 1),)),)),))),
+    (
+        Call(0, (0, 1), (1,), scratch=512),
+        Repeat(7, 3, (Call(0, (1,), (0, 1), (Affine(2, ((7, 1),)),)),)),
+    ),
     4096,
-    512,
     locations=(("model.py", 3, ""), ("layer.py", 9, "scan")),
 )
 
@@ -97,12 +100,12 @@ def listed(function: Function = FUNCTION, engines: Collection[Engine] = ()) -> l
 def test_a_program() -> None:
     assert list(program_lines(PROGRAM)) == [
         "program forward for trn1n.32xlarge",
-        "arena 4096 bytes, scratch 512 bytes",
+        "arena 4096 bytes, scratch zones up to 512 bytes",
         "buffer 0 w f32[4,2]",
         "buffer 1 arena+256 bf16[3]",
-        "call layer (0, 1) -> (1)",
+        "call layer (0, 1) -> (1) scratch+512",
         "repeat p7 3 times",
-        "  call layer 2+1*p7 (1) -> (0, 1)",
+        "  call layer 2+1*p7 (1) -> (0, 1) scratch+0",
     ]
 
 

@@ -185,7 +185,7 @@ def test_the_binding_of_a_core() -> None:
 
 def empty(name: str) -> Program:
     """A program without functions."""
-    return Program(name, "trn1n.32xlarge", [], [], (), (), (), 0, 0)
+    return Program(name, "trn1n.32xlarge", [], [], (), (), (), 0)
 
 
 PROGRAMS = {"a": empty("a"), "b": empty("b")}

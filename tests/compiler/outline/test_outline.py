@@ -144,7 +144,7 @@ def test_masks_move_into_the_loop_and_tables_stay_outside() -> None:
     y, _, _ = b.loop(3, [x, mask, wide], body)
     ranks = check(b.finish(y), [normal(6, 6)])
     (one,) = ranks.outlined.programs
-    arena = [p.shape for p in one.buffers if p.kind == "arena" and p.offset_bytes >= 0]
+    arena = [one.buffers[number].shape for number in one.lifetimes]
     assert (6,) in arena and (6, 6) not in arena
 
 
@@ -182,7 +182,7 @@ def test_updates_of_equal_shapes_share_a_function_and_happen_in_place() -> None:
     (one,) = ranks.outlined.programs
     assert len(one.functions) == 5, "two sums of squares, the norm, two updates"
     assert len(list(calls(one.steps))) == 11
-    assert one.arena_bytes < 4096
+    assert one.bound_bytes < 4096
 
 
 @pytest.mark.parametrize("added", [False, True])
