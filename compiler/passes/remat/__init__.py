@@ -19,7 +19,7 @@ from shardwright.compiler.passes.remat.recipes import SHORT_ROW
 
 def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
     """`graph` with quadratic values made again for far readers, loop bodies included, and with them
-    the extremes of rows of up to `short_row` elements.
+    the maxima of rows of up to `short_row` elements, and for other loops their sums.
 
     What is not read any more (stacks, originals) is left to `dce`.
     """

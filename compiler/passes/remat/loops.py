@@ -7,7 +7,7 @@ then, so that `dce` drops it from both loops. Which values, and from what: the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.analysis import invariant_carries
@@ -16,13 +16,19 @@ from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSlic
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.placement import place_late
-from shardwright.compiler.passes.remat.recipes import SHORT_ROW, Recipe, Recipes, repeat
+from shardwright.compiler.passes.remat.recipes import (
+    FIGURES,
+    SHORT_ROW,
+    Recipe,
+    Recipes,
+    repeat,
+)
 from shardwright.compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
 
 Chosen = Iterable[tuple[Stack, Recipe]]
-Choose = Callable[["Writer", Sequence[Stack], Collection[Stack]], Chosen]
-"""Which of the stacks that loops read row by row (third argument, of all in the second) are made
-again, and how. It tells the writer of those that stay (`Writer.keep`).
+Choose = Callable[["Writer", Sequence[Stack], Mapping[Stack, Collection[Op]]], Chosen]
+"""Which of the stacks that loops read row by row (third argument, with those loops; of all in the
+second) are made again, and how. It tells the writer of those that stay (`Writer.keep`).
 """
 
 
@@ -33,16 +39,29 @@ def remake_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW
     return graph
 
 
-def quadratic(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
+def quadratic(
+    writer: Writer, found: Sequence[Stack], read: Mapping[Stack, Collection[Op]]
+) -> Chosen:
     """Choose: large values that follow from small ones, one after the other, since what is kept of
-    one serves the next.
+    one serves the next; then what follows from values that their readers have on the way.
     """
+    large: list[tuple[Stack, Recipe]] = []
+    kept: list[Stack] = []
     for stack in found:
         recipe = writer.recipe(stack) if stack in read else None
         if recipe is None:
             writer.keep(stack)
+            kept.append(stack)
         else:
+            large.append((stack, recipe))
             yield stack, recipe
+    for stack in kept:
+        for other, recipe in large:
+            on_the_way = {value for op in recipe.ops for value in op.results}
+            more = writer.recipes.following(stack.value, on_the_way.__contains__)
+            if stack in read and more is not None and set(read[stack]) <= set(read[other]):
+                yield stack, recipe.then(more)
+                break
 
 
 def _remake_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) -> Graph:
@@ -54,7 +73,8 @@ def _remake_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) ->
         return graph
     writer = Writer(loop, short_row)
     readers: dict[Op, _Reader] = {}
-    for stack, recipe in choose(writer, found, [s for s in found if reads[s.carry]]):
+    loops = {s: [r.loop for r in reads[s.carry] or ()] for s in found if reads[s.carry]}
+    for stack, recipe in choose(writer, found, loops):
         for leaf in recipe.leaves:
             writer.store(leaf)
         for read in reads[stack.carry] or ():
@@ -70,7 +90,7 @@ class Writer:
         self.loop = loop
         self.body = loop.regions[0]
         self.counter = self.body.inputs[loop.attrs.induction]
-        self.recipes = Recipes(self.body, short_row)
+        self.recipes = Recipes(self.body, short_row, FIGURES)
         self.rows: dict[Value, tuple[Value, int]] = {}
         """Value of an iteration -> (stack outside, dim) that keeps it."""
         self.invariant = {self.body.inputs[i]: i for i in invariant_carries(loop)}

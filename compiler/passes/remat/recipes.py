@@ -8,7 +8,7 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,13 +33,15 @@ width 1024 costs 512 and 1024 and is kept.
 """
 
 SHORT_ROW = 2048
-"""Elements of a row whose maximum is made again rather than kept: it is stored and read in a 4-byte
-descriptor a row, which takes longer than another pass over so many scores (our choice, by time of
-GPT-3 and Llama-3 8B steps at 512 to 8192 positions). Sums are kept: in another order they may round
-otherwise.
+"""Elements of a row whose maximum or sum is made again rather than kept: it is stored and read in a
+4-byte descriptor a row, which takes longer than another pass over so many scores (our choice, by
+time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
 
-_EXTREMES = ("max", "min")  # the same in any order
+EXTREMES = ("max", "min")
+"""Reductions that are the same in any order."""
+FIGURES = (*EXTREMES, "add")
+"""Of a row; a sum may be rounded otherwise in another function, as it may under jax.checkpoint."""
 
 _CHEAP_OPS = 12  # of a chain that leads from a small value to one that is in memory anyway
 
@@ -53,6 +55,16 @@ class Recipe:
 
     ops: tuple[Op, ...]
     leaves: tuple[Value, ...]
+
+    def then(self, other: Recipe) -> Recipe:
+        """What makes of the values on its way what `other` makes of them."""
+        needed, ops = set(other.leaves), list[Op]()
+        for op in reversed(self.ops):
+            if not needed.isdisjoint(op.results):
+                ops.append(op)
+                needed.update(op.operands)
+        leaves = tuple(v for v in self.leaves if v in needed)
+        return Recipe((*reversed(ops), *other.ops), leaves)
 
 
 def contracts(op: Op) -> bool:
@@ -79,12 +91,15 @@ def may_repeat(op: Op) -> bool:
 
 
 class Recipes:
-    """Recipes for the values of one graph level; they go through extremes of rows of up to
+    """Recipes for the values of one graph level; they go through `figures` of rows of up to
     `short_row` elements.
     """
 
-    def __init__(self, graph: Graph, short_row: int = SHORT_ROW) -> None:
+    def __init__(
+        self, graph: Graph, short_row: int = SHORT_ROW, figures: Collection[str] = EXTREMES
+    ) -> None:
         self.short_row = short_row
+        self.figures = figures
         self.inputs = set(graph.inputs)
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
@@ -128,22 +143,29 @@ class Recipes:
         recipe = self._with_cheap_leaves(first, resident, available)
         return recipe if self._pays(kept, recipe, resident, available) else None
 
+    def following(self, value: Value, known: Question) -> Recipe | None:
+        """The few cheap ops, if any are needed, by which `value` follows from known ones."""
+        if known(value):
+            return Recipe((), (value,))
+        found = self._search(value, known, is_cheap, _CHEAP_OPS)
+        return found if found is not None and all(map(known, found.leaves)) else None
+
     def _behind_views(self, value: Value) -> Value:
         """The value that would be in memory if `value` were kept."""
         return behind(value, self.producers, lambda op: op.name in LABEL_VIEWS)
 
     def _ends(self, value: Value, x: Value) -> bool:
-        """Whether a recipe for `value` ends at `x`: what is small, and no extreme of short rows."""
+        """Whether a recipe for `value` ends at `x`: what is small, and is not of short rows."""
         return self._is_small(value, x) and not self._is_of_short_rows(value, x)
 
     def _is_of_short_rows(self, value: Value, x: Value) -> bool:
-        """Whether `x` is an extreme over short rows as large as `value`, or follows from such
-        extremes alone.
+        """Whether `x` is a figure of short rows as large as `value`, or follows from such figures
+        alone.
         """
         op = self.producers.get(x)
         if op is None or not self._is_small(value, x):
             return False
-        if op.name in REDUCTIONS and combination(op) in _EXTREMES:
+        if op.name in REDUCTIONS and combination(op) in self.figures:
             row = op.operands[0].type.num_elements // x.type.num_elements
             return row <= self.short_row and not self._is_small(value, op.operands[0])
         given = [v for v in operands_of(op, x) if v not in self.free]
