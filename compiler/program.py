@@ -64,7 +64,7 @@ class StepProgram:
     Equal names in `inputs` and `outputs` mean an update in place.
     """
 
-    name: str  # forward, backward (.last), update, or step when the graph was not cut
+    name: str  # forward, backward (.first, .last), update, or step when the graph was not cut
     graph: Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -76,8 +76,8 @@ class StepPlan:
     """A partitioned step: mesh, buffers, programs, the schedule of every pipeline stage, and what
     stages send each other.
 
-    Run `k` of a program reads slice `k` of every batch buffer; a program that ends in `.last` runs
-    in the place of the last run of another and goes on with its number.
+    Run `k` of a program reads slice `k` of every batch buffer; a program that ends in `.first` or
+    `.last` runs in the place of that run of another and is counted with it.
     """
 
     mesh: Mapping[str, int]  # axis -> size, major to minor

@@ -35,6 +35,7 @@ from shardwright.sharding.cut.rewrites import (
     REDUCTIONS_LAST,
     REWRITTEN,
     RING,
+    STORED,
     SUMMED,
 )
 from shardwright.sharding.memory.footprint import Footprint, footprint
@@ -243,7 +244,7 @@ def complete(
         plan = DIVIDED(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
     if num_microbatches > 1 and settings.gradient_reduction == "last":
-        plan = REDUCED(plan)
+        plan = STORED(REDUCED(plan))
     plan = HOST(in_programs(plan, SUMMED, settings.gradient_accumulation_fusion))
     plan = replace(_overlapped(plan, settings), stacks=prepared.stacks)
     note("plan", lambda: shown.plan_text(plan))

@@ -19,7 +19,7 @@ Schedule = tuple[tuple[tuple[str, ...], int], ...]
 step works on micro-batch `k`; `counted_as` says which programs are counted as one.
 """
 
-_LAST = ".last"
+_FIRST, _LAST = ".first", ".last"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,19 @@ def flat(schedule: Schedule) -> Iterator[str]:
     return (name for names, count in schedule for _ in range(count) for name in names)
 
 
+def first_of(name: str) -> str:
+    """The program that runs in the place of program `name` for the first micro-batch."""
+    return name + _FIRST
+
+
 def last_of(name: str) -> str:
     """The program that runs in the place of program `name` for the last micro-batch."""
     return name + _LAST
 
 
 def counted_as(name: str) -> str:
-    """The program whose runs a run of program `name` goes on with."""
-    return name.removesuffix(_LAST)
+    """The program with whose runs those of program `name` are counted."""
+    return name.removesuffix(_FIRST).removesuffix(_LAST)
 
 
 def counted_runs(schedule: Schedule) -> Counter[str]:

@@ -49,7 +49,7 @@ A dump of every stage of a job, in the order in which they were made.
 How to find things
   - Files of this folder are the whole step, from the captured text to the plan of a core.
   - programs/NAME are the programs that the step is cut into (forward, backward, update;
-    backward.last where the last micro-batch reduces for all).
+    backward.first and backward.last where the last micro-batch reduces for all).
   - functions/NAME are the distinct functions of all programs, each once, whoever calls it;
     programs/NAME/*-listing.txt says which functions it calls, and in which order.
   - Numbers count steps within a folder. A step that changed nothing has no file: the graph is that

@@ -10,6 +10,7 @@ from shardwright.sharding import shown
 from shardwright.sharding.cut.host import on_host
 from shardwright.sharding.cut.overlap.buckets import bucketed
 from shardwright.sharding.cut.overlap.deferred import hoisted
+from shardwright.sharding.cut.overlap.first import stored_in_first
 from shardwright.sharding.cut.overlap.groups import grouped
 from shardwright.sharding.cut.overlap.last import reduced_in_last
 from shardwright.sharding.cut.overlap.pipelined import shifted
@@ -87,6 +88,13 @@ REDUCED = Rewrite(
     "reduced",
     reduced_in_last,
     "gradients are reduced in the last micro-batch's backward program",
+    keeps=PROGRAM,
+    besides="all programs of the step",
+)
+STORED = Rewrite(
+    "stored",
+    stored_in_first,
+    "gradients are stored, not added, in the first micro-batch's backward program",
     keeps=PROGRAM,
     besides="all programs of the step",
 )

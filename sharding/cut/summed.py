@@ -35,18 +35,13 @@ win.
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """What becomes of the stack that fills `carry` of `loop`: `ops`, each of what the one before
-    makes, to slices as to the whole. `add` is the one that adds it to an accumulator.
+    makes, to slices as to the whole. One of them may add it to an `accumulator`.
     """
 
     loop: Op
     carry: int
     ops: tuple[Op, ...]
-    add: Op
-
-    @property
-    def accumulator(self) -> Value:
-        """What `add` reads besides."""
-        return self.add.operands[0]
+    accumulator: Value | None
 
     @property
     def result(self) -> Value:
@@ -61,17 +56,19 @@ class _Ending:
     @property
     def is_in_place(self) -> bool:
         """Whether the result can take the place of the accumulator."""
-        return self.result.type == self.accumulator.type
+        return self.accumulator is not None and self.result.type == self.accumulator.type
 
 
 def summed(graph: Graph, fused: bool = True, least_bytes: int = LEAST_BYTES) -> Graph:
-    """`graph` with every sum of an input and a stack, and what follows it, inside of the loop that
-    fills the stack, where an iteration writes `least_bytes` of it and nothing else reads either;
-    the graph itself where there is none. Without `fused` only what is reduced over cores.
+    """`graph` with every sum of an input and a stack, and what follows it, and every cast of a
+    stack that is an output, inside of the loop that fills the stack, where an iteration writes
+    `least_bytes` of it and nothing else reads either; the graph itself where there is none.
+    Without `fused` only what is reduced over cores.
     """
     found: dict[Op, list[_Ending]] = {}
     for one in _endings(graph):
-        large = one.accumulator.type.num_bytes >= least_bytes * one.loop.attrs.trip
+        whole = one.result if one.accumulator is None else one.accumulator
+        large = whole.type.num_bytes >= least_bytes * one.loop.attrs.trip
         if large and (fused or one.is_reduced):
             found.setdefault(one.loop, []).append(one)
     if not found:
@@ -109,7 +106,15 @@ def _endings(graph: Graph) -> Iterator[_Ending]:
         writes = _writes(made, carry)
         if only_for(accumulator, add) and only_for(stack, ops[0]) and writes:
             ops += _following(graph, add.result, writes[0])
-            yield _Ending(made, carry, tuple(ops), add)
+            yield _Ending(made, carry, tuple(ops), accumulator)
+    for value in graph.outputs:
+        cast = producers.get(value)
+        made = producers.get(cast.operand) if cast is not None and cast.name in CASTS else None
+        if cast is None or made is None or not made.regions or value in users:
+            continue
+        carry = made.results.index(cast.operand)
+        if only_for(cast.operand, cast) and _writes(made, carry):
+            yield _Ending(made, carry, (cast,), None)
 
 
 def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
@@ -152,12 +157,16 @@ def _rebuilt(loop: Op, endings: Sequence[_Ending], producers: Mapping[Value, Op]
     starts: list[Op] = []
     instead: dict[Op, list[Op]] = {}
     for one in endings:
-        now = accumulator = Value(one.accumulator.type)
-        operands[one.carry], results[one.carry] = one.accumulator, one.result
+        results[one.carry] = one.result
+        now = accumulator = Value(one.result.type)
         if not one.is_in_place:
             zeros = ConstantAttrs.full(0, one.result.type)  # nobody reads them
             starts.append(make_op("constant", (), zeros))
-            operands[one.carry], now = starts[-1].result, Value(one.result.type)
+            operands[one.carry] = starts[-1].result
+        elif one.accumulator is not None:
+            operands[one.carry] = one.accumulator
+        if one.accumulator is not None and not one.is_in_place:
+            accumulator = Value(one.accumulator.type)
             operands.append(one.accumulator)
             inputs.append(accumulator)
             outputs.append(accumulator)
@@ -179,9 +188,12 @@ def _slice(
 ) -> list[Op]:
     """What puts into a slice of `stack` what becomes of what `write` puts there."""
     _, update, *starts = write.operands
-    attrs = DynamicSliceAttrs(update.type.shape)
-    ops = [make_op("dynamic_slice", (accumulator, *starts), attrs, loc=write.loc)]
-    now = {one.accumulator: ops[0].result, one.loop.results[one.carry]: update}
+    ops: list[Op] = []
+    now = {one.loop.results[one.carry]: update}
+    if one.accumulator is not None:
+        attrs = DynamicSliceAttrs(update.type.shape)
+        ops.append(make_op("dynamic_slice", (accumulator, *starts), attrs, loc=write.loc))
+        now[one.accumulator] = ops[0].result
     for op in one.ops:
         for value in op.operands:
             if value not in now:

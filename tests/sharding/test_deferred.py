@@ -195,7 +195,7 @@ def test_the_last_backward_pass_reduces_layer_by_layer_and_changes_no_bit(
     assert found[0] == found[1]
     plan = plan_of(MODELS["gqa"], last, 2)
     assert any(map(_reducing, _loops(plan, "backward.last")))
-    assert not any(map(_reducing, _loops(plan, "backward")))
+    assert not any(map(_reducing, _loops(plan, "backward.first")))
 
 
 @pytest.mark.usefixtures("small_too")
@@ -242,13 +242,48 @@ def test_gradients_of_layers_are_reduced_in_the_type_they_are_made_in_or_asked_f
     assert stacks and {op.result.type.dtype for op in stacks} == expected
 
 
-def test_the_last_run_of_backward_is_a_program_of_its_own() -> None:
-    plan = plan_of(MODELS["gqa"], _told("fsdp 4", "last"), MICRO_BATCHES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_first_and_the_last_run_of_backward_are_programs_of_their_own(count: int) -> None:
+    plan = plan_of(MODELS["gqa"], _told("fsdp 4", "last"), count)
     (schedule,) = plan.step.schedules
     assert list(flat(schedule)) == [
-        *("forward", "backward") * (MICRO_BATCHES - 1),
+        *("forward", "backward.first"),
+        *("forward", "backward") * (count - 2),
         *("forward", "backward.last", "update"),
     ]
+    assert {program.name for program in plan.step.programs} == set(flat(schedule))
+
+
+def test_the_first_backward_pass_stores_what_others_add_and_nobody_clears_it() -> None:
+    """It does not read whole accumulators, and the update writes no zeros; shards are cleared."""
+    last, each = (
+        plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES) for when in ("last", "each")
+    )
+    first, other, update = (
+        next(p for p in last.step.programs if p.name == name)
+        for name in ("backward.first", "backward", "update")
+    )
+    accumulators = {name for name in other.outputs if name.startswith("gradient/")}
+    assert accumulators and accumulators == {n for n in first.outputs if n in accumulators}
+    assert accumulators <= set(other.inputs)
+    assert accumulators.isdisjoint(first.inputs) and accumulators.isdisjoint(update.outputs)
+    cleared = next(p for p in each.step.programs if p.name == "update").outputs
+    assert any(name.startswith("gradient/") for name in cleared)
+
+
+def test_a_cast_of_a_stack_moves_into_the_loop_that_fills_it() -> None:
+    """In the first backward pass of a model that computes in bf16: no whole stack is converted."""
+    sizes = Sizes(layers=2, hidden=256, heads=4, head_dim=64, ffn=2048, vocab=64, positions=16)
+    settings = StrategySettings(name="fsdp", reduce_gradients="last")
+    how = Distribution(settings, (("dp_shard", 2),))
+    options = TaskOptions(seq_len=16, precision=Precision(activations="bf16"))
+    plan = plan_of(lambda: gpt.train_task(sizes, options), how, MICRO_BATCHES)
+    (graph,) = (p.graph for p in plan.step.programs if p.name == "backward.first")
+    stacks = {r for op in graph.ops if op.name == "loop" for r in op.results}
+    casts = [op for op in graph.ops if op.name == "convert" and op.operand in stacks]
+    assert all(op.result.type.num_bytes < 2**17 for op in casts)
+    large = [v for v in stacks & set(graph.outputs) if v.type.num_bytes > 2**20]
+    assert large and all(v.type.dtype is DType.F32 for v in large)
 
 
 def _staged(model: str, schedule: str, when: str) -> StepPlan:
@@ -268,7 +303,7 @@ def test_what_no_stage_waits_for_is_reduced_in_the_last_backward_pass(schedule: 
     after, last = (_staged("gqa", schedule, when) for when in ("after", "last"))
     assert state_after(after, own) == state_after(last, own)
     runs = [list(flat(each)) for each in last.schedules]
-    assert runs[0].count("backward.0") == 3
+    assert (runs[0].count("backward.0.first"), runs[0].count("backward.0")) == (1, 2)
     assert runs[0][-2:] == ["backward.0.last", "update.0"]
     assert not any(name.endswith(".last") for name in (*runs[0][:-2], *runs[1]))
     assert last.transfers == after.transfers
