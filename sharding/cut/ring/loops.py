@@ -84,20 +84,23 @@ class _Ring:
             made = self._step(inner, count, moving, rest)
             return [*sent, *self._travelled(inner, made), *rest, *(moving[i] for i in shifts)]
 
-        before = [carried[i] for i in shifts]
+        before = [carried[i] for i in shifts]  # so that a step makes its maxima beside them
         results = self.outer.loop(self.size - 1, [*carried, *still, *before], trip)
         last = self.outer.constant(self.size - 1, DType.I32)
         made = self._step(self.outer, last, results[: len(carried)], still)
-        return self._finish(self._merged(self._travelled(self.outer, made)))
+        travelled = self._travelled(self.outer, made)
+        return self._finish(self._merged(travelled, results[len(carried) + len(still) :]))
 
-    def _merged(self, made: Sequence[Value]) -> Sequence[Value]:
-        """`made`, with equal reductions carried once: those that differ in their scales alone."""
+    def _merged(self, made: Sequence[Value], kept: Sequence[Value]) -> Sequence[Value]:
+        """`made`, with equal reductions carried once: those that differ in their scales alone.
+        `kept` stay although nobody reads them.
+        """
         ops = self.outer.ops
         own = {value for op in ops for value in op.results}
         read = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
-        graph = dce(cse(Graph(tuple(read), tuple(ops), tuple(made))))
+        graph = dce(cse(Graph(tuple(read), tuple(ops), (*made, *kept))))
         ops[:] = graph.ops
-        return graph.outputs
+        return graph.outputs[: len(made)]
 
     def _start(self, op: Op) -> Value:
         """What a reduction starts from."""
