@@ -47,16 +47,18 @@ def with_ops(
     ops: Sequence[Op],
     outputs: tuple[Value, ...] | None = None,
     inputs: tuple[Value, ...] | None = None,
+    name: str = "",
 ) -> Graph:
-    """`graph` with other ops, and where given other ends; `graph` itself, which need not be
-    verified again, when they are its own.
+    """`graph` with other ops, and where given other ends and another name; `graph` itself, which
+    need not be verified again, when they are its own.
     """
     before = graph.inputs if inputs is None else inputs
     after = graph.outputs if outputs is None else outputs
     pairs = ((before, graph.inputs), (ops, graph.ops), (after, graph.outputs))
-    if all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs):
+    is_same = all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
+    if is_same and name in ("", graph.name):
         return graph
-    return Graph(before, tuple(ops), after, graph.name)
+    return Graph(before, tuple(ops), after, name or graph.name)
 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:

@@ -332,17 +332,21 @@ def load(
     flags: Mapping[str, Any] | None = None,
     below: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> JobConfig:
-    """The job of `path` (or the defaults), changed by `table.key=value` overrides, then by flags;
-    `below` are tables for what nothing else says.
+    """The job of `path` (or the defaults), changed by `table.key=value` overrides (the table may be
+    left out where one alone has the key), then by flags; `below` are tables for what nothing else
+    says.
 
     Raises UsageError (SW_USAGE) for a file, table, key or value that is not understood.
     """
     data = _read_toml(path) if path else {}
     for text in overrides:
         key, separator, value = text.partition("=")
-        table, dot, name = key.strip().replace("-", "_").partition(".")
+        table, dot, name = _with_table(key.strip().replace("-", "_")).partition(".")
         if not separator or not dot:
-            raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}")
+            hint = _meant_key(table, ())
+            raise UsageError(
+                "SW_USAGE", f"--set requires table.key=value, got {text!r}", None, hint
+            )
         _put(data, table, name, value.strip())
     for key, value in (flags or {}).items():
         if value is not None:
@@ -447,9 +451,20 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
     return kind(**resolved)
 
 
+def _with_table(key: str) -> str:
+    """A key with its table, where it has none and one alone has it."""
+    found = _of_any_table(key)
+    return found[0] if len(found) == 1 else key
+
+
+def _of_any_table(name: str) -> list[str]:
+    """The keys of that name in all tables."""
+    return [key for key in KEYS if key.partition(".")[2] == name]
+
+
 def _meant_key(name: str, own: Iterable[str]) -> str:
     """The hint about a name that is no key of its table: the key of another, or one like it."""
-    elsewhere = [key for key in KEYS if key.partition(".")[2] == name]
+    elsewhere = _of_any_table(name)
     return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(name, own)
 
 

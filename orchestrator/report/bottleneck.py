@@ -70,8 +70,8 @@ def _capacity(memory: Mapping[str, Any]) -> dict[str, Any]:
     category, size = max(memory["categories"].items(), key=lambda item: item[1])
     share = size / peak
     text = (
-        f"memory: {size_text(peak - limit)} over the limit; most of what a core holds is for"
-        f" {category}, {size_text(size)} ({share_text(share)})"
+        f"memory: {size_text(peak - limit)} over the limit; the largest part of what a core"
+        f" holds is for {category}, {size_text(size)} ({share_text(share)})"
     )
     return {"kind": CAPACITY, "category": category, "share": share, "text": text}
 

@@ -22,6 +22,7 @@ from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.report.text import (
     count_text,
     counted,
+    place_text,
     seconds_text,
     share_text,
     size_text,
@@ -273,10 +274,8 @@ def _next(report: Report) -> Iterator[Row]:
 
 def _warnings(report: Report) -> Iterator[Row]:
     for found in report["findings"]:
-        loc = found["loc"]
-        place = f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""
         hint = f". {found['hint']}" if found["hint"] else ""
-        yield found["severity"], found["code"], f"{found['message']}{place}{hint}"
+        yield found["severity"], found["code"], f"{found['message']}{place_text(found)}{hint}"
     if not report["findings"]:
         yield "none", "", "the report has no findings"
 

@@ -24,6 +24,7 @@ from shardwright.orchestrator.report.text import (
     share_text,
     usd_text,
 )
+from shardwright.orchestrator.report.verdict import refusals
 
 S_PER_DAY = 24 * S_PER_HOUR
 _LEAST_GOODPUT = 1e-9  # our choice: below, failures leave no time for steps
@@ -164,9 +165,25 @@ def limits_text(goal: GoalConfig) -> str:
     return text + (f" for at most {large_usd_text(goal.budget)}" if goal.budget else "")
 
 
-def goal_texts(found: Mapping[str, Any], unit: str, basis: str) -> tuple[str, str]:
+def doubts(report: Mapping[str, Any]) -> str:
+    """What speaks against an answer that a goal is met: the vendor's compiler, and the slow end of
+    the band; empty where nothing does."""
+    found, timing = report["goal"], report["timing"]
+    told = []
+    if codes := refusals(report):
+        told.append(f"neuronx-cc would refuse this step, {', '.join(codes)}")
+    slow = timing["band_s"][1] / timing["step_time_s"]
+    late = _times(found["days"], _days(found["deadline_s"])) * slow > 1
+    dear = _times(found["usd"], found["budget_usd"]) * slow > 1
+    if found["met"] and (late or dear):
+        days = found["days"] * slow
+        told.append(f"at the slow end of the band it takes {long_text(days * S_PER_DAY)}")
+    return "; ".join(told)
+
+
+def goal_texts(found: Mapping[str, Any], unit: str, basis: str, doubt: str = "") -> tuple[str, str]:
     """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
-    is the kind of price, `unit` what is counted."""
+    is the kind of price, `unit` what is counted, `doubt` what speaks against it."""
     counted = f"{count_text(found['tokens']).strip()} {unit}s"
     if found["days"] is None:
         return f"not met: failures leave no time for steps, {counted} are never reached", ""
@@ -175,6 +192,7 @@ def goal_texts(found: Mapping[str, Any], unit: str, basis: str) -> tuple[str, st
     text = f"{verdict}{counted} in {took_text(found, basis)}"
     if not found["fits"]:
         text += "; but the step does not fit the memory"
+    text += f"; but {doubt}" if doubt else ""
     return text, needs_text(found["needs"], unit)
 
 

@@ -16,11 +16,12 @@ from rich.text import Text
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.cost import basis_text, missing_text
-from shardwright.orchestrator.report.goal import goal_texts
+from shardwright.orchestrator.report.goal import doubts, goal_texts
 from shardwright.orchestrator.report.text import (
     KIB,
     count_text,
     counted,
+    place_text,
     seconds_text,
     share_text,
     size_text,
@@ -288,7 +289,8 @@ def goal(report: Report, width: int) -> list[Text]:
     """How long and for how much what is to be trained takes, and what would have to change."""
     if "goal" not in report:
         return []
-    told, needs = goal_texts(report["goal"], counted(report), basis_text(report.get("price")))
+    basis = basis_text(report.get("price"))
+    told, needs = goal_texts(report["goal"], counted(report), basis, doubts(report))
     return plain("goal", told, width) + (plain("it needs", needs, width) if needs else [])
 
 
@@ -386,7 +388,8 @@ def findings(report: Report, width: int) -> list[Text]:
     rows = [row for row in report["findings"] if row["code"] not in VENDOR_LIMITS]
     rows.sort(key=lambda row: row["severity"] != "error")
     for (severity, code, hint), same in groupby(rows, key=itemgetter("severity", "code", "hint")):
-        for n, message in enumerate(dict.fromkeys(row["message"] for row in same)):
+        told = dict.fromkeys(f"{row['message']}{place_text(row)}" for row in same)
+        for n, message in enumerate(told):
             lines += plain("" if n else severity, f"{code}: {message}", width)
         lines += plain("", hint, width) if hint else []
     return lines

@@ -88,3 +88,9 @@ def usd_text(usd: float) -> str:
     if usd >= 1:
         return f"${usd:.2f}"
     return f"${usd:#.3g}" if usd >= 1e-4 else f"${usd:.2e}"
+
+
+def place_text(found: Mapping[str, Any]) -> str:
+    """Where a finding is: ` (model.py:12)`; empty where it has no place."""
+    loc = found["loc"]
+    return f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""

@@ -172,7 +172,8 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
         "chosen": auto_values(report["auto"]) if "auto" in report else {},
     }
     worse = len(row["refused"]) - len(refusals(base))
-    better = not base["memory"]["fits"] or worse < 0 or _gain(row) < -WORTHWHILE
+    cured = worse < 0 and not row["refused"]
+    better = not base["memory"]["fits"] or cured or _gain(row) < -WORTHWHILE
     return row | {"helps": memory["fits"] and worse <= 0 and better}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from shardwright.compiler.isa.program import Call, Repeat
-from shardwright.compiler.neff.schedule import flat, run_counts
+from shardwright.compiler.neff.schedule import counted_as, flat, run_counts
 from shardwright.compiler.timing.evaluate import RegionTime
 from shardwright.sim_cluster.timing.actors import ClassResult, Ran
 from shardwright.sim_cluster.timing.macro import Place, Stretch
@@ -157,11 +157,12 @@ def _runs(timing: Replayed, stage: int) -> Iterator[ProgramRun]:
 
 
 def _numbered(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Every run with its number among those of its program."""
+    """Every run with its number among those that are counted together."""
     seen, out = Counter[str](), []
     for name in names:
-        out.append((name, seen[name]))
-        seen[name] += 1
+        counted = counted_as(name)
+        out.append((name, seen[counted]))
+        seen[counted] += 1
     return out
 
 

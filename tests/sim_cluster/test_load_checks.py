@@ -29,7 +29,7 @@ NEEDED = 3 * MIB + 4 + 12 * MIB
 
 def function(lnc: int) -> Function:
     partner = [] if lnc > 1 else None
-    return Function("f", [], (), (), (), 0, [], [], partner=partner)
+    return Function("f", [], (), (), (), 0, [], [], 7 * MIB, partner=partner)
 
 
 def program(lnc: int = 1, target: str = TRN1N.name) -> Program:

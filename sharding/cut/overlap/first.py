@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.rewrite import Level, with_ops
-from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepPlan, StepProgram
@@ -81,7 +80,7 @@ def _first(program: StepProgram, names: Collection[str]) -> StepProgram:
     kept = [(name, value) for name, value in pairs if value not in gone]
     results = tuple(level.now(value) for value in program.graph.outputs)
     name = first_of(program.name)
-    graph = Graph(tuple(v for _, v in kept), tuple(level.ops), results, name)
+    graph = with_ops(program.graph, level.ops, results, tuple(v for _, v in kept), name)
     return replace(program, name=name, graph=graph, inputs=tuple(n for n, _ in kept))
 
 

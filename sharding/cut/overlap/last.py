@@ -138,7 +138,7 @@ def _last(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
     names = tuple(by_name[n].target.name if n in by_name else n for n in program.outputs)
     results = tuple(behind[v][-1].result if v in behind else v for v in outputs.values())
     name = last_of(program.name)
-    graph = Graph(program.graph.inputs, tuple(ops), results, name)
+    graph = with_ops(program.graph, ops, results, name=name)
     return replace(program, name=name, graph=graph, outputs=names)
 
 

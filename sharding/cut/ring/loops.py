@@ -17,6 +17,7 @@ from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AxisIndexAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.cse import cse
@@ -98,7 +99,7 @@ class _Ring:
         ops = self.outer.ops
         own = {value for op in ops for value in op.results}
         read = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
-        graph = dce(cse(Graph(tuple(read), tuple(ops), (*made, *kept))))
+        graph = dce(cse(with_ops(self.graph, ops, (*made, *kept), tuple(read))))
         ops[:] = graph.ops
         return graph.outputs[: len(made)]
 
