@@ -129,6 +129,15 @@ def test_direct_exchanges() -> None:
     assert moves(collective_permute(4, [(0, 2), (3, 0), (1, 1)])) == ["0>2:0 3>0:3"]
 
 
+def test_an_exchange_is_shown_in_the_order_of_ranks_nearest_successors_first() -> None:
+    """By distance: 0, 1 and 2 to the next one, then to the one after that."""
+    assert all_to_all(3).render().splitlines() == [
+        "pairwise all_to_all: 3 ranks, 1 parts, 1 steps, 6 moves",
+        "  exchange (copy, 1 steps)",
+        "    0: 0>1:1 1>2:5 2>0:6 0>2:2 1>0:3 2>1:7",
+    ]
+
+
 def test_where_ranks_keep_what_they_send_and_get() -> None:
     """What is sent is in front: of a permute at 0, of an all_to_all of three at the number of its
     target. Behind it is what comes in: at 1, and at 3 plus the number of its source. What all
@@ -171,6 +180,19 @@ def test_a_schedule_that_does_not_deliver_says_where() -> None:
     assert lost_behind(10) == [f"rank {r} ends without slot {c} complete" for r, c in last]
     assert [len(lost_behind(moves)) for moves in (8, 4, 2)] == [4, 8, 8]
     made.verify()
+
+
+def test_a_copy_takes_the_place_of_what_was_there() -> None:
+    """Two ranks that send each other all of two chunks have the sum where they add; where they
+    copy, each has the part of the other one alone."""
+    made = flat(REDUCE, "single_step_mesh", [range(2)])
+    made.verify()
+    (phase,) = made.phases
+    with pytest.raises(CollectiveError) as told:
+        replace(made, phases=(replace(phase, reduce=False),)).verify()
+    assert str(told.value).partition(": ")[2].split("; ") == [
+        f"rank {rank} ends without slot {slot} complete" for rank in (0, 1) for slot in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 5])

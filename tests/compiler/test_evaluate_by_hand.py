@@ -220,6 +220,7 @@ def test_regions_behind_barriers_add_up_and_collectives_cut() -> None:
     assert (start.collective, wait.collective, first.collective) == (0, 0, -1)
     assert (second.duration_ps, second.hbm_bytes) == (3_293_412, MOVED_BYTES)
     assert start == Segment("start", collective=0)
+    assert (start.duration_ps, start.compute_ps, start.hbm_bytes) == (0, 0, 0)
 
 
 def test_a_region_that_waits_for_less_than_a_barrier_begins_earlier() -> None:

@@ -127,6 +127,14 @@ def test_the_strategies_of_the_settings_are_those_of_the_registry() -> None:
     assert "compiler.lnc" not in config.KEYS and "lnc" in CompileOptions.__dataclass_fields__
 
 
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_every_level_that_may_be_chosen_comes_back_from_its_short_form(level: int) -> None:
+    """The usual one too, which is left out there."""
+    options = config.load(None, [f"compiler.optlevel={level}"]).compiler
+    assert CompileOptions.unpacked(options.packed()).optlevel == level
+    assert (options.packed() == CompileOptions().packed()) == (level == 2)
+
+
 JOB = '[model]\npreset = "bert-base"\n[mesh]\ndp_shard = 32\n'
 
 

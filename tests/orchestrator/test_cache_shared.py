@@ -86,6 +86,18 @@ def test_what_is_stored_here_alone_is_on_no_other_host(tmp_path: Path, url: str)
     assert host(tmp_path / "b", url).get("failed", KEY) is None
 
 
+def test_a_question_to_the_directory_alone_is_not_answered_by_the_bucket(
+    tmp_path: Path, url: str
+) -> None:
+    """Until somebody has asked for both, which copies the entry."""
+    host(tmp_path / "a", url).put("failed", KEY, b"why")
+    other = host(tmp_path / "b", url)
+    assert other.get("failed", KEY, here=True) is None
+    assert not other.path("failed", KEY).exists()
+    assert other.get("failed", KEY) == b"why"
+    assert other.get("failed", KEY, here=True) == b"why"
+
+
 def test_the_first_writer_wins(tmp_path: Path, url: str) -> None:
     host(tmp_path / "a", url).put("compile", KEY, b"first")
     late = host(tmp_path / "b", url)

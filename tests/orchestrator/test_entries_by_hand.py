@@ -74,6 +74,13 @@ def test_a_time_that_is_none_is_not_known(time: object) -> None:
     assert found is not None and found.about == replace(ABOUT, stored_s=0.0)
 
 
+def test_times_end_with_the_eleventh_digit() -> None:
+    """1e11 s is the year 5138; a second before is a time, the second itself is none."""
+    for given, known in ((1e11 - 1, 1e11 - 1), (1e11, 0.0), (1e11 + 1, 0.0)):
+        found = unpack_entry(entry({**FIELDS, "stored_s": given}))
+        assert found is not None and found.about.stored_s == known
+
+
 def test_names_are_cut_and_parts_that_are_too_long_left_out() -> None:
     """256 letters of a name; 64 KiB of description."""
     found = unpack_entry(pack_entry(NAME, b"", About("n" * 300)))

@@ -95,6 +95,15 @@ def test_other_answers_name_the_rows_of_the_constants_that_enter(
     assert confidence(parallel).why == "through streaming, collective_touch"
 
 
+def test_a_run_over_all_axes_of_published_runs_is_of_their_kind() -> None:
+    """Two stages, two replicas, two shards, four ways of tensors: 32 cores."""
+    four = {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "tp": 4}
+    found = about("trn1.32xlarge", "generic", **four)
+    assert found.axes == tuple(four)
+    assert found.has_measured_axes and confidence(found).text != "extrapolated"
+    assert not about("trn1.32xlarge", "generic", **four, ep=2).has_measured_axes
+
+
 def test_zero_two_shards_more_than_published_runs_do() -> None:
     job = load(None, ["strategy.name=generic", "strategy.zero=2"])
     mesh = {"dp_shard": 32}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from shardwright.orchestrator.config.config import (
     PriceConfig,
     RunConfig,
 )
-from shardwright.orchestrator.keys import environment
+from shardwright.orchestrator.keys import environment, freshness
 from shardwright.orchestrator.keys.reads import observed
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, plan_key
@@ -179,6 +180,36 @@ def test_a_change_that_is_taken_back_has_its_older_answer(
     assert plan_key(job) == keys[0]
     names[1].write_text("changed")
     assert plan_key(job) not in keys
+
+
+def test_a_list_of_reads_is_kept_once_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text("")
+    job = replace(changed_job("model", "entry", "mine:task"), base=str(tmp_path))
+    lists = [[f"read {tmp_path / name}"] for name in ("one", "other")]
+    for names in (lists[0], lists[1], lists[1], lists[0], lists[0]):
+        parts = plan_cache._learned(job, plan_cache._own_parts(job), observed(names))
+    own = {name: value for name, value in parts.items() if not name.startswith("model's ")}
+    assert plan_cache._read_lists(open_cache(job.cache), own) == lists
+
+
+def test_a_plan_of_files_that_changed_meanwhile_is_one_of_what_was_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is read when the question is asked and when it is answered; in between somebody
+    writes another one."""
+    monkeypatch.setattr(freshness, "_FOLDERS", {})
+    monkeypatch.setattr(plan_cache, "_traced", lambda *_: {"traced": "step"})
+    traces = SimpleNamespace(is_doubtful=lambda _: False, reads=lambda _: {})
+    stages: Any = SimpleNamespace(traces=traces)
+    job = replace(changed_job("model", "hlo", "step.hlo"), base=str(tmp_path))
+    (tmp_path / "step.hlo").write_text("before")
+    parts = plan_cache.plan_parts(job)
+    assert plan_cache._answered(job, job, parts, stages) == parts
+    (tmp_path / "step.hlo").write_text("after")
+    assert plan_cache._answered(job, job, parts, stages) == {"traced": "step"}
 
 
 def test_tries_are_keyed_by_price_plan_and_number() -> None:

@@ -331,6 +331,27 @@ def test_a_run_that_was_not_compared_has_the_bound_of_its_type() -> None:
     assert numerics.FP32_BOUND == 1e-5
 
 
+def test_what_a_run_that_was_not_compared_has_no_figure_of_is_null() -> None:
+    """The keys are those of a run that was compared."""
+    values = Values((2.0, 1.5), LEAF, GOOD)
+    section = numerics_section(JobConfig(), values, None)
+    assert section.keys() == numerics_section(JobConfig(), values, REFERENCE).keys()
+    assert {name for name, value in section.items() if value is None} == {
+        "worst_loss_error",
+        "worst_loss",
+        "worst_param_error",
+        "rounding",
+        "parts",
+    }
+
+
+def test_instructions_in_full_precision_are_a_hundred_thousandth_off_at_most() -> None:
+    """The bound of docs/numerics.md holds where nothing else is said: 9.9e-6 and 1e-5 are within
+    it, 1.01e-5 is not."""
+    passed = [L0Check("step", 0, 9, far, "x").passed for far in (9.9e-6, 1e-5, 1.01e-5)]
+    assert passed == [True, True, False]
+
+
 def test_metrics_are_the_mean_over_micro_batches_or_told_so() -> None:
     """A loss has a verdict; one micro-batch is the whole batch; a per cent may be rounding."""
     whole = {"loss": 3.0, "count": 69.0, "mean": 2.0, "rows": [4.0, 6.0], "other": 1.0}

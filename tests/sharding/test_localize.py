@@ -198,7 +198,26 @@ def test_vocabulary_sharded_lookup_masks_and_clamps() -> None:
     total = b.all_reduce(partial, S)
     part = partitioned(b.finish(total), DP, {table: (S, N)})
     indices = np.array([[[0], [2], [3], [11], [7]], [[99], [-4], [5], [6], [8]]], np.int32)
-    check(part, [floats(12, 6), indices])
+    local = check(part, [floats(12, 6), indices])
+    # An index of one entry is the row, and as short as the number of the rank.
+    assert not {"slice", "concatenate", "convert"} & set(names(local))
+
+
+def test_rows_of_a_lookup_that_stay_a_dim_may_be_sharded() -> None:
+    """Windows of 1 x 6, one row each, whose dim of one is not taken away: of 12 rows every rank
+    has three, and a window lies with one rank as a whole."""
+    b = Builder()
+    table, ids = b.input((12, 6)), b.input((5, 1), DType.I32)
+    attrs = GatherAttrs(
+        offset_dims=(1, 2),
+        collapsed_slice_dims=(),
+        start_index_map=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, 6),
+    )
+    total = b.all_reduce(b.op("gather", table, ids, attrs=attrs), S)
+    part = partitioned(b.finish(total), DP, {table: (S, N)})
+    check(part, [floats(12, 6), np.array([[0], [2], [3], [99], [-4]], np.int32)])
 
 
 def test_lookup_with_sharded_columns_and_sharded_ids() -> None:

@@ -408,6 +408,11 @@ RULES |= {
         {"i": (S, N), "y": (S, N)},
         [({"x": (N, R), "y": (S, N)}, DIM, f"dim 1 .*{PART}")],
     ),
+    "gather of the first elements of rows": (
+        looked_up(replace(ROWS, slice_sizes=(1, 1)), (8, 4), (4, 1)),
+        {"i": (S, N), "y": (S, N)},
+        [({"x": (N, R), "y": (S, N)}, DIM, f"dim 1 .*{PART}")],
+    ),
     "gather of blocks of rows": (
         looked_up(
             replace(ROWS, offset_dims=(1, 2), collapsed_slice_dims=(), slice_sizes=(2, 4)),

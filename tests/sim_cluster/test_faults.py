@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import nullcontext
 
 import pytest
 
@@ -20,6 +21,7 @@ from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.timing.classes import refine
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 from shardwright.sim_cluster.timing.faults import Delay, Faults, Link, check_faults, ranges
+from shardwright.sim_cluster.timing.step_time import Ranks, Step
 from tests.sim_cluster.test_cluster_oracle import on_trn1n
 
 PATTERNS: dict[str, dict[Link, float]] = {
@@ -133,6 +135,25 @@ def test_cores_and_instances_that_are_not_there() -> None:
             check_faults(faults, 32, 1)
     with pytest.raises(UsageError, match="requires instance numbers below 2, got 2"):
         check_faults(Faults(links={2: {}}), 64, 2)
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        (Faults(slow_cores={2: 2.0}, links={0: {}}), ""),
+        (Faults(slow_cores={3: 2.0}), "requires core numbers below 3"),
+        (Faults(links={1: {}}), "requires instance numbers below 1, got 1"),
+    ],
+)
+def test_a_step_is_not_timed_with_faults_of_what_it_does_not_run_on(
+    faults: Faults, text: str
+) -> None:
+    """Three ranks on one instance."""
+    target, mesh = load_target("trn1.32xlarge"), {"dp": 3}
+    step = Step(programs={}, schedules=((),), mesh=mesh, target=target, instances=1, faults=faults)
+    network = Network(target, 1, mesh, "nominal")
+    with pytest.raises(UsageError, match=text) if text else nullcontext():
+        Ranks(step, network, target.cores_per_bank)
 
 
 def test_a_dead_core_says_who_hangs_and_where() -> None:

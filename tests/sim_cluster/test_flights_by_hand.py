@@ -26,7 +26,7 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
-from shardwright.sim_cluster.values.functions import Bound, FunctionCode
+from shardwright.sim_cluster.values.functions import Bound, FunctionCode, _overwritten
 from shardwright.sim_cluster.values.memory import CoreMemory
 from shardwright.sim_cluster.values.programs import ProgramCode
 
@@ -226,6 +226,9 @@ def test_collectives_in_an_order_that_cannot_be() -> None:
         FunctionCode(function(), "L2")
     with refused("SW_NEFF_CONTENT.*region load of function f: KeyError"):
         FunctionCode(function(Region(RegionProgram("register_load", "load"))))
+    second = {"collective": 1, "source": 0, "target": 1}  # where there is one, number 0
+    with refused("SW_NEFF_CONTENT.*region start of function f: IndexError"):
+        FunctionCode(function(Region(RegionProgram("collective_start", "start", attrs=second))))
 
 
 def test_a_region_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +283,28 @@ def test_tensors_are_bound_to_as_many_bytes_as_they_have() -> None:
     FunctionCode(donated, "L1").bind(whole[:3], [whole[1]], np.zeros(32, np.uint8))
     with refused("t3 .output. of f: requires the memory of the input it replaces"):
         FunctionCode(donated, "L1").bind(whole[:3], [whole[3]], np.zeros(32, np.uint8))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_elements_in_the_bytes_that_are_written_are_known_wherever_memory_begins(
+    first: int,
+) -> None:
+    """Two numbers of four bytes, from an address that is `first` beyond a multiple of four. Of the
+    first one bytes 2 and 3 are written; of both, bytes 2 to 5; of the second its first two bytes,
+    the other half of which is marked as not written."""
+    memory = np.zeros(16, np.uint8)
+    begin = (first - memory.ctypes.data) % 4
+    numbers = memory[begin : begin + 8].view(np.float32)
+
+    def overwritten(start: int, mask: list[bool]) -> tuple[int, list[bool]]:
+        written = memory[begin + start : begin + start + len(mask)]
+        at, marks = _overwritten(written, np.array(mask), numbers)
+        return at, marks.tolist()
+
+    assert overwritten(2, [True] * 2) == (0, [True])
+    assert overwritten(2, [True] * 4) == (0, [True, True])
+    assert overwritten(2, [True, True, False, False]) == (0, [True, False])
+    assert overwritten(4, [True] * 2 + [False] * 2) == (1, [True])
 
 
 def test_an_output_is_written_as_a_whole() -> None:

@@ -14,12 +14,14 @@ import pytest
 
 from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.neff.schedule import flat
+from shardwright.compiler.neff.schedule import first_of, flat
 from shardwright.compiler.timing.evaluate import function_segments
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sim_cluster.profiles import under_profile
 from shardwright.sim_cluster.timing import step_parts as parts_module
+from shardwright.sim_cluster.timing.actors import Span
 from shardwright.sim_cluster.timing.faults import Faults
+from shardwright.sim_cluster.timing.macro import Mark, schedule_macros
 from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts, step_parts
 from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
 from shardwright.sim_cluster.timing.timing_unit import answer, decode_answer, encode_question
@@ -104,6 +106,24 @@ def test_runs_of_a_stage_do_not_overlap(step: Step, parts: StepParts, timing: Re
     assert parts.runs[-1].end_ps == timing.step_time_ps
     for first, then in pairwise(parts.runs):
         assert first.start_ps < first.end_ps <= then.start_ps
+
+
+def test_runs_that_were_all_replayed_have_no_gap() -> None:
+    """Of three micro-batches the first has a program of its own for `backward`, whose runs are
+    counted with it: the others are the runs 1 and 2. All seven runs are there, of 10 ps each."""
+    own = first_of("backward")
+    schedule = ((("forward", own), 1), (("forward", "backward"), 2), (("update",), 1))
+    names = ["forward", own, "forward", "backward", "forward", "backward", "update"]
+    code = dict.fromkeys(names, ())
+    marks = [op for op in schedule_macros(code, schedule) if isinstance(op, Mark) and op.name]
+    spans = [Span("program", m.name, 10 * n, 10 * n + 10) for n, m in enumerate(marks)]
+    timing: Any = SimpleNamespace(
+        step=SimpleNamespace(schedules=[schedule]),
+        last_of=lambda stage: SimpleNamespace(spans=spans),
+    )
+    found = list(parts_module._runs(timing, 0))
+    assert [(run.program, run.runs) for run in found] == [(name, 1) for name in names]
+    assert [(run.start_ps, run.end_ps) for run in found] == [(t, t + 10) for t in range(0, 70, 10)]
 
 
 def test_charts_are_bounded(

@@ -63,6 +63,17 @@ def test_write_then_read_is_identity(sections: dict[str, object]) -> None:
         np.testing.assert_array_equal(np.asarray(back[name]), np.asarray(content))
 
 
+@pytest.mark.parametrize(
+    "kind", ["program", "core", "cores", "manifest", "bundle", "unit", "checkpoint", "state"]
+)
+def test_every_kind_of_file_is_read_as_that_kind_alone(kind: str) -> None:
+    data = pack(kind, {"rank": 3}, {"a": b"xyz"})
+    found = Container(data, kind=kind)
+    assert (found.header.kind, found.meta, bytes(found.read("a"))) == (kind, {"rank": 3}, b"xyz")
+    with pytest.raises(LoadError, match=f"SW_NEFF_KIND.*got a {kind} file"):
+        Container(data, kind="poem")
+
+
 def test_what_no_reader_takes_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of 2 x 8 bytes and 3 more are 19; a kind that is none."""
     sections = {"a": np.arange(2, dtype=np.int64), "b": b"xyz"}
