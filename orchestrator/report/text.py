@@ -92,5 +92,5 @@ def usd_text(usd: float) -> str:
 
 def place_text(found: Mapping[str, Any]) -> str:
     """Where a finding is: ` (model.py:12)`; empty where it has no place."""
-    loc = found["loc"]
+    loc = found.get("loc")
     return f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""

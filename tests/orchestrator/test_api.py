@@ -212,6 +212,6 @@ def test_settings_are_checked(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown key run\.stepz"):
         api.job("job.toml", run__stepz=3)
     with pytest.raises(UsageError, match=r"--set requires table.key=value"):
-        api.job("job.toml", steps=3)
+        api.job("job.toml", stepz=3)
     with pytest.raises(TypeError, match="path of a job file"):
         api.plan(api.job("job.toml"), run__seed=1)

@@ -30,6 +30,7 @@ from shardwright.orchestrator.report.goal import (
     Answer,
     Pace,
     answer,
+    doubts,
     goal_rows,
     goal_texts,
     limits_text,
@@ -181,6 +182,44 @@ def told(goal: GoalConfig, **figures: Any) -> tuple[str, str]:
 
 
 TOOK = "1 M tokens in 1.11 hours at a goodput of 50.0 % for $100 on demand"
+
+
+@pytest.mark.parametrize(
+    ("codes", "slow", "expected"),
+    [
+        ((), 1.0, ""),
+        (("NCC_EXTP004",), 1.0, "neuronx-cc would refuse this step, NCC_EXTP004"),
+        ((), 1.26, "at the slow end of the band it takes 1.4 hours"),
+        (
+            ("NCC_EXTP004",),
+            2.0,
+            "neuronx-cc would refuse this step, NCC_EXTP004; at the slow end of the band it takes"
+            " 2.22 hours",
+        ),
+    ],
+)
+def test_what_speaks_against_a_goal_that_is_met(
+    codes: tuple[str, ...], slow: float, expected: str
+) -> None:
+    """4,000 s of a deadline of 5,000: met up to 1.25 times the step's time."""
+    found = answer(asked(5000.0), pace()).as_dict()
+    report = {
+        "goal": found,
+        "timing": {"step_time_s": 2.0, "band_s": [1.0, 2.0 * slow]},
+        "findings": [{"code": code} for code in codes],
+    }
+    assert doubts(report) == expected
+    said = goal_texts(found, "token", "on demand", doubts(report))[0]
+    assert said.endswith(f"; but {expected}" if expected else "before the deadline")
+
+
+def test_a_goal_that_is_missed_has_no_slow_end() -> None:
+    report = {
+        "goal": answer(asked(3000.0), pace()).as_dict(),
+        "timing": {"step_time_s": 1.0, "band_s": [1.0, 3.0]},
+        "findings": [],
+    }
+    assert doubts(report) == ""
 
 
 def test_sentences() -> None:

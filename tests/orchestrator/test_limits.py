@@ -151,6 +151,8 @@ def test_the_block_says_what_holds_and_what_is_assumed() -> None:
     said = [one["short"] for one in section["cannot_tell"]]
     assert "none shards weights (FSDP)" in said
     assert "none has context or expert parallelism" not in said
+    whole = limits_section(about("trn1n.32xlarge", "fsdp", tp=32), "nominal")
+    assert "none shards weights (FSDP)" not in [one["short"] for one in whole["cannot_tell"]]
     assumed = {one["name"]: one for one in section["assumed"]}
     assert assumed["cross_engine_semaphore_ns"]["status"] == "unknown"
     assert "dma_fixed_ns" not in assumed, "a page documents it"

@@ -247,6 +247,7 @@ def test_what_helps(base: dict[str, Any], changes: dict[str, Any], helps: bool) 
 
 
 TOLD = {"code": "NCC_EXTP004", "message": "too many", "severity": "warning", "hint": ""}
+MORE = TOLD | {"code": "NCC_EBVF030"}
 
 
 @pytest.mark.parametrize(
@@ -254,6 +255,8 @@ TOLD = {"code": "NCC_EXTP004", "message": "too many", "severity": "warning", "hi
     [
         ([TOLD], [], 3.9e12, True),  # slower, and the vendor's compiler takes it
         ([TOLD], [TOLD], 3.9e12, False),
+        ([MORE, TOLD], [TOLD], 3.9e12, False),  # slower, and refused all the same
+        ([MORE, TOLD], [TOLD], 5e12, True),
         ([TOLD], [TOLD], 5e12, True),
         ([], [TOLD], 5e12, False),  # faster, if it could be compiled
     ],
