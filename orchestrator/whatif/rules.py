@@ -28,6 +28,9 @@ from shardwright.sharding.strategies.decisions import WEIGHTS
 
 BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
 KEYS_OF_MEMORY = {"strategy.remat", "strategy.micro_batch"}
+TOKENS_PER_CORE = 4096
+"""Our choice: a sequence that leaves more to each core is spread over more of them where the memory
+is too small."""
 RANKED_SHARE = 0.05  # our choice: of the step; a smaller category is not what to begin with
 FAST_NETWORK = {"trn1.32xlarge": "trn1n.32xlarge"}
 SLOW_NETWORK = {fast: slow for slow, fast in FAST_NETWORK.items()}
@@ -208,9 +211,27 @@ def _less_context_parallel(now: Situation) -> Iterator[Idea]:
         yield Idea(keys, {"activations": 1.0})
 
 
+def _sequence_over_cores(now: Situation) -> Iterator[Idea]:
+    """A long sequence over as many cores as leave `TOKENS_PER_CORE` to each."""
+    tokens, shards = now.job.model.seq_len // now.size("cp"), now.size("dp_shard")
+    ways = 1
+    while tokens > ways * TOKENS_PER_CORE and shards % (2 * ways * now.size("ep")) == 0:
+        ways *= 2
+    if ways > 1 and not now.is_manual:
+        mesh = _mesh(now, cp=now.size("cp") * ways, dp_shard=shards // ways)
+        yield Idea(mesh | _strategy(global_batch=now.global_batch))
+
+
 def _ring_of_context(now: Situation) -> Iterator[Idea]:
     if now.size("cp") > 1 and now.strategy.context != "ring":
         yield Idea(_strategy(context="ring"))
+
+
+def _other_context(now: Situation) -> Iterator[Idea]:
+    """A ring for a gather, or back: which is faster follows from lengths and the network."""
+    yield from _ring_of_context(now)
+    if now.size("cp") > 1 and now.strategy.context == "ring":
+        yield Idea(_strategy(context="gather"))
 
 
 def _sequence_parallel(now: Situation) -> Iterator[Idea]:
@@ -353,6 +374,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         CAPACITY: (
             _remat,
             _smaller_micro_batch,
+            _sequence_over_cores,
             _gather_again,
             _no_shifts,
             _reduce_each,
@@ -371,6 +393,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _shorter_type,
             _machines_generator,
             _what_fits,
+            _other_context,
             _less_tensor_parallel,
             _early_gathers,
         ),
@@ -389,7 +412,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         COLLECTIVE: (
             _code_beside_collectives,
             _sequence_parallel,
-            _ring_of_context,
+            _other_context,
             _reduce_once,
             _what_fits,
             _early_gathers,

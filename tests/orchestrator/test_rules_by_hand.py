@@ -121,6 +121,40 @@ def test_the_odd_part_of_shards_that_widths_do_not_divide_by(
     assert [set(wanted.split()) <= keys for keys in odd] == ([True] if wanted else [])
 
 
+@pytest.mark.parametrize(
+    ("length", "mesh", "wanted"),
+    [
+        (131072, {"dp_shard": 512}, "mesh.dp_shard=16 mesh.cp=32"),
+        (131072, {"dp_shard": 128, "cp": 4}, "mesh.dp_shard=16 mesh.cp=32"),
+        (131072, {"dp_shard": 8}, "mesh.dp_shard=1 mesh.cp=8"),
+        (4096, {"dp_shard": 512}, ""),
+        (131072, {"dp_shard": 15}, ""),
+        (131072, {"dp_shard": 4, "ep": 8}, "mesh.dp_shard=8 mesh.cp=4"),
+    ],
+)
+def test_a_long_sequence_that_does_not_fit_is_spread_over_cores(
+    length: int, mesh: dict[str, int], wanted: str
+) -> None:
+    """4,096 positions for each, or as many as shards divide into; 4 x 8 ranks are 32 shards, of
+    which experts keep 8 together."""
+    one = report(compute=100) | {"mesh": mesh}
+    one["memory"]["fits"] = False
+    found = [
+        set(t.split()) for t in tried(one, "model.preset=llama3-8b", f"model.seq_len={length}")
+    ]
+    spread = [keys for keys in found if any(key.startswith("mesh.cp=") for key in keys)]
+    spread = [keys for keys in spread if not any("mesh.tp" in k or "mesh.pp" in k for k in keys)]
+    assert [set(wanted.split()) <= keys for keys in spread[:1]] == ([True] if wanted else [])
+
+
+@pytest.mark.parametrize(("now", "other"), [("ring", "gather"), ("gather", "ring")])
+def test_the_other_form_of_context_parallelism_is_tried(now: str, other: str) -> None:
+    idea = f"strategy.context={other}"
+    one = report(compute=80, collective_cp=20) | {"mesh": {"dp_shard": 8, "cp": 4}}
+    assert idea in tried(one, f"strategy.context={now}")
+    assert idea not in tried(report(compute=80, collective_cp=20), f"strategy.context={now}")
+
+
 @pytest.mark.parametrize("level", [2, 3])
 def test_the_cure_of_a_refusal_is_tried_before_what_is_faster(level: int) -> None:
     one = report(compute=100) | {"findings": [EXTP]}
