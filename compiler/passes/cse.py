@@ -44,15 +44,18 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
 
 
 def _loop(level: Level, op: Op) -> Op:
-    """`op` with CSE in its body, where equal carries are read through the first of them: those that
-    start from one operand and, as long as they are equal, go on equally.
+    """`op` with CSE in its body, where equal carries are read through the first of them, or the
+    counter: those that start from one operand and, as long as they are equal, go on equally.
 
     The other carries stay; nothing reads them any more, so that `dce` drops them.
     """
     body = op.regions[0]
     classes: Sequence[Hashable] = op.operands
     while True:
-        leaders = [classes.index(one) for one in classes]
+        first: dict[Hashable, int] = {}
+        for i in (op.attrs.induction, *range(len(classes))):
+            first.setdefault(classes[i], i)
+        leaders = [first[one] for one in classes]
         equal = [i for i, leader in enumerate(leaders) if leader != i]
         twins = {body.inputs[i]: body.inputs[leaders[i]] for i in equal}
         made = _cse_level(body, twins)
