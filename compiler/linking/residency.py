@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.isa.program import Call, Function, Program, Region, Repeat
+from shardwright.compiler.isa.program import Call, Function, Program, Region, Repeat, calls_of
 from shardwright.compiler.isa.region import Tensor, tensor_of
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
@@ -66,8 +66,7 @@ class Residency:
         self.scratch = [scratch_peak(f) for f in program.functions]
         self.gathered = [gathered_tensors(f) for f in program.functions]
         self.arena = {i for i, b in enumerate(program.buffers) if b.kind == "arena"}
-        _, placed = self._sweep(program.steps, frozenset(), 1)
-        self.calls = tuple(placed)
+        self.calls = tuple(self._placed())
         self.gathered_buffers = frozenset(self._gathered_buffers())
         self.moments = tuple(self._moment(call) for call in self.calls)
 
@@ -101,6 +100,23 @@ class Residency:
             self._resident(number, tensor, tensor_bytes(tensors[tensor]))
             for tensor in self.scratch[number].tensors
         ]
+
+    def _placed(self) -> Iterator[_Placed]:
+        """The calls. Nothing is in a buffer before the step of the program that first names it:
+        what a loop fills bit by bit need not be filled before."""
+        named: set[int] = set()
+        before = []
+        for step in self.program.steps:
+            before.append(frozenset(named))
+            for call in calls_of((step,)):
+                named |= {*call.inputs, *call.outputs}
+        found: list[_Placed] = []
+        live: frozenset[int] = frozenset()
+        for step, known in zip(self.program.steps[::-1], before[::-1], strict=True):
+            live, placed = self._sweep((step,), live, 1)
+            live &= known
+            found += placed[::-1]
+        yield from reversed(found)
 
     def _sweep(
         self, steps: Sequence[Call | Repeat], after: frozenset[int], repeats: int

@@ -43,7 +43,21 @@ def _memory(report: Report) -> Iterator[Verdict]:
     if not memory["fits"]:
         peak, limit = memory["peak_bytes"], memory["limit_bytes"]
         text = f"a core needs {size_text(peak)}, {size_text(peak - limit)} more than it may use"
-        yield Verdict("does not fit", f"does not fit: {text}")
+        yield Verdict("does not fit", f"does not fit: {text}{_what_fits(report)}")
+
+
+def _what_fits(report: Report) -> str:
+    """The first change that was tried and fits: one that the vendor's compiler takes, if any."""
+    rows = [row for row in _planned(report) if row["status"] == "fits"]
+    if not rows:
+        return ""
+    best = min(rows, key=lambda row: len(row["refused"]))
+    return f"; {short_change(best['change'])}: {effect_text(best, counted(report))}"
+
+
+def _planned(report: Report) -> list[Mapping[str, Any]]:
+    """What was tried and could be planned."""
+    return [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
 
 
 def _refused(report: Report) -> Iterator[Verdict]:
@@ -59,7 +73,7 @@ def _refused(report: Report) -> Iterator[Verdict]:
 def _cure(report: Report, found: Mapping[str, Any]) -> str:
     """The change that was tried and cures a refusal, with what it costs; else what was tried and
     does not, or what may be."""
-    rows = [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
+    rows = _planned(report)
     for row in rows:
         if found["code"] not in row["refused"]:
             change, effect = short_change(row["change"]), effect_text(row, counted(report))

@@ -93,6 +93,13 @@ def test_what_an_iteration_leaves_for_the_next_lives_on() -> None:
     assert [m.repeats for m in Residency(made).moments] == [1, 6, 6, 3]
 
 
+def test_what_a_loop_fills_bit_by_bit_is_not_there_before() -> None:
+    """1 is written in place by every iteration, and read behind the loop; nothing made it first."""
+    body = Repeat(0, 8, (call((0, 1), (1,)),))
+    made = program([1, 10], call((), (0,)), call((0,), (0,)), body, call((1,), ()))
+    assert live(made) == [1, 1, 11, 10]
+
+
 @pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime", "flax")))
 def test_arenas_of_whole_steps_are_at_the_bound(name: str, built) -> None:
     step: Built = built(name)

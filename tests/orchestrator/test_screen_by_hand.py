@@ -304,8 +304,8 @@ def test_memory_that_does_not_fit_comes_first() -> None:
         "kind": "capacity",
         "category": "activations",
         "share": 0.75,
-        "text": "memory: 1.00 GiB over the limit; most of what a core holds is for activations,"
-        " 3.00 GiB (75 %)",
+        "text": "memory: 1.00 GiB over the limit; the largest part of what a core holds is for"
+        " activations, 3.00 GiB (75 %)",
     }
 
 

@@ -56,6 +56,22 @@ def test_what_does_not_fit() -> None:
     assert texts(one) == ["does not fit: a core needs 4.00 GiB, 1.00 GiB more than it may use"]
 
 
+def test_what_does_not_fit_names_a_change_that_does() -> None:
+    """The first that neuronx-cc takes, else the first; a change that does not fit is none."""
+    rows = [
+        tried("strategy.remat=full", [], status="does not fit"),
+        tried("mesh.tp=2", ["NCC_EXTP004"]),
+        tried("strategy.reduce_gradients=each", []),
+        tried("cluster.instances=2", []),
+    ]
+    one = changed(memory={"fits": False, "limit_bytes": 3 * GIB})
+    text = "does not fit: a core needs 4.00 GiB, 1.00 GiB more than it may use"
+    for number, named in ((4, "reduce_gradients=each"), (2, "mesh.tp=2")):
+        (told,) = texts(one | {"whatif": {"tried": rows[:number], "left": []}})
+        assert told.startswith(f"{text}; {named}: fits, ")
+    assert texts(one | {"whatif": {"tried": rows[:1], "left": []}}) == [text]
+
+
 def test_a_refusal_with_its_cure_and_what_that_costs() -> None:
     rows = [tried("compiler.optlevel=1", []), tried("strategy.micro_batch=2", ["NCC_EXTP004"])]
     one = report() | {"findings": [EXTP], "whatif": {"tried": rows, "left": []}}
