@@ -35,7 +35,7 @@ class Quantity:
         number = Decimal(match["number"].replace("_", ""))
         unit = self.units.get(match["unit"].lower(), None if number else 1)
         amount = None if unit is None else number * unit
-        if amount is None or (self.whole and amount % 1):
+        if amount is None or (self.whole and amount != amount.to_integral_value()):
             return None
         return int(amount) if self.whole else float(amount)
 

@@ -21,6 +21,7 @@ from shardwright.compiler.support.quantities import DURATION, MONEY, TOKENS, Qua
         (TOKENS, "1Gi", 2**30),
         (TOKENS, "12k", 12_000),
         (TOKENS, "1e12", 10**12),
+        (TOKENS, "1e40", 10**40),  # more digits than Decimal divides exactly
         (TOKENS, "1_000", 1000),
         (TOKENS, 4096, 4096),
         (TOKENS, 1e12, 10**12),
