@@ -57,6 +57,28 @@ def test_what_is_not_understood_is_named(tmp_path: Path, text: str, named: str) 
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("short", "key"),
+    [
+        ("reduce_gradients=last", "strategy.reduce_gradients=last"),
+        ("global-batch=64", "strategy.global_batch=64"),
+        ("instances=2", "cluster.instances=2"),
+        ("tp=4", "mesh.tp=4"),
+    ],
+)
+def test_a_key_that_one_table_has_needs_no_table(short: str, key: str) -> None:
+    assert config.load(None, [short]) == config.load(None, [key])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("seed=3", "faults.seed or run.seed"), ("stepz=3", ""), ("remat", "")]
+)
+def test_a_key_of_two_tables_or_of_none_is_a_usage_error(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=r"--set requires table.key=value") as told:
+        config.load(None, [text])
+    assert hint in (told.value.diagnostic.hint or "")
+
+
 def test_micro_batches_follow_from_batch_and_mesh(tmp_path: Path) -> None:
     layout = layout_of(config.load(write(tmp_path, JOB)))
     assert layout.mesh.sizes == {"dp_shard": 32}
