@@ -371,7 +371,7 @@ class _Cutter:
                 return False
             place = user.operands.index(value)
             more = self._written(user, place)
-            found = None if more is None else found.and_(more)
+            found = None if more is None else found.union(more)
             value = user.results[place] if user.regions else user.result
         return found is not None
 

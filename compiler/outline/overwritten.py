@@ -32,7 +32,7 @@ class Slices:
         """Whether they are the tensor."""
         return self.starts == set(range(0, self.size, self.part))
 
-    def and_(self, other: Slices) -> Slices | None:
+    def union(self, other: Slices) -> Slices | None:
         """Both; None for slices of another kind."""
         if (self.dim, self.size, self.part) != (other.dim, other.size, other.part):
             return None

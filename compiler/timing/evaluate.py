@@ -227,11 +227,15 @@ def region_time(
     return region_times(region, tensors, target, (Shares(),), recorded)[0]
 
 
+_JUDGED = (Shares(JUDGED_DMA),)
+"""Where regions are judged."""
+
+
 def busiest_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
     """Busy time of the busiest engine of a region as it is judged: `judged_ps` is no less, whatever
     waits for what.
     """
-    costs = _Costs(region, tensors, target, (Shares(JUDGED_DMA),), recorded=False)
+    costs = _Costs(region, tensors, target, _JUDGED, recorded=False)
     costs.bodies(region.body)
     return costs.busiest_ps(0)
 
@@ -241,8 +245,7 @@ def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
     neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
     """
     machine = replace(target, core=replace(target.core, stall_recovery=JUDGED_RECOVERY))
-    shares = (Shares(JUDGED_DMA),)
-    return region_times(region, tensors, machine, shares, recorded=False)[0].duration_ps
+    return region_times(region, tensors, machine, _JUDGED, recorded=False)[0].duration_ps
 
 
 def function_segments(

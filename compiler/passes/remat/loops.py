@@ -56,10 +56,11 @@ def quadratic(
             large.append((stack, recipe))
             yield stack, recipe
     for stack in kept:
-        for other, recipe in large:
+        readers = set(read.get(stack, ()))
+        for recipe in (r for other, r in large if readers and readers <= set(read[other])):
             on_the_way = {value for op in recipe.ops for value in op.results}
             more = writer.recipes.following(stack.value, on_the_way.__contains__)
-            if stack in read and more is not None and set(read[stack]) <= set(read[other]):
+            if more is not None:
                 yield stack, recipe.then(more)
                 break
 
