@@ -24,11 +24,11 @@ from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted
 
-LEAST_BYTES = 2**16
+LEAST_BYTES = 2**18
 """Of a layer's gradient in the accumulator's type. Less is added, and reduced, faster with that of
 all layers behind the loop: a transfer of NeuronCore-v2 takes 2 us whatever it moves (documented),
-in which 0.8 MB pass. Our choice between biases of 16 KiB, which lose, and shards of 128 KiB, which
-win.
+in which 0.8 MB pass. Our choice between shards of 128 KiB, which lose on three models of four, and
+of 512 KiB, which win on all (docs/design/0075).
 """
 
 
