@@ -14,8 +14,9 @@ from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.analysis import structure
 from shardwright.compiler.ir.facts import behind
 from shardwright.compiler.ir.memories import host_values
+from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops.host import HOST, STORE
-from shardwright.compiler.ir.traits import UPDATES
+from shardwright.compiler.ir.traits import IDENTITIES, UPDATES
 from shardwright.compiler.ir.types import Graph, TensorType, Value
 from shardwright.compiler.isa.program import Call, ProgramBuffer, Repeat, calls_of
 from shardwright.compiler.isa.region import Affine
@@ -183,11 +184,12 @@ class _Layout:
 
     def _take(self, frame: _Frame, value: Value, target: int) -> None:
         """Make `value` in `target`, and what is in its memory at first too, so that no copy is
-        needed.
+        needed. In a body that goes on element by element: outside of loops equal layers are one
+        function only where all of them have memory of their own, or none.
         """
         frame.claims[value] = target
         at = frame.defined[value]
-        operand = _first_value(frame.level.steps[at], value)
+        operand = _first_value(frame.level.steps[at], value, frame.level.is_body)
         if operand is None or operand in frame.held.get(target, ()):
             return
         if _dies_here(frame, operand, at) and self._may_take(frame, operand, target):
@@ -383,16 +385,21 @@ class _Layout:
         return steps + [self._copy(*copy) for copy in missing]
 
 
-def _first_value(step: Step, value: Value) -> Value | None:
-    """What is in the memory of a value of `step` at first: what a carry starts with, or the tensor
-    of which a piece overwrites slices; None: nothing.
+def _first_value(step: Step, value: Value, in_place: bool = False) -> Value | None:
+    """What is in the memory of a value of `step` at first: what a carry starts with, the tensor of
+    which a piece overwrites slices, or, `in_place`, one that it makes `value` of element by
+    element; None: nothing.
     """
     if isinstance(step, LoopStep):
         return step.operands.get(step.op.results.index(value))
     assert step.graph is not None
     made, at = step.graph.producers(), step.graph.outputs[step.outputs.index(value)]
+    given = dict(zip(step.graph.inputs, step.inputs, strict=False))
     at = behind(at, made, lambda op: op.name in UPDATES or op.name == STORE)
-    return dict(zip(step.graph.inputs, step.inputs, strict=False)).get(at)
+    if at in given or not in_place or at not in made or not OPS[made[at].name].elementwise:
+        return given.get(at)
+    read = (behind(v, made, lambda op: op.name in IDENTITIES) for v in made[at].operands)
+    return next((given[v] for v in read if v in given and v.type == value.type), None)
 
 
 def _note_uses(frame: _Frame) -> None:

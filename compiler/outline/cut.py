@@ -24,6 +24,7 @@ from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.outline import pieces
+from shardwright.compiler.outline.borders import narrow_borders
 from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
@@ -75,12 +76,15 @@ Step = Piece | LoopStep
 
 @dataclass(slots=True, eq=False)
 class Level:
-    """One graph level, cut: steps in order, bases of the inputs and outputs."""
+    """One graph level, cut: steps in order, bases of the inputs and outputs; whether it is the body
+    of a loop.
+    """
 
     graph: Graph
     steps: list[Step]
     outputs: list[Value]
     known: dict[Value, Known]
+    is_body: bool
 
 
 SINK_INVARIANTS = Rewrite(
@@ -90,12 +94,18 @@ SINK_INVARIANTS = Rewrite(
     keeps=(NO_RANKS,),
 )
 
+NARROW_BORDERS = Rewrite(
+    "narrow_borders",
+    narrow_borders,
+    "less waits in memory while a loop inside a loop runs",
+)
+
 
 def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> Level:
     """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
     what inputs stay in.
     """
-    sunk = SINK_INVARIANTS(graph, integer_ranges(graph, numbers))
+    sunk = NARROW_BORDERS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
     return _Cutter(sunk, {}, integer_ranges(sunk, numbers), _Counters(), name).level()
 
 
@@ -251,7 +261,7 @@ class _Cutter:
             else:
                 steps.append(self._piece(part, number, users, leaving))
         kept = [s for s in steps if isinstance(s, LoopStep) or s.outputs]
-        return Level(self.graph, kept, outputs, self.known)
+        return Level(self.graph, kept, outputs, self.known, is_body=self.ignored >= 0)
 
     def _parts(self) -> list[Op | list[Op]]:
         """Loops, and the pieces of the stretches between them, in order."""

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shardwright.compiler.ir.facts import behind, keeps_order, operands_of
+from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES, UPDATES
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
-from shardwright.compiler.passes.remat.recipes import (
-    Recipe,
-    is_cheap,
-)
+from shardwright.compiler.passes.remat.recipes import Recipe, free_values, is_cheap
 from shardwright.compiler.passes.remat.stacks import Stack
 from shardwright.compiler.support.min_cut import FlowNetwork
 
@@ -47,8 +44,10 @@ def keep_less(graph: Graph) -> Graph:
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
     """Choose: stacks that follow from a lighter set of values, element by element."""
-    zone = _Zone(writer, {s.value for s in read}, {s.value for s in found if s not in read})
-    recipes = zone.recipes()
+    outside = {v for v in writer.body.inputs if writer.is_outside(v)}
+    anyway = {s.value for s in found if s not in read}
+    rows = {writer.body.outputs[s.carry]: s.value for s in found}
+    recipes = Zone(writer.body, outside, {s.value for s in read}, anyway, rows).recipes()
     for stack in found:
         if stack.value not in recipes:
             writer.keep(stack)
@@ -57,30 +56,41 @@ def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) ->
             yield stack, recipes[stack.value]
 
 
-class _Zone:
-    """The elementwise ops of a loop body behind the values that are read, and their cut."""
+class Zone:
+    """The elementwise ops of a graph behind the values that are kept for other code, and their cut.
 
-    def __init__(self, writer: Writer, read: set[Value], anyway: set[Value]) -> None:
-        self.writer = writer
-        self.body = writer.body
-        self.producers = self.body.producers()
-        self.outside = self._outside()
+    `outside` are inputs that the other code has as well, `wanted` is what is kept for it, `anyway`
+    what is kept for others; `keepers` are outputs that only keep something, which they are mapped
+    to.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        outside: Collection[Value],
+        wanted: Collection[Value],
+        anyway: Collection[Value],
+        keepers: Mapping[Value, Value],
+    ) -> None:
+        self.graph = graph
+        self.keepers = keepers
+        self.producers = graph.producers()
+        self.outside = self._outside(outside)
         self.anyway = anyway
-        self.targets = [v for v in _in_order(self.body, read) if v not in self.outside]
+        self.targets = [v for v in _in_order(graph, wanted) if v not in self.outside]
         self.edges: list[tuple[Value, Value]] = []
         self.weights: dict[Value, int] = {}
         self.sources: list[Value] = []
         self._walk()
 
-    def _outside(self) -> set[Value]:
-        """What every iteration has without the other loop: invariants, the counter, constants and
-        what cheap ops make of them (a layer's row of stacked weights).
+    def _outside(self, inputs: Collection[Value]) -> set[Value]:
+        """What the other code has without being given it: `inputs`, constants and what cheap ops
+        make of them (a layer's row of stacked weights).
         """
-        known = {v for v in self.body.inputs if self.writer.is_outside(v)}
-        known |= self.writer.recipes.free
-        for op in self.body.ops:
-            if is_cheap(op) and all(v in known for v in op.operands):
-                known.update(op.results)
+        known = {*inputs, *free_values(self.graph)}
+        for op in self.graph.ops:
+            if is_cheap(op):
+                known.update(v for v in op.results if known.issuperset(operands_of(op, v)))
         return known
 
     def _walk(self) -> None:
@@ -140,15 +150,15 @@ class _Zone:
         while todo:
             value = todo.pop()
             op = self.producers.get(value)
-            if value in kept or op is None or value in self.body.inputs:
+            if value in kept or op is None or value in self.graph.inputs:
                 leaves[value] = None
             elif op not in ops:
                 ops.add(op)
                 todo += operands_of(op, value)
-        return Recipe(tuple(op for op in self.body.ops if op in ops), tuple(leaves))
+        return Recipe(tuple(op for op in self.graph.ops if op in ops), tuple(leaves))
 
     def _repeated(self, made: Mapping[Value, Recipe]) -> int:
-        """Elements of arithmetic that both loops compute."""
+        """Elements of arithmetic that are computed at both places."""
         repeated = {op for recipe in made.values() for op in recipe.ops}
         needed, wanted = 0, self._wanted_here(set(made))
         for op in repeated & wanted:
@@ -157,13 +167,8 @@ class _Zone:
         return needed
 
     def _wanted_here(self, dropped: set[Value]) -> set[Op]:
-        """Ops the loop itself needs once the stacks of `dropped` are gone."""
-        stacked = {
-            op.result
-            for op in self.body.ops
-            if op.name in UPDATES and self._behind(op.operands[1]) in dropped
-        }
-        todo = [v for v in self.body.outputs if v not in stacked]
+        """Ops that `graph` itself needs once `dropped` are not kept."""
+        todo = [v for v in self.graph.outputs if self.keepers.get(v) not in dropped]
         wanted: set[Op] = set()
         while todo:
             op = self.producers.get(todo.pop())
@@ -172,12 +177,8 @@ class _Zone:
                 todo += op.operands
         return wanted
 
-    def _behind(self, value: Value) -> Value:
-        """What a stacked row is before dims of size one are added."""
-        return behind(value, self.producers, keeps_order)
 
-
-def _in_order(body: Graph, values: set[Value]) -> list[Value]:
+def _in_order(graph: Graph, values: Collection[Value]) -> list[Value]:
     """`values` in the order they are made."""
-    made = [v for op in body.ops for v in op.results if v in values]
-    return [v for v in body.inputs if v in values] + made
+    made = [v for op in graph.ops for v in op.results if v in values]
+    return [v for v in graph.inputs if v in values] + made

@@ -118,6 +118,26 @@ def test_nested_loops_pass_counters_down() -> None:
     assert max(depth for depth, _ in names(ranks)) == 2
 
 
+def test_what_follows_element_by_element_takes_the_place_of_what_it_follows_from() -> None:
+    """A gradient on its way through the pieces of a layer is where it was carried: between them it
+    needs no memory of its own."""
+    b = Builder()
+    x, w = b.input((8, 8)), b.input((8, 8))
+
+    def body(level: Builder, i: Value, carries: tuple[Value, ...]) -> tuple[Value, ...]:
+        value, weight = carries
+        first = level.add(value, level.dot(value, weight))
+        (inside,) = level.loop(2, [weight], lambda deep, _, own: (deep.op("tanh", own[0]),))
+        return level.add(first, level.dot(first, inside)), weight
+
+    value, _ = b.loop(3, [x, w], body)
+    ranks = check(b.finish(value), [normal(8, 8), 0.1 * normal(8, 8)], {0: 0})
+    (one,) = ranks.outlined.programs
+    first, last = (c for _, c in calls(one.steps) if len(c.inputs) == 2)
+    assert first.inputs[0] == first.outputs[0] == last.inputs[0] == last.outputs[0]
+    assert [one.buffers[number].shape for number in one.lifetimes] == [(8, 8)], "of the loop inside"
+
+
 def test_counter_as_data() -> None:
     b = Builder()
     x = b.input((5,))
