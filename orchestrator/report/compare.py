@@ -21,7 +21,7 @@ from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.shape import check_report
-from shardwright.orchestrator.report.text import change_text, counted, share_text, size_text
+from shardwright.orchestrator.report.text import change_text, counted, rate_text, size_text
 from shardwright.orchestrator.report.tried import chosen_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text, oldest
@@ -196,8 +196,8 @@ def _findings(a: Report, b: Report) -> dict[str, list[str]]:
 SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "step_time_ps": ("step time", ps_text),
     "tokens_per_s": ("{} per second", lambda v: f"{v:,.0f}"),
-    "mfu": ("MFU", lambda v: share_text(v, digits=1)),
-    "hfu": ("HFU", lambda v: share_text(v, digits=1)),
+    "mfu": ("MFU", rate_text),
+    "hfu": ("HFU", rate_text),
     "peak_bytes": ("memory per core", size_text),
     "limit_bytes": ("memory limit", size_text),
     "usd_per_step": ("cost per step", dollars),

@@ -23,6 +23,7 @@ from shardwright.orchestrator.report.text import (
     count_text,
     counted,
     place_text,
+    rate_text,
     seconds_text,
     share_text,
     size_text,
@@ -146,12 +147,12 @@ def _rates(report: Report) -> Iterator[Row]:
         return
     over = f"/ {step} / {peak_text}"
     model = f"{count_text(counts['model'])}FLOP that the model needs, attention in full"
-    yield "MFU", share_text(timing["mfu"], digits=2), f"{model} {over}"
+    yield "MFU", rate_text(timing["mfu"], digits=2), f"{model} {over}"
     if timing["attention"] == "causal":
         text = f"{count_text(counts['causal'])}FLOP without the scores that a mask hides {over}"
-        yield "causal", share_text(timing["mfu_causal"], digits=2), text
+        yield "causal", rate_text(timing["mfu_causal"], digits=2), text
     text = f"{count_text(counts['executed'])}FLOP of all contractions that cores run {over}"
-    yield "HFU", share_text(timing["hfu"], digits=2), text
+    yield "HFU", rate_text(timing["hfu"], digits=2), text
 
 
 def _cost(report: Report) -> Iterator[Row]:

@@ -22,6 +22,7 @@ from shardwright.orchestrator.report.text import (
     count_text,
     counted,
     place_text,
+    rate_text,
     seconds_text,
     share_text,
     size_text,
@@ -241,10 +242,10 @@ def rates(report: Report, width: int) -> list[Text]:
     """Utilisation, with its denominator and what it counts of attention, and tokens; beside it the
     best that is published."""
     section = report["timing"]
-    mfu, hfu = (share_text(section[rate], digits=1) for rate in ("mfu", "hfu"))
+    mfu, hfu = (rate_text(section[rate]) for rate in ("mfu", "hfu"))
     again = f"(HFU {hfu})"
     if section.get("attention") == "causal":
-        causal = share_text(section["mfu_causal"], digits=1)
+        causal = rate_text(section["mfu_causal"])
         again = f"(attention in full; causal {causal}), HFU {hfu}"
     text = (
         f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {mfu} {again} of"

@@ -53,6 +53,17 @@ def share_text(part: float, whole: float = 1, digits: int = 0) -> str:
     return f"{percent:.{digits}f} %"
 
 
+def rate_text(rate: float, digits: int = 1) -> str:
+    """A utilisation in percent with so many digits behind the point; below 10 % with one more that
+    means something than that: 57.6 %, 4.1 %, 0.42 %."""
+    percent = 100 * rate
+    if 0 < percent < 1e-3:
+        return "<0.001 %"
+    if 0 < percent < 10 - 0.5 * 10**-digits:
+        return f"{percent:#.{digits + 1}g} %"
+    return f"{percent:.{digits}f} %"
+
+
 def change_text(change: float) -> str:
     """A change in percent of what was: `+4.6 %`, `-22.6 %`."""
     return f"{change:+.1%}".replace("%", " %")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.orchestrator.report.text import counted, share_text, size_text
+from shardwright.orchestrator.report.text import counted, rate_text, size_text
 from shardwright.orchestrator.report.tried import effect_text, short_change
 
 Report = Mapping[str, Any]
@@ -91,7 +91,7 @@ def _above(report: Report) -> Iterator[Verdict]:
     if best is None or best["times"] <= 1:
         return
     text = (
-        f"above anything published: MFU {share_text(timing['mfu'], digits=1)} is"
+        f"above anything published: MFU {rate_text(timing['mfu'])} is"
         f" {best['times']:.2f} times the best of this kind of model on"
         f" {' or '.join(best['machines'])}, {published_text(best)}"
     )
@@ -103,4 +103,4 @@ def _above(report: Report) -> Iterator[Verdict]:
 def published_text(best: Mapping[str, Any]) -> str:
     """A published MFU and whose it is: `32.1 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T151)`."""
     run = f"{best['model']} on {best['cores']:,} cores, SDK {best['release']}, {best['id']}"
-    return f"{share_text(best['mfu'], digits=1)} ({run})"
+    return f"{rate_text(best['mfu'])} ({run})"

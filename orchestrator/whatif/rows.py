@@ -7,7 +7,7 @@ all its figures, and by how much it does not.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardwright.compiler.diagnostics import (
 )
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
+from shardwright.orchestrator.report.text import rate_text
 from shardwright.orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
@@ -76,7 +77,7 @@ class Metric:
     name: str
     title: str
     label: str
-    form: str
+    form: Callable[[float], str]
     higher: bool = False
 
     def of(self, row: Row) -> float | None:
@@ -87,7 +88,7 @@ class Metric:
     def text(self, row: Row) -> str:
         """The figure as tables show it."""
         value = self.of(row)
-        return "-" if value is None else self.form.format(value)
+        return "-" if value is None else self.form(value)
 
     def rank(self, row: Row) -> float:
         """Lower is better; what has no figure is last."""
@@ -95,17 +96,21 @@ class Metric:
         return float("inf") if value is None else -value if self.higher else value
 
 
+def _rate(value: float) -> str:
+    return rate_text(value).replace(" ", "")  # as narrow as the other columns
+
+
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("tokens_per_s", "tokens/s", "tokens per second", "{:,.0f}", higher=True),
-        Metric("step_time_s", "step s", "seconds per step", "{:.4g}"),
-        Metric("usd_per_1e6_tokens", "$/Mtok", "USD per million tokens", "{:.3g}"),
-        Metric("mfu", "MFU", "model FLOPs utilisation", "{:.1%}", higher=True),
-        Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}"),
-        Metric("peak_gib", "GiB", "GiB per core", "{:.3g}"),
-        Metric("days", "days", "days to the goal", "{:,.2f}"),
-        Metric("usd", "$", "USD to the goal", "{:,.0f}"),
+        Metric("tokens_per_s", "tokens/s", "tokens per second", "{:,.0f}".format, higher=True),
+        Metric("step_time_s", "step s", "seconds per step", "{:.4g}".format),
+        Metric("usd_per_1e6_tokens", "$/Mtok", "USD per million tokens", "{:.3g}".format),
+        Metric("mfu", "MFU", "model FLOPs utilisation", _rate, higher=True),
+        Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}".format),
+        Metric("peak_gib", "GiB", "GiB per core", "{:.3g}".format),
+        Metric("days", "days", "days to the goal", "{:,.2f}".format),
+        Metric("usd", "$", "USD to the goal", "{:,.0f}".format),
     )
 }
 

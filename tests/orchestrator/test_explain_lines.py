@@ -15,7 +15,7 @@ from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_lines import _LINES, explain
 from shardwright.orchestrator.report.explanations import EXPLANATIONS, help_text
 from shardwright.orchestrator.report.plan_screen import next_lines, screen_lines
-from shardwright.orchestrator.report.text import count_text, seconds_text, share_text, usd_text
+from shardwright.orchestrator.report.text import count_text, rate_text, seconds_text, usd_text
 from tests.support.plans import report_of
 
 TITLES = {"limited by": "limited", "no gain": "next", "warning": "warnings", "note": "warnings"}
@@ -64,7 +64,7 @@ def test_rates_come_to_what_they_are_made_of(report: dict[str, Any]) -> None:
     assert found["tokens/s"][0] == f"{made:,.0f}"
     counts, per = timing["flops"], timing["step_time_s"] * timing["peak_flops_per_s"]
     for name, what in (("MFU", "model"), ("causal", "causal"), ("HFU", "executed")):
-        assert found[name][0] == share_text(counts[what] / per, digits=2)
+        assert found[name][0] == rate_text(counts[what] / per, digits=2)
         assert found[name][1].startswith(f"{count_text(counts[what])}FLOP ")
     assert found["peak"][1].startswith(f"{report['cores']} cores x ")
 

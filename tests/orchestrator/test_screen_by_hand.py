@@ -22,6 +22,7 @@ from shardwright.orchestrator.report.bottleneck import (
 )
 from shardwright.orchestrator.report.text import (
     count_text,
+    rate_text,
     seconds_text,
     share_text,
     size_text,
@@ -133,6 +134,24 @@ def test_counts_with_prefixes(number: float, text: str) -> None:
 def test_shares_in_percent() -> None:
     assert share_text(3, 4) == "75 %" and share_text(0.25, digits=2) == "25.00 %"
     assert share_text(0.0005) == "0.1 %" and share_text(0.000499) == "<0.1 %"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text", "exact"),
+    [
+        (0.5756, "57.6 %", "57.56 %"),
+        (0.0996, "10.0 %", "9.96 %"),
+        (0.0994, "9.9 %", "9.94 %"),
+        (0.04, "4.0 %", "4.00 %"),
+        (0.00421, "0.42 %", "0.421 %"),
+        (0.000256, "0.026 %", "0.0256 %"),
+        (1e-6, "<0.001 %", "<0.001 %"),
+        (0, "0.0 %", "0.00 %"),
+        (1, "100.0 %", "100.00 %"),
+    ],
+)
+def test_a_utilisation_has_two_digits_at_least(rate: float, text: str, exact: str) -> None:
+    assert rate_text(rate) == text and rate_text(rate, digits=2) == exact
 
 
 # The bottleneck

@@ -186,6 +186,11 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
         "rates      12,346 samples/s, MFU 40.0 % (HFU 51.2 %) of 6.08 PFLOP/s bf16 peak",
     ),
     (
+        sections.rates,
+        {"timing": {"mfu": 0.0042, "hfu": 0.00512}},
+        "rates      12,346 tokens/s, MFU 0.42 % (HFU 0.51 %) of 6.08 PFLOP/s bf16 peak",
+    ),
+    (
         sections.cost,
         {},
         "cost       $0.0275 per step, $1.25 per million tokens, on demand ($49.56 per hour)",

@@ -49,6 +49,11 @@ def asked(*varied: str, listed: Path | None = None) -> list[dict[str, str]]:
     return [dict(point.values) for point in points(varied, listed, settings)]
 
 
+@pytest.mark.parametrize(("mfu", "text"), [(0.576, "57.6%"), (0.0042, "0.42%"), (None, "-")])
+def test_a_table_has_two_digits_of_a_utilisation(mfu: float | None, text: str) -> None:
+    assert METRICS["mfu"].text(Row("", {}, FITS, metrics={"mfu": mfu})) == text
+
+
 def test_a_grid_is_the_product_of_its_keys() -> None:
     found = points(["mesh.tp=1,2", "strategy=fsdp,generic"], None, settings)
     assert [(p.job.mesh.tp, p.job.strategy.name) for p in found] == [

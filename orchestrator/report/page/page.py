@@ -198,6 +198,7 @@ def _environment() -> Environment:
     }
     made.globals |= {
         "percent": partial(text.share_text, digits=1),
+        "rate": text.rate_text,
         "kind_of": charts.kind_of,
         "limits": {"functions": FUNCTIONS, "regions": REGIONS, "collectives": COLLECTIVES},
         "css": Markup(loader.get_source(made, "report.css")[0]),  # our own file
