@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
-from shardwright.orchestrator.report.cost import basis_text, missing_text
+from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import doubts, goal_texts
 from shardwright.orchestrator.report.text import (
     KIB,
@@ -274,14 +274,14 @@ _NOBODY = {
 
 
 def cost(report: Report, width: int) -> list[Text]:
-    """Dollars at the price that was asked for, where there is one."""
+    """Dollars at the price that was asked for, with its region and its day, where there is one."""
     section, price = report["cost"], report.get("price")
     if section["usd_per_hour"] is None:
         return plain("cost", missing_text(price), width)
     text = (
         f"{usd_text(section['usd_per_step'])} per step,"
         f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s,"
-        f" {basis_text(price)} ({usd_text(section['usd_per_hour'])} per hour)"
+        f" {list_text(price)} ({usd_text(section['usd_per_hour'])} per hour)"
     )
     return plain("cost", text, width)
 

@@ -83,6 +83,9 @@ REPORT: dict[str, Any] = {
         "kind": "on-demand",
         "given": False,
         "usd_per_hour": 24.78,
+        "status": "documented",
+        "region": "us-east-1",
+        "date": "2025-11-30",
         "published": ["on-demand"],
     },
     "bottleneck": {"text": "compute: engines are busy"},
@@ -193,7 +196,14 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     (
         sections.cost,
         {},
-        "cost       $0.0275 per step, $1.25 per million tokens, on demand ($49.56 per hour)",
+        "cost       $0.0275 per step, $1.25 per million tokens, on demand, us-east-1, 2025-11-30"
+        " ($49.56 per hour)",
+    ),
+    (
+        sections.cost,
+        {"price": {"kind": "own", "given": True, "status": "given", "region": "", "date": ""}},
+        "cost       $0.0275 per step, $1.25 per million tokens, at your own price ($49.56 per"
+        " hour)",
     ),
     (
         sections.cost,
