@@ -35,6 +35,7 @@ from shardwright.orchestrator.report.tried import (
     effect_text,
     is_chosen,
     is_good,
+    title,
 )
 from shardwright.orchestrator.report.verdict import verdicts
 from shardwright.orchestrator.terminal import terminal
@@ -265,7 +266,7 @@ def _next(report: Report) -> Iterator[Row]:
         yield "nothing", "", "nothing was tried: `plan` tries changes, with --tries above 0"
         return
     for row in section["tried"]:
-        verdict = "helps" if row["helps"] else "no gain"
+        verdict = "helps" if row["helps"] else title(row)
         yield row["change"], verdict, effect_text(row, counted(report))
     for change in section["left"]:
         yield change, "not tried", "there was no time for it; --tries N tries N changes"

@@ -15,7 +15,7 @@ from shardwright.orchestrator.config.config import TRIES
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.sections import Report, Section, plain
 from shardwright.orchestrator.report.text import counted
-from shardwright.orchestrator.report.tried import effect_text, short_change
+from shardwright.orchestrator.report.tried import effect_text, short_change, title
 from shardwright.orchestrator.terminal import terminal
 
 LINES = 24
@@ -72,16 +72,15 @@ def _cut(lines: list[Text], most: int, width: int) -> list[Text]:
 
 
 def next_lines(report: Report, width: int) -> list[Text]:
-    """The next things worth trying, each with what it did; what was tried and did not help; that
-    there was no time to try."""
+    """The next things worth trying, each with what it did; what was tried and gains little or
+    nothing; that there was no time to try."""
     section = report.get("whatif")
     if not section:
         return []
     lines: list[Text] = []
     for row in section["tried"]:
-        title = "next" if row["helps"] else "no gain"
         text = f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
-        lines += plain(title, text, width)
+        lines += plain(title(row), text, width)
     if section["left"] and len(section["tried"]) < TRIES:
         left = "; ".join(map(short_change, section["left"]))
         text = f"not tried, to answer in time (--tries {TRIES}): {left}"

@@ -8,6 +8,22 @@ from typing import Any
 
 from shardwright.orchestrator.report.text import seconds_text, share_text, size_text, usd_text
 
+WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
+
+
+def title(row: Mapping[str, Any]) -> str:
+    """What a try is: worth trying next, a gain that is too small for that, or none."""
+    if row["helps"]:
+        return "next"
+    is_little = row["status"] == "fits" and -WORTHWHILE <= gain(row) < 0
+    return f"gains <{100 * WORTHWHILE:.0f} %" if is_little else "no gain"
+
+
+def gain(row: Mapping[str, Any]) -> float:
+    """The change of the time or of the cost of a token, whichever falls more."""
+    time_change: float = row["time_change"]
+    return min(time_change, row["cost_change"] or 0.0)
+
 
 def short_change(change: str) -> str:
     """A change without the names of tables where they say nothing new."""

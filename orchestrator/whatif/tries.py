@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.config.config import TRIES, JobConfig
-from shardwright.orchestrator.report.tried import auto_values
+from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.build import planned
 from shardwright.orchestrator.road.stages import Stages, Traces
@@ -39,7 +39,6 @@ TRY_SHARE = 0.7
 """Of what the job took without its capture, what a try is expected to take: it shares units.
 Measured: tries of Llama-2 70B on 1024 cores take 5 to 8 CPU seconds, the job itself 10."""
 STACKED = 3  # changes that are put on top of each other to make a job fit (our choice)
-WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
 
 
 def advice(
@@ -173,7 +172,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
     }
     worse = len(row["refused"]) - len(refusals(base))
     cured = worse < 0 and not row["refused"]
-    better = not base["memory"]["fits"] or cured or _gain(row) < -WORTHWHILE
+    better = not base["memory"]["fits"] or cured or gain(row) < -WORTHWHILE
     return row | {"helps": memory["fits"] and worse <= 0 and better}
 
 
@@ -181,9 +180,4 @@ def _rank(row: Mapping[str, Any]) -> tuple[int, int, float]:
     """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
     token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
-    return (order, 0, 0.0) if order else (order, len(row["refused"]), _gain(row))
-
-
-def _gain(row: Mapping[str, Any]) -> float:
-    time_change: float = row["time_change"]
-    return min(time_change, row["cost_change"] or 0.0)
+    return (order, 0, 0.0) if order else (order, len(row["refused"]), gain(row))

@@ -19,7 +19,7 @@ from shardwright.orchestrator.report.text import count_text, rate_text, seconds_
 from tests.support.plans import report_of
 
 TITLES = {"limited by": "limited", "no gain": "next", "warning": "warnings", "note": "warnings"}
-TITLES |= {"error": "warnings", "pipeline": "time", "streams": "collective"}
+TITLES |= {"gains <1 %": "next", "error": "warnings", "pipeline": "time", "streams": "collective"}
 """Titles of lines that are explained under another word."""
 TOLD_IN_FULL = {"answered", "stored", "roles", "cores", "faults"}
 """Lines that have no more to say."""
@@ -37,7 +37,7 @@ def rows(report: dict[str, Any], line: str) -> dict[str, tuple[str, str]]:
 
 def test_every_line_of_the_screen_has_an_explanation(report: dict[str, Any]) -> None:
     titles = {line.plain[:11].strip() for line in screen_lines(report, 80)[1:]} - {""}
-    titles |= {"next", "no gain", "warning", "note", "error"}
+    titles |= {"next", "no gain", "gains <1 %", "warning", "note", "error"}
     assert {TITLES.get(title, title) for title in titles} - TOLD_IN_FULL <= set(EXPLANATIONS)
     assert set(_LINES) <= set(EXPLANATIONS) and all(word in help_text() for word in _LINES)
 
@@ -136,11 +136,17 @@ def test_changes_that_were_tried(report: dict[str, Any]) -> None:
     row = {"change": "strategy.remat=none", "status": "refused", "helps": False}
     row |= {"code": "SW_X", "message": "no"}
     tried = report | {"whatif": {"tried": [row], "left": ["cluster.instances=2"]}}
-    assert next_lines(tried, 80)
+    assert next_lines(tried, 80)[0].plain == "no gain    remat=none: SW_X, no"
     found = rows(tried, "next")
     assert found["strategy.remat=none"] == ("no gain", "SW_X, no")
     assert found["cluster.instances=2"][0] == "not tried"
     assert report["bottleneck"]["kind"] in found["why these"][1]
+    row |= {"status": "fits", "peak_bytes": 2**30, "step_time_s": 1.0, "same_batch": True}
+    row |= {"time_change": -0.004, "cost_change": None}
+    assert next_lines(tried, 80)[0].plain == (
+        "gains <1 % remat=none: fits, 1.000 s per step (-0.4 %)"
+    )
+    assert rows(tried, "next")["strategy.remat=none"][0] == "gains <1 %"
     assert list(rows(report, "next")) == ["nothing"]
 
 

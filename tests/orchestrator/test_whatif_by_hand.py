@@ -10,6 +10,7 @@ import pytest
 from shardwright.compiler.diagnostics import CapacityError, CompileError, ExecutionError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import compare
+from shardwright.orchestrator.report.tried import gain, title
 from shardwright.orchestrator.whatif import tries
 from shardwright.orchestrator.whatif.rows import (
     FITS,
@@ -224,7 +225,7 @@ def test_changes_are_per_token() -> None:
     assert found["time_change"] == pytest.approx(-0.2, rel=1e-12)
     assert found["cost_change"] == pytest.approx(-0.15, rel=1e-12)
     assert (found["global_batch"], found["same_batch"], found["status"]) == (64, True, "fits")
-    assert found["helps"] and tries._gain(found) == pytest.approx(-0.2)
+    assert found["helps"] and gain(found) == pytest.approx(-0.2)
     free = tried(planned(usd=None), usd=1.7)
     assert (free["cost_change"], free["unpriced"]) == (None, False)
     unpriced = tried(planned(), usd=None)
@@ -244,6 +245,22 @@ def test_changes_are_per_token() -> None:
 )
 def test_what_helps(base: dict[str, Any], changes: dict[str, Any], helps: bool) -> None:
     assert tried(planned(**base), **changes)["helps"] is helps
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tokens_per_s": 4e12 / 0.985}, "next"),
+        ({"tokens_per_s": 4e12 / 0.995}, "gains <1 %"),  # 0.5 % less time
+        ({"tokens_per_s": 3e12, "usd": 1.99}, "gains <1 %"),  # slower and 0.5 % cheaper
+        ({"tokens_per_s": 4e12 / 0.995, "usd": None}, "gains <1 %"),
+        ({}, "no gain"),
+        ({"tokens_per_s": 3.99e12, "usd": 2.01}, "no gain"),
+        ({"tokens_per_s": 4e12 / 0.995, "fits": False}, "no gain"),
+    ],
+)
+def test_a_gain_that_is_not_worth_a_change_is_a_gain(changes: dict[str, Any], told: str) -> None:
+    assert title(tried(planned(), **changes)) == told
 
 
 TOLD = {"code": "NCC_EXTP004", "message": "too many", "severity": "warning", "hint": ""}

@@ -32,7 +32,7 @@ NEEDS = {"torch_step": "torchax"}  # libraries of an extra, which may not be ins
 RECORDED = "plan.out"
 SHARE = 0.1  # figures follow the compiler; more than this is another output
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
-_OF_THE_TOOL = ("answered ", "next ", "no gain ")
+_OF_THE_TOOL = ("answered ", "next ", "no gain ", "gains ")
 _BAR = re.compile(r"^\s*\W+$")  # says what the figures below it say
 
 
