@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,9 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _asked(words: Sequence[str]) -> argparse.Namespace:
     """What the words ask for. Raises UsageError for what they do not say."""
+    began = time.perf_counter()
     verb, rest = split_verb(words, ("compile",))
     args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
-    args.again = again(words)
+    args.began, args.again = began, again(words)
     return args
 
 
@@ -350,7 +352,8 @@ def _plan(args: argparse.Namespace) -> int:
     folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
         report = advised.advised(asked, args.trace, progress, args.dump_dir)
-    report["provenance"]["again"] = args.again
+    waited_s = round(time.perf_counter() - args.began, 3)
+    report["provenance"] |= {"again": args.again, "answered_s": waited_s}
     if folder:
         from shardwright.orchestrator.report.page.page import write_report
 

@@ -89,11 +89,13 @@ def next_lines(report: Report, width: int) -> list[Text]:
 
 
 def _tool(report: Report, width: int) -> list[Text]:
-    """Where the time of the tool itself went."""
-    seconds = report["provenance"]["stages_s"]
+    """How long the answer took, and what took the most of that."""
+    made = report["provenance"]
+    seconds = made["stages_s"]
+    waited_s = made.get("answered_s", sum(seconds.values()))  # only a command knows the whole
     longest = sorted(seconds.items(), key=lambda item: -item[1])[:4]
     parts = ", ".join(f"{name} {value:.1f}" for name, value in longest)
-    return plain("answered", f"in {sum(seconds.values()):.1f} s: {parts}", width)
+    return plain("answered", f"in {waited_s:.1f} s: {parts}", width)
 
 
 _PARTS = (

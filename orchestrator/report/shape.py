@@ -313,7 +313,9 @@ def _is_needs(value: Any) -> bool:
 _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
-    "provenance": _open(stages_s=_AMOUNTS, optional={"stored_s": TIME, "again": TEXT}),
+    "provenance": _open(
+        stages_s=_AMOUNTS, optional={"stored_s": TIME, "answered_s": AMOUNT, "again": TEXT}
+    ),
     "graph": _open(
         name=TEXT,
         repeats=_TEXTS,

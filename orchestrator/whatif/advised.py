@@ -44,8 +44,9 @@ def advised(
             return report | {"whatif": {**found, "stored_s": stored_s}}
     from shardwright.orchestrator.whatif.tries import FAILED, advice, affordable
 
-    count = affordable(wanted, report, start)
+    count, begun = affordable(wanted, report, start), time.perf_counter()
     section = advice(job, report, count, progress)
+    report["provenance"]["stages_s"]["tries"] = round(time.perf_counter() - begun, 3)
     if not any(row["status"] == FAILED for row in section["tried"]):
         parts = key_parts(job, plan_key, count if count == TRIES else wanted)
         about = About(f"tries of {plan_name(job)}", parts)

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from shardwright.orchestrator import cli
 from shardwright.orchestrator.report import bars
 from shardwright.orchestrator.report.bottleneck import kind_shares
 from shardwright.orchestrator.report.page.page import report_page
@@ -22,6 +24,7 @@ from shardwright.orchestrator.report.plan_screen import LINES, plan_screen, scre
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.report.text import count_text, share_text
 from shardwright.orchestrator.report.tried import effect_text
+from shardwright.orchestrator.whatif import advised
 from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
 
@@ -231,6 +234,22 @@ def test_parts_are_apportioned_exactly(parts: list[float], whole: int) -> None:
     assert not total or all(
         abs(n - part * whole / total) < 1 + 1e-6 for n, part in zip(found, parts, strict=True)
     )
+
+
+def test_an_answer_takes_as_long_as_one_waits_for_it(
+    plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the question on: what no stage counts too. A report of Python's counts its stages."""
+    seconds = {"capture": 0.5, "compile": 3.0, "tries": 4.25, "link": 0.1, "time": 1.0}
+    report = copy.deepcopy(plain)
+    report["provenance"]["stages_s"] = seconds
+    assert texts(report)[-1] == "answered   in 8.8 s: tries 4.2, compile 3.0, time 1.0, capture 0.5"
+    clock = iter((100.0, 112.5))
+    monkeypatch.setattr(cli, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(advised, "advised", lambda *_: report)
+    assert cli.main(["plan", "--model", "llama2-7b"]) == 0
+    assert "answered   in 12.5 s: tries 4.2, compile 3.0" in capsys.readouterr().out
+    check_report(json.loads(json.dumps(report)))
 
 
 def test_counts_have_three_digits_and_a_prefix() -> None:

@@ -137,7 +137,7 @@ def test_as_many_tries_as_are_usual_answer_who_asks_for_the_usual(
         made.append(count)
         return {"tried": [], "left": ["mesh.tp=2"]}
 
-    report = {"provenance": {"plan_key": "a"}}
+    report: dict[str, Any] = {"provenance": {"plan_key": "a", "stages_s": {}}}
     monkeypatch.setattr(advised_module, "plan", lambda *_, **__: report)
     monkeypatch.setattr(tries, "affordable", lambda wanted, *_: count if wanted == AUTO else wanted)
     monkeypatch.setattr(tries, "advice", advice)
@@ -149,6 +149,7 @@ def test_as_many_tries_as_are_usual_answer_who_asks_for_the_usual(
     for _ in range(2):
         advised(asked(AUTO))
         assert made == [count]  # the second time it is known
+    assert list(report["provenance"]["stages_s"]) == ["tries"]
     advised(asked(TRIES))
     assert made == ([count] if is_shared else [count, TRIES])
 
