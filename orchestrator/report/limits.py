@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.machine.target import Target
+from shardwright.compiler.machine.target import Fact, Target
 from shardwright.orchestrator.config.config import JobConfig, recipe_job
 from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
 from shardwright.sharding.strategies.decisions import SHARD_AXES
@@ -201,11 +201,13 @@ def cannot_tell(about: Asked) -> Iterator[Statement]:
     return (one for one in STATEMENTS if one.holds(about))
 
 
-def limits_section(about: Asked, profile: str, transfers: bool = False) -> dict[str, Any]:
-    """The block of the report: what it cannot tell, and the figures that no page documents;
-    `transfers`: whether the step uses the host's link.
+def limits_section(
+    about: Asked, profile: str, goodput: Mapping[str, Fact], transfers: bool = False
+) -> dict[str, Any]:
+    """The block of the report: what it cannot tell, and the figures that no page documents, those
+    of `goodput` last; `transfers`: whether the step uses the host's link.
     """
-    figures = assumptions(about.target, profile, transfers).items()
+    figures = (*assumptions(about.target, profile, transfers).items(), *goodput.items())
     return {
         "cannot_tell": [{"short": one.short, "text": one.text} for one in cannot_tell(about)],
         "assumed": [

@@ -21,7 +21,7 @@ from shardwright.compiler.machine.target import PS_PER_S, Target, hypothetical_t
 from shardwright.compiler.passes.integers import downcasts
 from shardwright.orchestrator.report.bottleneck import bottleneck
 from shardwright.orchestrator.report.goal import bought
-from shardwright.orchestrator.report.goodput import goodput_section
+from shardwright.orchestrator.report.goodput import assumed, goodput_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
 from shardwright.orchestrator.report.limits import (
     EXTRAPOLATED,
@@ -92,6 +92,7 @@ def base_report(
         "limits": limits_section(
             _asked(built),
             timing.profile,
+            assumed(built.job.goodput),
             any(use.call.is_transfer for use in timing.collectives),
         ),
     }

@@ -11,6 +11,7 @@ import pytest
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.report import limits
+from shardwright.orchestrator.report.goodput import assumed
 from shardwright.orchestrator.report.limits import (
     STATEMENTS,
     Asked,
@@ -147,16 +148,37 @@ def test_a_job_like_a_published_run_is_none() -> None:
 
 
 def test_the_block_says_what_holds_and_what_is_assumed() -> None:
-    section = limits_section(about("trn1n.32xlarge", "fsdp", dp_shard=32), "nominal")
+    section = limits_section(about("trn1n.32xlarge", "fsdp", dp_shard=32), "nominal", {})
     said = [one["short"] for one in section["cannot_tell"]]
     assert "none shards weights (FSDP)" in said
     assert "none has context or expert parallelism" not in said
-    whole = limits_section(about("trn1n.32xlarge", "fsdp", tp=32), "nominal")
+    whole = limits_section(about("trn1n.32xlarge", "fsdp", tp=32), "nominal", {})
     assert "none shards weights (FSDP)" not in [one["short"] for one in whole["cannot_tell"]]
     assumed = {one["name"]: one for one in section["assumed"]}
     assert assumed["cross_engine_semaphore_ns"]["status"] == "unknown"
     assert "dma_fixed_ns" not in assumed, "a page documents it"
     assert all(one["source"] for one in section["assumed"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ((), ("instance_mtbf_hours", "restart_s", "storage_gb_per_s")),
+        (("instance_mtbf_hours=5000", "storage_gb_per_s=4"), ("restart_s",)),
+        (("checkpoint_s=30", "restart_s=60"), ("instance_mtbf_hours",)),
+        (("checkpoint_interval_s=600", "storage_gb_per_s=4"), ("instance_mtbf_hours", "restart_s")),
+    ],
+)
+def test_figures_of_goodput_that_nobody_gave_are_assumed(
+    settings: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    """A rate of storage does not enter where the job says how long saving takes."""
+    given = load(None, [f"goodput.{text}" for text in settings]).goodput
+    section = limits_section(about("trn1.32xlarge", "fsdp", tp=32), "nominal", assumed(given))
+    own = [one for one in section["assumed"] if one["name"].startswith("goodput.")]
+    assert [one["name"] for one in own] == [f"goodput.{name}" for name in names]
+    assert section["assumed"][-len(own) :] == own and {one["status"] for one in own} == {"unknown"}
+    assert all(one["value"] == getattr(given, one["name"].partition(".")[2]) for one in own)
 
 
 def test_the_page_has_every_statement_and_every_figure() -> None:
