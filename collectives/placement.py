@@ -26,6 +26,7 @@ class Placement:
     """`slots[rank]` is the core, as `topology` numbers them, that a rank of the mesh runs on."""
 
     name: str  # as it was asked for
+    kind: str  # what it is: linear also where the axes do not divide into the torus
     order: tuple[str, ...]  # axes from the outermost to the innermost
     slots: IntArray
     topology: Topology
@@ -55,12 +56,13 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
     coordinates = _coordinates(mesh, laid_out)
     inside = _inside(laid_out, topology) if kind == TORUS else None
     if inside is not None:
+        slots = _gray_slots(coordinates, inside, topology)
         why = "steps along an axis are steps between neighbouring chips"
-        return Placement(name, order, _gray_slots(coordinates, inside, topology), topology, why)
+        return Placement(name, TORUS, order, slots, topology, why)
     why = "cores in the order of their numbers"
     if kind == TORUS:
         why += ": the axes do not divide into the rows and columns of the torus"
-    return Placement(name, order, _linear_slots(coordinates, laid_out), topology, why)
+    return Placement(name, LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
 
 
 def read_placement(name: str) -> tuple[str, tuple[str, ...]]:

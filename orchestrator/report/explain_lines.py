@@ -18,7 +18,7 @@ from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text
 from shardwright.orchestrator.report.page.words import plain
-from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.sections import Report, placed_as
 from shardwright.orchestrator.report.text import (
     count_text,
     counted,
@@ -98,7 +98,7 @@ def _job(report: Report) -> Iterator[Row]:
 
 def _placed(report: Report) -> Iterator[Row]:
     placed = report["placement"]
-    yield "placement", placed["name"], f"cluster.placement; {placed['why']}"
+    yield "placement", placed_as(placed), f"cluster.placement; {placed['why']}"
     order = " > ".join(placed["order"]) or "one core"
     yield "order of axes", order, "from across instances to neighbouring cores"
     for axis, place in placed["axes"].items():

@@ -181,6 +181,7 @@ def placement_section(built: Built) -> dict[str, Any]:
     axes = [axis for axis, size in layout.mesh.axes if size > 1]
     return {
         "name": built.job.cluster.placement,
+        "kind": placed.kind,
         "order": list(dict.fromkeys(mesh.origin(axis) for axis in placed.order)),
         "why": placed.why,
         "axes": {axis: where(placed, mesh.sizes, mesh.atoms(axis)) for axis in axes},

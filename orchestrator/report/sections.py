@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from shardwright.collectives.ops import LINEAR
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
@@ -168,7 +169,16 @@ def placement(report: Report, width: int) -> list[Text]:
     if not placed["axes"]:
         return []
     places = "; ".join(f"{axis} on {place}" for axis, place in placed["axes"].items())
-    return plain("placed", f"{placed['name']}: {places}", width)
+    return plain("placed", f"{placed_as(placed)}: {places}", width)
+
+
+def placed_as(placed: Mapping[str, Any]) -> str:
+    """The placement that was asked for, or that it is none of the torus."""
+    name: str = placed["name"]
+    is_asked = name.partition(":")[0].strip() == LINEAR
+    if placed.get("kind") != LINEAR or is_asked:  # older reports do not say it
+        return name
+    return "linear, since the axes do not divide into the torus"
 
 
 def streams(report: Report, width: int) -> list[Text]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.collectives.ops import LINEAR, TORUS
 from shardwright.compiler.support.schema import (
     FLAG,
     TEXT,
@@ -338,7 +339,13 @@ _SECTIONS: dict[str, Shape] = {
         regions_alone=NUMBER,
         alone_ps=NUMBER,
     ),
-    "placement": _open(name=TEXT, order=_TEXTS, why=TEXT, axes=Entries(TEXT)),
+    "placement": _open(
+        name=TEXT,
+        order=_TEXTS,
+        why=TEXT,
+        axes=Entries(TEXT),
+        optional={"kind": one_of(TORUS, LINEAR)},
+    ),
     "context": TEXT,
     "pipeline": _open(),
     "findings": Items(FINDING),

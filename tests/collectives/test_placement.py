@@ -177,8 +177,11 @@ def test_what_does_not_divide_is_linear_and_says_why() -> None:
     topology = machine(3)
     placed = place_mesh("torus", {"dp": 32, "tp": 3}, topology)
     assert placed.slots.tolist() == list(range(96))
-    assert "do not divide" in placed.why
-    assert "neighbouring chips" in place_mesh("torus", {"dp": 12, "tp": 8}, topology).why
+    assert "do not divide" in placed.why and (placed.name, placed.kind) == ("torus", "linear")
+    divided = {"dp": 12, "tp": 8}
+    for name, kind in (("torus", "torus"), ("dp,tp", "torus"), ("linear", "linear")):
+        assert place_mesh(name, divided, topology).kind == kind
+    assert "neighbouring chips" in place_mesh("torus", divided, topology).why
 
 
 def test_where_an_axis_lies_in_words() -> None:

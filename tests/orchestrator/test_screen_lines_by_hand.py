@@ -179,6 +179,22 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     ),
     (sections.placement, {}, "placed     torus: tp on a ring; dp on 4 of them"),
     (
+        sections.placement,
+        {"placement": {"name": "dp,tp", "kind": "torus"}},
+        "placed     dp,tp: tp on a ring; dp on 4 of them",
+    ),
+    (
+        sections.placement,
+        {"placement": {"name": "linear:dp,tp", "kind": "linear"}},
+        "placed     linear:dp,tp: tp on a ring; dp on 4 of them",
+    ),
+    (
+        sections.placement,
+        {"placement": {"kind": "linear"}},
+        "placed     linear, since the axes do not divide into the torus: tp on a ring; dp on 4 of"
+        " them",
+    ),
+    (
         sections.rates,
         {},
         "rates      12,346 tokens/s, MFU 40.0 % (HFU 51.2 %) of 6.08 PFLOP/s bf16 peak",
