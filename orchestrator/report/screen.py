@@ -128,7 +128,7 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     note = f"{computed} run, {len(rows) - computed} from the cache"
     if not any(r["kind"] == "compile" and r["cache"] == "miss" for r in rows):
         note = f"nothing to compile, {note}"
-    text = f"{report['neffs']} NEFFs from {len(rows)} units: {note}"
+    text = f"{report['neffs']} NEFFs from {len(rows)} {sections.TASKS}: {note}"
     _print(console, plain("built", text, console.width))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     cells = [_unit_cells(row) for row in rows]

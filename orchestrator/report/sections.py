@@ -38,6 +38,7 @@ from shardwright.sim_cluster.timing.contention import COLLECTIVE_PACKET_BYTES, C
 Report = Mapping[str, Any]
 Section = Callable[[Report, int], list[Text]]
 
+TASKS = "partition, compile and timing tasks"  # what screens call units of work
 TITLE = 11  # columns of the titles on the left
 _SHOWN = 5e-4  # of a bar: less has no cell, and is <0.1 %
 
@@ -384,7 +385,7 @@ def stored_units(report: Report, width: int) -> list[Text]:
     if report["provenance"].get("stored_s"):
         return []
     times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
-    text = counted_text(len(times), len(report["units"]), "units", oldest(times), _again(report))
+    text = counted_text(len(times), len(report["units"]), TASKS, oldest(times), _again(report))
     return plain("stored", text, width) if text else []
 
 

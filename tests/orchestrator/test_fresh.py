@@ -263,7 +263,8 @@ def test_lines_of_screens() -> None:
     ]
     made = report_of(0.0, now - 50 * HOUR, now - HOUR, 0.0)
     assert [line.plain for line in sections.stored_units(made, 200)] == [
-        "stored     2 of 3 units are stored, the oldest 2 d old; ask anew: the same with --fresh"
+        "stored     2 of 3 partition, compile and timing tasks are stored, the oldest 2 d old; ask"
+        " anew: the same with --fresh"
     ]
     full = report_of(now - 3.5 * HOUR) | {
         "mesh": {"dp": 2},

@@ -479,7 +479,7 @@ def test_answers_and_units_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> N
     plan = "shardwright plan --fresh job.toml"
     one = report() | {"units": rows, "provenance": {"again": plan}}
     assert lines(sections.stored_units, one) == ["stored     told"]
-    assert told.pop() == (2, 4, "units", 5.0, plan)
+    assert told.pop() == (2, 4, "partition, compile and timing tasks", 5.0, plan)
     one["provenance"] = {"stored_s": 3.0}
     assert lines(sections.stored_units, one) == [] == told
     assert lines(sections.stored, one) == ["stored     told"]

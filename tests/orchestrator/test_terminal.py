@@ -142,7 +142,8 @@ def test_screens_of_runs_and_compilations(
     monkeypatch.setenv("COLUMNS", "300")
     row = {"kind": "compile", "name": HOSTILE, "worker": HOSTILE.replace(":", ""), "cache": "miss"}
     screen._units(terminal.console(), {"units": [row | {"seconds": 1.0}], "neffs": 1})
-    assert harmless(capsys.readouterr().out)
+    built = capsys.readouterr().out
+    assert harmless(built) and "NEFFs from 1 partition, compile and timing tasks: 1 run" in built
     error = UsageError("SW_USAGE", HOSTILE).diagnostic
     job = CompiledJob(job=HOSTILE, bundle=HOSTILE, units=NONE, error=error, exit_code=2)
     summary = CompileSummary(jobs=(job,), units=NONE, seconds=1.0, findings=(error,))

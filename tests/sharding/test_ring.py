@@ -218,7 +218,12 @@ def test_a_plan_says_how_attention_sees_the_sequence(context: str, held: bool) -
         settings=StrategySettings(context=context),
     )
     rows = {(r.program, r.kind): r.count for r in plan.traffic if r.axes == ("cp",)}
-    assert plan.reasons["context"].startswith(context)
+    said = plan.reasons["context"]
+    assert said.startswith(context)
+    assert held or said == (
+        "ring attention (strategy.context): 3 ring passes, in each of which the 2 blocks of keys"
+        " and values go around all ranks of cp; a core holds 2 blocks at a time"
+    )
     layers, blocks = 2, 2
     passed = layers * 2 * (blocks - 1)
     ring = {

@@ -53,8 +53,9 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     rings = _rings(local)
     graph = rings.level(local.graph)
     reason = (
-        f"ring (strategy.context): {rings.loops} loops over {size} blocks; a core holds 2 blocks"
-        " of keys and values"
+        f"ring attention (strategy.context): {rings.loops} ring passes, in each of which the"
+        f" {size} blocks of keys and values go around all ranks of {CONTEXT_AXIS}; a core holds 2"
+        " blocks at a time"
     )
     return replace(local, graph=graph), Context({"context": reason}, tuple(rings.findings))
 
