@@ -28,6 +28,14 @@ def bottleneck(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "category": category, "share": share, "text": text}
 
 
+def last_stage(timing: Mapping[str, Any]) -> int | None:
+    """The pipeline stage that finishes last, whose cores the breakdown of the step is of; None
+    without a pipeline."""
+    rows = timing.get("per_stage", ())
+    found = (row["stage"] for row in rows if row["breakdown_ps"] == timing["breakdown_ps"])
+    return next(found, None) if len(rows) > 1 else None
+
+
 def kind_shares(report: Mapping[str, Any]) -> dict[str, float]:
     """The shares of the step by kind, largest first: collectives of all axes are one kind. Of the
     time in which no compute engine is busy, what queues move data in at most is `memory`; the rest
@@ -150,8 +158,10 @@ def _bubble(report: Mapping[str, Any], share: float) -> str:
     pipeline = report["pipeline"]
     count = pipeline["num_microbatches"]
     batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    stage = last_stage(report["timing"])
+    whose = "cores" if stage is None else f"cores of stage {stage}, the last to finish,"
     return (
-        f"pipeline: cores wait for other stages {share_text(share)} of the step;"
+        f"pipeline: {whose} wait for other stages {share_text(share)} of the step;"
         f" {len(pipeline['stages'])} stages, {batches}, {pipeline['schedule']}"
     )
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from shardwright.collectives.ops import LINEAR
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
+from shardwright.orchestrator.report.bottleneck import last_stage
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import doubts, goal_texts
 from shardwright.orchestrator.report.text import (
@@ -235,7 +236,7 @@ def auto(report: Report, width: int) -> list[Text]:
 
 
 def timing(report: Report, width: int) -> list[Text]:
-    """Step time with its band, and where it goes."""
+    """Step time with its band, and where it goes in the stage that finishes last."""
     section = report["timing"]
     low, high = section["band_s"]
     text = (
@@ -246,7 +247,10 @@ def timing(report: Report, width: int) -> list[Text]:
     parts = {n: float(ps) for n, ps in section["breakdown_ps"].items() if ps >= _SHOWN * total}
     shares = {name: share_text(ps, total, digits=1) for name, ps in parts.items()}
     drawn = Text(" " * TITLE).append(bar(parts, width - TITLE))
-    return [*plain("time", text, width), drawn, *parts_of(legend(shares), width)]
+    told, stage = legend(shares), last_stage(section)
+    if stage is not None:
+        told.append(Text(f"(stage {stage}, the last to finish)"))
+    return [*plain("time", text, width), drawn, *parts_of(told, width)]
 
 
 def rates(report: Report, width: int) -> list[Text]:

@@ -17,6 +17,7 @@ from shardwright.orchestrator.report.bottleneck import (
     bottleneck,
     kind_of,
     kind_shares,
+    last_stage,
     recomputed,
     replicated,
 )
@@ -289,6 +290,21 @@ def test_the_bottleneck_in_a_sentence(charged: dict[str, int], category: str, te
     assert (found["kind"], found["category"]) == (kind_of(category), category)
     assert found["share"] == pytest.approx(charged[category] / 100)
     assert found["text"] == text
+
+
+def test_the_bubble_is_of_the_stage_that_finishes_last() -> None:
+    """Other stages wait longer or shorter; what is limited is the step of the last one."""
+    one = report(compute=20, bubble=80)
+    stages = ({"compute": 60, "bubble": 40}, {"compute": 20, "bubble": 80})
+    rows = [{"stage": n, "breakdown_ps": parts} for n, parts in enumerate(stages)]
+    one["timing"]["per_stage"] = rows
+    assert last_stage(one["timing"]) == 1
+    assert bottleneck(one)["text"] == (
+        "pipeline: cores of stage 1, the last to finish, wait for other stages 80 % of the step; 4"
+        " stages, 8 micro-batches, 1f1b"
+    )
+    one["timing"]["per_stage"] = rows[1:]
+    assert last_stage(one["timing"]) is None
 
 
 @pytest.mark.parametrize(("captured", "told"), [(321, True), (319, False)])

@@ -352,6 +352,10 @@ def test_time_and_where_it_goes() -> None:
         " " * 11 + "█" * 60 + "▓" * 20,
         " " * 11 + "█ compute 75.0 %  ▓ memory 25.0 %",
     ]
+    first, last = {"compute": 1_000_000_000, "bubble": 1_000_000_000}, {"compute": 2_000_000_000}
+    rows = [{"stage": n, "breakdown_ps": parts} for n, parts in enumerate((last, first))]
+    shown = lines(sections.timing, changed(timing={"breakdown_ps": first, "per_stage": rows}), 91)
+    assert shown[2].strip() == "█ compute 50.0 %  ▓ bubble 50.0 %  (stage 1, the last to finish)"
     parts = {"compute": 1_998_000_000, "idle": 1_000_000}
     shown = lines(sections.timing, changed(timing={"breakdown_ps": parts}), 91)
     assert shown[2].strip() == "█ compute 99.9 %  ▓ idle 0.1 %"
