@@ -161,8 +161,12 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     topology = cluster_topology(target, job.cluster.instances)
     faults = faults_of(job.faults, topology)
     cores = target.cores * job.cluster.instances
+    each = target.cores if target.efa_devices else 0  # else there is one instance
     try:
-        mesh = _own_mesh(job, own, cores) if own else parse_mesh(_axes_of(job), cores)
+        if own:
+            mesh = _own_mesh(job, own, cores, each)
+        else:
+            mesh = parse_mesh(_axes_of(job), cores, per_instance=each)
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
         raise UsageError(d.code, d.message, d.loc, d.hint) from error
@@ -262,7 +266,7 @@ def _given_axes(job: JobConfig) -> dict[str, int | str]:
     return {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
 
 
-def _own_mesh(job: JobConfig, own: OwnMesh, cores: int) -> Mesh:
+def _own_mesh(job: JobConfig, own: OwnMesh, cores: int, per_instance: int) -> Mesh:
     """The step's mesh, which must fill the cores; `[mesh]` may only repeat it."""
     given = _given_axes(job)
     if given and given != own.mesh.sizes:
@@ -272,7 +276,7 @@ def _own_mesh(job: JobConfig, own: OwnMesh, cores: int) -> Mesh:
             f"[mesh] requires the mesh of the step's shardings, {own.mesh}, got {shown}",
             hint="leave [mesh] empty, or build the step's mesh from the same axes",
         )
-    check_product(own.mesh, cores)
+    check_product(own.mesh, cores, per_instance)
     return own.mesh
 
 

@@ -142,11 +142,17 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
     return Mesh(tuple((name, sizes[name]) for name in AXES if name in sizes))
 
 
-def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp_shard") -> Mesh:
+def parse_mesh(
+    given: str | Mapping[str, int | str],
+    cores: int,
+    auto: str = "dp_shard",
+    per_instance: int = 0,
+) -> Mesh:
     """The mesh of `given` over exactly `cores` cores.
 
     One axis may be "auto" and takes what the others leave; with no axis at all, `auto` takes every
-    core. `ep` does not multiply: it is the inner part of `dp_shard`.
+    core. `ep` does not multiply: it is the inner part of `dp_shard`. With the cores of an instance,
+    of which there may be several, a refusal says how many would do.
     Raises ShardingError with the printed product when the axes do not fill the cores.
     """
     table = _parse_text(given) if isinstance(given, str) else dict(given)
@@ -159,9 +165,9 @@ def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp
     sizes = {name: _size(name, size) for name, size in table.items() if size != AUTO}
     known = make_mesh(sizes)
     if free:
-        sizes[free[0]] = _remainder(known, free[0], cores)
+        sizes[free[0]] = _remainder(known, free[0], cores, per_instance)
     mesh = make_mesh(sizes)
-    check_product(mesh, cores)
+    check_product(mesh, cores, per_instance)
     return _with_experts(mesh, experts)
 
 
@@ -202,19 +208,27 @@ def _size(name: str, size: int | str) -> int:
         ) from None
 
 
-def _remainder(known: Mesh, axis: str, cores: int) -> int:
+def _remainder(known: Mesh, axis: str, cores: int, per_instance: int) -> int:
     """What `known` leaves of `cores` for `axis`."""
     if cores % known.num_cores:
         raise ShardingError(
             "SW_MESH_PRODUCT",
             f"mesh {known} with {axis}=auto requires a divisor of {cores} cores, "
             f"got {known.num_cores}",
-            hint=f"choose axes whose product divides {cores}",
+            hint=_instances(math.lcm(known.num_cores, per_instance), per_instance)
+            + f"choose axes whose product divides {cores}",
         )
     return cores // known.num_cores
 
 
-def check_product(mesh: Mesh, cores: int) -> None:
+def _instances(cores: int, per_instance: int) -> str:
+    """With how many instances there are so many cores, for a hint; empty where there are not."""
+    if not per_instance or cores % per_instance:
+        return ""
+    return f"--instances {cores // per_instance} has {cores} cores; or "
+
+
+def check_product(mesh: Mesh, cores: int, per_instance: int = 0) -> None:
     """Refuse a mesh that is not exactly the target. Raises ShardingError."""
     if mesh.num_cores == cores:
         return
@@ -222,5 +236,6 @@ def check_product(mesh: Mesh, cores: int) -> None:
     raise ShardingError(
         "SW_MESH_PRODUCT",
         f"mesh {mesh} needs {product} = {mesh.num_cores} cores, target has {cores}",
-        hint=f"choose sizes whose product is {cores}, or set one axis to auto",
+        hint=_instances(mesh.num_cores, per_instance)
+        + f"choose sizes whose product is {cores}, or set one axis to auto",
     )

@@ -154,6 +154,14 @@ def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) ->
     job = config.load(write(tmp_path, JOB), ["mesh.dp_shard=31"])
     with pytest.raises(UsageError, match=r"SW_MESH_PRODUCT.* 31 cores, target has 32"):
         layout_of(job)
+    for target, hint in (
+        ("trn1.32xlarge", "--instances 3 has 96 cores; or "),
+        ("trn1.2xlarge", ""),
+    ):
+        wide = config.load(None, ["mesh.dp_shard=96", f"cluster.target={target}"])
+        with pytest.raises(UsageError) as caught:
+            layout_of(wide)
+        assert caught.value.diagnostic.hint.startswith(f"{hint}choose sizes")
 
 
 def test_a_mesh_is_chosen_only_where_none_is_named(tmp_path: Path) -> None:

@@ -34,6 +34,31 @@ def test_a_wrong_product_is_printed() -> None:
     with pytest.raises(ShardingError, match=r"needs 7 \* 4 = 28 cores, target has 32") as caught:
         parse_mesh("dp_shard=7,tp=4", 32)
     assert caught.value.code == "SW_MESH_PRODUCT"
+    assert caught.value.diagnostic.hint == (
+        "choose sizes whose product is 32, or set one axis to auto"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "instances"),
+    [
+        ("dp_shard=64,tp=4", "--instances 8 has 256 cores; or choose sizes"),
+        ("dp_shard=32", "--instances 1 has 32 cores; or choose sizes"),
+        ("dp_shard=80", "choose sizes"),
+        ("dp_shard=auto,tp=128", "--instances 4 has 128 cores; or choose axes"),
+        ("dp_shard=auto,tp=3", "--instances 3 has 96 cores; or choose axes"),
+    ],
+)
+def test_a_wrong_product_says_with_how_many_instances_it_is_right(
+    text: str, instances: str
+) -> None:
+    """Of 32 cores each, of which there are two."""
+    with pytest.raises(ShardingError) as caught:
+        parse_mesh(text, 64, per_instance=32)
+    assert caught.value.diagnostic.hint.startswith(instances)
+    if "instances" in instances:
+        cores = int(instances.split()[3])
+        assert parse_mesh(text, cores, per_instance=32).num_cores == cores
 
 
 @pytest.mark.parametrize(
