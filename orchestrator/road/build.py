@@ -313,14 +313,21 @@ def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
         own = _read_own_mesh(job, task) if is_own else None
     if layout is None or job.strategy.global_batch_tokens:
         layout = layout_of(job, own, task.tokens_per_sample)
-    if is_own or _given_axes(job):
+    if is_own or not _leaves_shards(job):
         return layout, task
     return _with_shared_state(job, layout, task, stages), task
 
 
+def _leaves_shards(job: JobConfig) -> bool:
+    """Whether a job leaves the number of shards to us: it names no mesh, or none but the axes of a
+    strategy's own, with `auto` for the shards."""
+    given = _given_axes(job)
+    return given.keys() <= {SHARD_AXIS, "tp"} and given.get(SHARD_AXIS, "auto") == "auto"
+
+
 def _with_shared_state(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Layout:
-    """The layout of a job that names no mesh, with as many ranks sharing the state as its weights
-    divide by; samples lie as before, so that the step is traced once."""
+    """The layout of a job that leaves the number of shards to us, with as many ranks sharing the
+    state as its weights divide by; samples lie as before, so that the step is traced once."""
     if layout.mesh.sizes.get(SHARD_AXIS, 1) == 1 or not zero_of(job.strategy):
         return layout
     traced = stages.trace(job, task, layout.captured_batch)

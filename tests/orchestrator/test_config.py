@@ -164,7 +164,7 @@ def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) ->
         assert caught.value.diagnostic.hint.startswith(f"{hint}choose sizes")
 
 
-def test_a_mesh_is_chosen_only_where_none_is_named(tmp_path: Path) -> None:
+def test_a_mesh_is_chosen_only_where_no_number_of_shards_is_named(tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 8, "vocab_size": 2048, "max_position_embeddings": 8}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
@@ -172,7 +172,14 @@ def test_a_mesh_is_chosen_only_where_none_is_named(tmp_path: Path) -> None:
     layout, _ = placed_task(config.load(None, asked), Stages())
     assert layout.mesh.sizes == {"dp_replicate": 3, "dp_shard": 8}
     assert [finding.code for finding in layout.findings] == ["SW_MESH_CHOSEN"]
-    named, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=auto"]), Stages())
+    left, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=auto"]), Stages())
+    assert (left.mesh, left.findings) == (layout.mesh, layout.findings), "auto names no size"
+    split, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=auto", "mesh.tp=2"]), Stages())
+    assert split.mesh.sizes == {"dp_replicate": 3, "dp_shard": 4, "tp": 2}
+    for other in ("mesh.dp_replicate=2", "mesh.cp=2"):
+        own, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=auto", other]), Stages())
+        assert own.mesh.sizes["dp_shard"] == 12 and not own.findings
+    named, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=24"]), Stages())
     assert named.mesh.sizes == {"dp_shard": 24} and not named.findings
     assert (layout.captured_batch, layout.global_batch) == (named.captured_batch, 24)
 
