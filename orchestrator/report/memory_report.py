@@ -25,7 +25,7 @@ from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import saving
-from shardwright.orchestrator.whatif.situation import Situation, given_sizes
+from shardwright.orchestrator.whatif.situation import laid_out
 from shardwright.sharding.memory.arena import Moment
 from shardwright.sharding.memory.footprint import worst_stage
 
@@ -100,14 +100,8 @@ def suggestions(
     base = planned(job, service, Stages(traces=traces))
     before = memory["peak_bytes"]
     scale = before / base.plan.footprint.peak_bytes
-    now = Situation(
-        job=job,
-        mesh=given_sizes(base.layout.mesh.sizes),
-        global_batch=base.layout.global_batch,
-        num_microbatches=base.layout.num_microbatches,
-    )
     rows = []
-    for idea in saving(now):
+    for idea in saving(laid_out(job, base.layout)):
         change = changed(job, idea.keys)
         try:
             other = planned(change.job, service, Stages(traces=traces))

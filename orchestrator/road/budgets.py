@@ -17,8 +17,12 @@ from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking import budget
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.options import DEFAULTS
-from shardwright.orchestrator.road.build import Built, Planned
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.road.build import Built, Layout, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
+from shardwright.orchestrator.whatif.change import changed
+from shardwright.orchestrator.whatif.rules import is_open, more_instances
+from shardwright.orchestrator.whatif.situation import laid_out
 from shardwright.sharding.memory.advice import Asked, advice_text
 from shardwright.sharding.memory.footprint import Footprint, check_limit, worst_stage
 from shardwright.sharding.strategies.decisions import zero_of
@@ -82,8 +86,17 @@ def _checks(built: Built) -> Iterator[Check]:
 def _advice(ready: Planned, memory: Footprint) -> str:
     """What to change where so much is too much."""
     zero = zero_of(ready.job.strategy)
-    asked = Asked(zero=zero, context_bytes=ready.plan.context_bytes)
+    wider = wider_text(ready.job, ready.layout)
+    asked = Asked(zero=zero, context_bytes=ready.plan.context_bytes, wider=wider)
     return advice_text(memory, ready.plan.step, asked, ready.layout.target.limit_bytes)
+
+
+def wider_text(job: JobConfig, layout: Layout) -> str:
+    """The flags of the job with twice the shards on twice the instances; empty where there are none
+    to be had, or the step has its mesh or its samples."""
+    now = laid_out(job, layout)
+    found = (changed(job, idea.keys) for idea in more_instances(now) if is_open(idea, now))
+    return " ".join(f"--set {word}" for change in found for word in change.text.split())
 
 
 def _located(error: DiagnosticError, program: Program | None) -> DiagnosticError:

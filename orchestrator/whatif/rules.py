@@ -361,7 +361,7 @@ def _machine(now: Situation, others: Mapping[str, str]) -> Iterator[Idea]:
     yield Idea({"cluster.target": other, **count})
 
 
-def _more_instances(now: Situation) -> Iterator[Idea]:
+def more_instances(now: Situation) -> Iterator[Idea]:
     """Twice the instances, with twice the shards."""
     if now.is_manual or not load_target(now.job.cluster.target).efa_devices:
         return
@@ -385,7 +385,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _shorter_type,
             _more_tensor_parallel,
             _more_stages,
-            _more_instances,
+            more_instances,
             _next_machine,
         ),
         "compute": (

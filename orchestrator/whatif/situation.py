@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
@@ -12,6 +12,9 @@ from shardwright.orchestrator.whatif.change import as_chosen
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL
+
+if TYPE_CHECKING:
+    from shardwright.orchestrator.road.build import Layout
 
 COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
 
@@ -74,6 +77,16 @@ def given_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
     sizes = dict(mesh)
     sizes["dp_shard"] = sizes.get("dp_shard", 1) * sizes.get("ep", 1)
     return sizes
+
+
+def laid_out(job: JobConfig, layout: Layout) -> Situation:
+    """That of a job of which nothing is known but how it lies."""
+    return Situation(
+        job=job,
+        mesh=given_sizes(layout.mesh.sizes),
+        global_batch=layout.global_batch,
+        num_microbatches=layout.num_microbatches,
+    )
 
 
 def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:

@@ -30,11 +30,13 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a plan was asked for that its buffers do not say: the ZeRO stage, and the bytes of keys
-    and values that a layer gathers (`sharding/cut/ring`)."""
+    """What a plan was asked for that its buffers do not say: the ZeRO stage, the bytes of keys and
+    values that a layer gathers (`sharding/cut/ring`), and the flags for twice the shards on twice
+    the cores; empty where those are not to be had."""
 
     zero: int
     context_bytes: int = 0
+    wider: str = ""
 
 
 def advice(memory: Footprint, plan: StepPlan, asked: Asked) -> list[Advice]:
@@ -58,7 +60,8 @@ def _changes(memory: Footprint, plan: StepPlan, asked: Asked) -> Iterator[Advice
     state = [b for b in plan.buffers.values() if category_of(b) in STATE]
     split = [b for b in state if _splits_again(b, ways)]
     saved = sum(b.local_type.num_bytes // 2 for b in split)
-    yield Advice(f"shard over twice the cores, mesh.{SHARD_AXIS} = {2 * ways}", saved)
+    if asked.wider:
+        yield Advice(f"shard over twice the cores, {asked.wider}", saved)
     if asked.zero == 0:
         whole = [b for b in state if category_of(b) == "optimizer" and not _axes(b)]
         kept = sum(b.local_type.num_bytes for b in whole)

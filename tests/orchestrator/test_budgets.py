@@ -10,6 +10,9 @@ import pytest
 
 from shardwright.compiler.linking import budget
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.road.budgets import wider_text
+from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.road.plan_cache import exit_code
 from tests.support.machines import machine_file
 from tests.support.small_job import write_job
@@ -75,6 +78,51 @@ def test_an_operator_over_the_documented_limit_is_a_warning_at_the_users_line(
     assert found and all(f["severity"] == "warning" for f in found)
     assert any(f["loc"] and f["loc"]["file"].endswith(".py") and f["loc"]["line"] for f in found)
     assert all("requires" in f["message"] and "limit is 50" in f["message"] for f in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ((), "mesh.dp_shard=64 cluster.instances=2 strategy.global_batch=64"),
+        (
+            ("mesh.dp_shard=auto", "mesh.tp=8", "strategy.global_batch=16", "cluster.instances=2"),
+            "mesh.dp_shard=16 mesh.tp=8 cluster.instances=4 strategy.global_batch=16",
+        ),
+        (
+            ("mesh.dp_replicate=4", "mesh.dp_shard=8", "mesh.ep=2"),
+            "mesh.dp_replicate=4 mesh.dp_shard=16 mesh.ep=2 cluster.instances=2"
+            " strategy.global_batch=64",
+        ),
+        (
+            (
+                "strategy.global_batch_tokens=131072",
+                "strategy.micro_batch=2",
+                "mesh.dp_shard=auto",
+                "mesh.tp=2",
+            ),
+            "mesh.dp_shard=32 mesh.tp=2 cluster.instances=2 strategy.global_batch=32"
+            " strategy.micro_batch=1 strategy.global_batch_tokens=0",
+        ),
+        (("cluster.target=trn1.2xlarge",), ""),
+        (("strategy.name=manual",), ""),
+    ],
+)
+def test_twice_the_cores_are_asked_for_as_they_are_typed(
+    settings: tuple[str, ...], flags: str
+) -> None:
+    """Mesh, instances and batch, which are taken as they are."""
+    asked = load(None, ["model.preset=llama2-7b", *settings])
+    layout = layout_of(asked, tokens_per_sample=4096)
+    told = wider_text(asked, layout).split()
+    assert told[::2] == ["--set"] * len(flags.split()) and told[1::2] == flags.split()
+    wide = load(None, ["model.preset=llama2-7b", *settings, *told[1::2]])
+    again = layout_of(wide, tokens_per_sample=4096)
+    assert again.mesh.num_cores == layout.mesh.num_cores * (2 if flags else 1)
+
+
+def test_a_lowered_step_has_its_samples_and_no_more_cores() -> None:
+    asked = load(None, ["model.hlo=step.mlir"])
+    assert wider_text(asked, layout_of(asked)) == ""
 
 
 def test_tensors_over_the_memory_of_a_core_are_named(

@@ -188,11 +188,15 @@ def test_advice_counts_the_bytes_of_each_change() -> None:
         sharded("kept", "gathered", whole, 5),
     ]
     plan = dataclasses.replace(plan, buffers={**plan.buffers, **{i.name: i for i in buffers}})
-    found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan, Asked(zero=0))}
-    assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
+    wide = "--set mesh.dp_shard=8 --set cluster.instances=2"
+    asked = Asked(zero=0, wider=wide)
+    found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan, asked)}
+    assert found[f"shard over twice the cores, {wide}"] == 6 * 16 * 4 // 2
+    alone = {a.change for a in advice(footprint(plan), plan, Asked(zero=0))}
+    assert alone == found.keys() - {f"shard over twice the cores, {wide}"}
     assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4
     assert found["gather weights again, strategy.reshard_after_forward = true"] == 5 * 16 * 4
-    spread = {a.change for a in advice(footprint(plan), plan, Asked(zero=3))}
+    spread = {a.change for a in advice(footprint(plan), plan, Asked(zero=3, wider=wide))}
     assert spread == found.keys() - {"spread the optimizer state, strategy.zero = 1"}
 
 
