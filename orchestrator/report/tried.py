@@ -9,13 +9,14 @@ from typing import Any
 from shardwright.orchestrator.report.text import seconds_text, share_text, size_text, usd_text
 
 WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
+_SHOWN = 5e-4  # of what was: less is no change
 
 
 def title(row: Mapping[str, Any]) -> str:
     """What a try is: worth trying next, a gain that is too small for that, or none."""
     if row["helps"]:
         return "next"
-    is_little = row["status"] == "fits" and -WORTHWHILE <= gain(row) < 0
+    is_little = row["status"] == "fits" and -WORTHWHILE <= gain(row) <= -_SHOWN
     return f"gains <{100 * WORTHWHILE:.0f} %" if is_little else "no gain"
 
 
@@ -39,12 +40,14 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
         return text
     text = f"{chosen_text(row)}fits, {seconds_text(row['step_time_s'])} per step"
     if row["same_batch"]:
-        text += f" ({_signed(row['time_change'])})"
+        text += f" ({_change_text(row['time_change'])})"
     else:
         faster = 1 / (1 + row["time_change"]) - 1
-        text += f" of {row['global_batch']:,} samples ({_signed(faster)} {unit}s/s)"
+        text += f" of {row['global_batch']:,} samples ({_change_text(faster)} {unit}s/s)"
     if row["cost_change"] is not None:
-        text += f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_signed(row['cost_change'])})"
+        text += (
+            f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_change_text(row['cost_change'])})"
+        )
     elif row.get("unpriced"):
         text += ", no price of this kind"
     if codes := row.get("refused"):
@@ -133,5 +136,8 @@ def candidate_text(row: Mapping[str, Any], limit_bytes: int) -> str:
     return text
 
 
-def _signed(change: float) -> str:
+def _change_text(change: float) -> str:
+    """`+4.6 %`, `-23 %`, `no change`."""
+    if abs(change) < _SHOWN:
+        return "no change"
     return f"{'+' if change >= 0 else '-'}{share_text(abs(change))}"

@@ -51,7 +51,7 @@ def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: in
     changes = advice(memory, plan, asked)
     told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
     if changes and changes[0].saves_bytes < memory.peak_bytes - limit_bytes:
-        told.append("not enough alone")
+        told.append("none of them is enough alone" if len(changes) > 1 else "not enough alone")
     return "; ".join([*told, "`plan --explain memory` plans each change"])
 
 

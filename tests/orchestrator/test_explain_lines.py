@@ -147,6 +147,10 @@ def test_changes_that_were_tried(report: dict[str, Any]) -> None:
         "gains <1 % remat=none: fits, 1.000 s per step (-0.4 %)"
     )
     assert rows(tried, "next")["strategy.remat=none"][0] == "gains <1 %"
+    row |= {"time_change": -0.0004, "cost_change": 0.0004, "usd_per_1e6_tokens": 1e-3}
+    assert next_lines(tried, 80)[0].plain == (
+        "no gain    remat=none: fits, 1.000 s per step (no change), $0.00100/Mtoken (no"
+    )
     assert list(rows(report, "next")) == ["nothing"]
 
 

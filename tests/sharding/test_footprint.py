@@ -216,6 +216,9 @@ def test_a_ring_is_advice_where_keys_and_values_are_gathered() -> None:
     assert ring not in {a.change for a in advice(memory, plan, Asked(zero=3))}
 
 
+EXPLAINED = "`plan --explain memory` plans each change"
+
+
 def test_advice_says_where_no_change_is_enough_alone() -> None:
     b = Builder()
     graph = b.finish(b.reduce(b.input((SIZE,)), "add", (0,)))
@@ -227,6 +230,12 @@ def test_advice_says_where_no_change_is_enough_alone() -> None:
     enough = advice_text(memory, plan, Asked(zero=0), memory.peak_bytes - change.saves_bytes)
     less = advice_text(memory, plan, Asked(zero=0), memory.peak_bytes - change.saves_bytes - 1)
     assert less == enough.replace("; `plan", "; not enough alone; `plan") != enough
+    split = sharded("w", "parameter", (("dp_shard",), ()), 1000)
+    plan = dataclasses.replace(plan, buffers={**plan.buffers, "w": split})
+    two = advice_text(footprint(plan), plan, Asked(zero=1, wider="--set a=b"), 0)
+    assert two.endswith(
+        "GiB); none of them is enough alone; `plan --explain memory` plans each change"
+    )
 
 
 @pytest.mark.parametrize("leaves", [4, 40])
