@@ -37,7 +37,7 @@ from shardwright.orchestrator.report.tried import (
     is_good,
     title,
 )
-from shardwright.orchestrator.report.verdict import verdicts
+from shardwright.orchestrator.report.verdict import ends_at_published, published_text, verdicts
 from shardwright.orchestrator.terminal import terminal
 
 Row = tuple[str, str, str]
@@ -244,7 +244,11 @@ def _confidence(report: Report) -> Iterator[Row]:
     timing, limits = report["timing"], report["limits"]
     yield timing["confidence"], "", timing["confidence_why"]
     low, high = (seconds_text(bound) for bound in timing["band_s"])
-    yield "band", f"{low} .. {high}", "the step under all profiles of the machine's rates"
+    how = "the step under all profiles of the machine's rates"
+    if ends_at_published(timing):
+        best = published_text(timing["published"])
+        how += f"; its slow end is set to the step at the best published MFU, {best}"
+    yield "band", f"{low} .. {high}", how
     for figure in limits["assumed"]:
         yield figure["name"], _figure(figure["value"]), f"{figure['status']}: {figure['source']}"
     for one in limits["cannot_tell"]:

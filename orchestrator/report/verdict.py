@@ -7,6 +7,7 @@ else there is no room for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from shardwright.orchestrator.report.tried import effect_text, short_change
 Report = Mapping[str, Any]
 VENDOR_LIMITS = ("NCC_EBVF030", "NCC_EXTP004")
 """Codes with which the vendor's compiler refuses a program that runs here all the same."""
+
+_SAME = 1e-9  # our choice: two products of the same figures differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,18 @@ def _above(report: Report) -> Iterator[Verdict]:
         f" {best['times']:.2f} times the best of this kind of model on"
         f" {' or '.join(best['machines'])}, {published_text(best)}"
     )
-    if timing["band_s"][1] >= timing["step_time_s"] * best["times"]:
-        text += "; the slow end of the band reaches down to it"
+    if ends_at_published(timing):
+        text += "; the slow end of the band is therefore the step at that MFU, no estimate of ours"
     yield Verdict("above anything published", text)
+
+
+def ends_at_published(timing: Mapping[str, Any]) -> bool:
+    """Whether the slow end of the band is no profile's step but was set to the step at the best
+    published MFU (`report.band`)."""
+    best = timing.get("published")
+    if best is None or best["times"] <= 1:
+        return False
+    return math.isclose(timing["band_s"][1], timing["step_time_s"] * best["times"], rel_tol=_SAME)
 
 
 def published_text(best: Mapping[str, Any]) -> str:

@@ -132,6 +132,18 @@ def test_every_assumed_figure_and_every_finding(report: dict[str, Any]) -> None:
     assert list(rows(report | {"findings": []}, "warnings")) == ["none"]
 
 
+@pytest.mark.parametrize(("slow", "is_set"), [(1.6, True), (1.5, False), (1.7, False)])
+def test_a_slow_end_that_was_set_says_so(report: dict[str, Any], slow: float, is_set: bool) -> None:
+    best = {"times": 1.6, "mfu": 0.25, "model": "m", "cores": 1024, "release": "2.18.0", "id": "T9"}
+    timing = report["timing"] | {"published": best}
+    timing["band_s"] = [timing["step_time_s"], timing["step_time_s"] * slow]
+    _, how = rows(report | {"timing": timing}, "confidence")["band"]
+    assert how == "the step under all profiles of the machine's rates" + is_set * (
+        "; its slow end is set to the step at the best published MFU, 25.0 % (m on 1,024 cores, SDK"
+        " 2.18.0, T9)"
+    )
+
+
 def test_changes_that_were_tried(report: dict[str, Any]) -> None:
     row = {"change": "strategy.remat=none", "status": "refused", "helps": False}
     row |= {"code": "SW_X", "message": "no"}
