@@ -16,7 +16,7 @@ from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
-from shardwright.orchestrator.report.goal import goal_rows, needs_text
+from shardwright.orchestrator.report.goal import goal_rows, needs_text, rests_on
 from shardwright.orchestrator.report.page.words import plain
 from shardwright.orchestrator.report.sections import Report, placed_as
 from shardwright.orchestrator.report.text import (
@@ -186,7 +186,8 @@ def _goal(report: Report) -> Iterator[Row]:
         basis = f", {basis_text(report.get('price'))}" if name == "money" else ""
         yield name, taken, f"limit {limit}, left {left}{basis}"
     if found["needs"]:
-        yield "it needs", "", needs_text(found["needs"], counted(report))
+        rests = f"; {why}" if (why := rests_on(report)) else ""
+        yield "it needs", "", needs_text(found["needs"], counted(report)) + rests
 
 
 def _verdict(report: Report) -> Iterator[Row]:

@@ -166,8 +166,8 @@ def limits_text(goal: GoalConfig) -> str:
 
 
 def doubts(report: Mapping[str, Any]) -> str:
-    """What speaks against an answer that a goal is met: the vendor's compiler, and the slow end of
-    the band; empty where nothing does."""
+    """What speaks against an answer: the vendor's compiler, and the slow end of the band where it
+    misses the goal, with the instances that it needs; empty where nothing does."""
     found, timing = report["goal"], report["timing"]
     told = []
     if codes := refusals(report):
@@ -175,25 +175,42 @@ def doubts(report: Mapping[str, Any]) -> str:
     slow = timing["band_s"][1] / timing["step_time_s"]
     late = _times(found["days"], _days(found["deadline_s"])) * slow > 1
     dear = _times(found["usd"], found["budget_usd"]) * slow > 1
-    if found["met"] and (late or dear):
-        days = found["days"] * slow
-        told.append(f"at the slow end of the band it takes {long_text(days * S_PER_DAY)}")
+    if slow > 1 and (late or dear):
+        text = f"at the slow end of the band it takes {long_text(found['days'] * slow * S_PER_DAY)}"
+        if not found["met"] and late:
+            times = _times(found["days"], _days(found["deadline_s"])) * slow
+            count = _up(report["job"]["cluster"]["instances"] * times)
+            text += f", and {count:,} instances to be in time"
+        told.append(text)
     return "; ".join(told)
 
 
-def goal_texts(found: Mapping[str, Any], unit: str, basis: str, doubt: str = "") -> tuple[str, str]:
+def rests_on(report: Mapping[str, Any]) -> str:
+    """Why what a goal needs is reckoned from a step that nobody can run; empty where one can."""
+    told = [] if report["goal"]["fits"] else ["does not fit the memory"]
+    if refusals(report):
+        told.append("neuronx-cc would refuse")
+    return f"each rests on this step, which {' and which '.join(told)}" if told else ""
+
+
+def goal_texts(
+    found: Mapping[str, Any], unit: str, basis: str, doubt: str = "", rests: str = ""
+) -> tuple[str, str]:
     """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
-    is the kind of price, `unit` what is counted, `doubt` what speaks against it."""
+    is the kind of price, `unit` what is counted, `doubt` what speaks against it, `rests` what is
+    wrong with the step that what it needs is reckoned from."""
     counted = f"{count_text(found['tokens']).strip()} {unit}s"
     if found["days"] is None:
         return f"not met: failures leave no time for steps, {counted} are never reached", ""
     is_asked = found["deadline_s"] is not None or found["budget_usd"] is not None
     verdict = {True: "met: ", False: "not met: ", None: "open: " if is_asked else ""}[found["met"]]
     text = f"{verdict}{counted} in {took_text(found, basis)}"
-    if not found["fits"]:
-        text += "; but the step does not fit the memory"
-    text += f"; but {doubt}" if doubt else ""
-    return text, needs_text(found["needs"], unit)
+    against = [] if found["fits"] else ["the step does not fit the memory"]
+    against += [doubt] if doubt else []
+    if against:
+        text += f"; {'and' if found['needs'] else 'but'} {'; and '.join(against)}"
+    needs = needs_text(found["needs"], unit)
+    return text, f"{needs}; {rests}" if needs and rests else needs
 
 
 def took_text(found: Mapping[str, Any], basis: str) -> str:

@@ -18,7 +18,7 @@ from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.bottleneck import last_stage
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
-from shardwright.orchestrator.report.goal import doubts, goal_texts
+from shardwright.orchestrator.report.goal import doubts, goal_texts, rests_on
 from shardwright.orchestrator.report.text import (
     KIB,
     count_text,
@@ -306,7 +306,9 @@ def goal(report: Report, width: int) -> list[Text]:
     if "goal" not in report:
         return []
     basis = basis_text(report.get("price"))
-    told, needs = goal_texts(report["goal"], counted(report), basis, doubts(report))
+    told, needs = goal_texts(
+        report["goal"], counted(report), basis, doubts(report), rests_on(report)
+    )
     return plain("goal", told, width) + (plain("it needs", needs, width) if needs else [])
 
 

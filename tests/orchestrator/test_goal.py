@@ -35,6 +35,7 @@ from shardwright.orchestrator.report.goal import (
     goal_texts,
     limits_text,
     needs_text,
+    rests_on,
 )
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.shape import check_report
@@ -213,13 +214,73 @@ def test_what_speaks_against_a_goal_that_is_met(
     assert said.endswith(f"; but {expected}" if expected else "before the deadline")
 
 
-def test_a_goal_that_is_missed_has_no_slow_end() -> None:
-    report = {
-        "goal": answer(asked(3000.0), pace()).as_dict(),
-        "timing": {"step_time_s": 1.0, "band_s": [1.0, 3.0]},
-        "findings": [],
+EXTP = {"code": "NCC_EXTP004"}
+
+
+def missed(goal: GoalConfig, slow: float, *findings: Any, **figures: Any) -> dict[str, Any]:
+    return {
+        "goal": answer(goal, pace(**figures)).as_dict(),
+        "timing": {"step_time_s": 1.0, "band_s": [1.0, slow]},
+        "findings": list(findings),
+        "job": {"cluster": {"instances": 4}},
     }
-    assert doubts(report) == ""
+
+
+@pytest.mark.parametrize(
+    ("goal", "slow", "expected"),
+    [
+        (asked(3000.0), 1.0, ""),
+        (
+            asked(3000.0),
+            3.0,  # 4,000 s x 3 / 3,000 s x 4 instances
+            "at the slow end of the band it takes 3.33 hours, and 16 instances to be in time",
+        ),
+        (asked(0.0, 80.0), 3.0, "at the slow end of the band it takes 3.33 hours"),
+        (
+            asked(5000.0, 80.0),  # in time but for the slow end: 2.4 x 4
+            3.0,
+            "at the slow end of the band it takes 3.33 hours, and 10 instances to be in time",
+        ),
+    ],
+)
+def test_the_slow_end_of_a_goal_that_is_missed(
+    goal: GoalConfig, slow: float, expected: str
+) -> None:
+    assert doubts(missed(goal, slow)) == expected
+
+
+def test_what_adds_to_a_goal_that_is_missed_is_no_but() -> None:
+    found = answer(asked(3000.0), pace(fits=False)).as_dict()
+    assert goal_texts(found, "token", "on demand", "so")[0] == (
+        f"not met: {TOOK}; 16.7 minutes after the deadline; and the step does not fit the memory;"
+        " and so"
+    )
+    found = answer(asked(3000.0), pace()).as_dict()
+    said = goal_texts(found, "token", "on demand", "neuronx-cc would refuse")[0]
+    assert said.endswith("after the deadline; and neuronx-cc would refuse")
+
+
+@pytest.mark.parametrize(
+    ("findings", "fits", "expected"),
+    [
+        ((), True, ""),
+        ((EXTP,), True, "; each rests on this step, which neuronx-cc would refuse"),
+        ((), False, "; each rests on this step, which does not fit the memory"),
+        (
+            (EXTP,),
+            False,
+            "; each rests on this step, which does not fit the memory and which neuronx-cc would"
+            " refuse",
+        ),
+    ],
+)
+def test_what_a_goal_needs_names_the_step_that_cannot_be_run(
+    findings: Any, fits: bool, expected: str
+) -> None:
+    report = missed(asked(3000.0), 1.0, *findings, fits=fits)
+    needs = goal_texts(report["goal"], "token", "on demand", "", rests_on(report))[1]
+    assert needs.endswith(f"at most 750 k tokens{expected}")
+    assert goal_texts(report["goal"] | {"needs": None}, "token", "", "", "so")[1] == ""
 
 
 def test_sentences() -> None:
@@ -629,7 +690,8 @@ def test_a_stored_plan_answers_any_goal_at_any_price(
 def test_the_screen_and_the_page_say_it(planned: JobConfig) -> None:
     report = plan_cache.plan(replace(planned, goal=asked(1.0, 1e9, 10**9)))
     found, basis = report["goal"], "on demand"
-    wanted, needs = goal_texts(found, "token", basis)
+    wanted, needs = goal_texts(found, "token", basis, doubts(report), rests_on(report))
+    assert "and at the slow end of the band it takes" in wanted
     lines = [line.plain for line in sections.goal(report, 400)]
     assert lines == [f"goal       {wanted}", f"it needs   {needs}"]
     page = report_page(report)

@@ -529,6 +529,7 @@ def test_what_was_chosen_and_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sections, "auto_text", lambda auto, limit: f"{auto} of {limit}")
     assert lines(sections.auto, report() | {"auto": "two"}) == [f"auto       two of {8 * GIB}"]
     monkeypatch.setattr(sections, "doubts", lambda one: "but")
+    monkeypatch.setattr(sections, "rests_on", lambda one: "so")
     asked: list[tuple[Any, ...]] = []
     for needs, shown in (("more", ["it needs   more"]), ("", [])):
         told = "9 days", needs
@@ -537,7 +538,7 @@ def test_what_was_chosen_and_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
             "goal       9 days",
             *shown,
         ]
-    assert asked == [({"days": 9}, "token", "on demand", "but")] * 2
+    assert asked == [({"days": 9}, "token", "on demand", "but", "so")] * 2
 
 
 def test_a_step_without_collectives_has_no_streams() -> None:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.report import cost, text
-from shardwright.orchestrator.report.goal import doubts, goal_rows, goal_texts
+from shardwright.orchestrator.report.goal import doubts, goal_rows, goal_texts, rests_on
 from shardwright.orchestrator.report.page import charts, words
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.tried import (
@@ -117,7 +117,7 @@ def _goal(report: Mapping[str, Any]) -> dict[str, Any]:
     if "goal" not in report:
         return {}
     found, basis = report["goal"], cost.basis_text(report.get("price"))
-    told, needs = goal_texts(found, text.counted(report), basis, doubts(report))
+    told, needs = goal_texts(found, text.counted(report), basis, doubts(report), rests_on(report))
     return {"told": told, "needs": needs, "rows": goal_rows(found)}
 
 
