@@ -26,7 +26,7 @@ class Placement:
     """`slots[rank]` is the core, as `topology` numbers them, that a rank of the mesh runs on."""
 
     name: str  # as it was asked for
-    kind: str  # what it is: linear also where the axes do not divide into the torus
+    kind: str  # what it is: linear also where there is no torus that the axes divide into
     order: tuple[str, ...]  # axes from the outermost to the innermost
     slots: IntArray
     topology: Topology
@@ -61,7 +61,7 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
         return Placement(name, TORUS, order, slots, topology, why)
     why = "cores in the order of their numbers"
     if kind == TORUS:
-        why += ": the axes do not divide into the rows and columns of the torus"
+        why += f": {_why_linear(topology)}"
     return Placement(name, LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
 
 
@@ -98,7 +98,7 @@ def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | No
     """How much of each axis lies inside an instance; None when that is no power of two, or the
     torus has a side that is not 1, 2 or 4.
     """
-    if not _is_power(topology.ranks_per_chip) or not set(topology.shape) <= {1, 2, 4}:
+    if not _is_hypercube(topology):
         return None
     room, found = topology.ranks_per_instance, dict.fromkeys(order, 1)
     for axis in reversed(list(order)):
@@ -107,6 +107,30 @@ def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | No
             return None
         room //= found[axis]
     return found
+
+
+def _is_hypercube(topology: Topology) -> bool:
+    """Whether the cores of an instance are the corners of one."""
+    return _is_power(topology.ranks_per_chip) and set(topology.shape) <= {1, 2, 4}
+
+
+_NO_TORUS = {
+    "ring": "the chips of an instance form a ring, no torus",
+    "line": "the chips of an instance form a line, no torus",
+    "switch": "the chips of an instance are behind switches, no torus",
+}
+"""Machines by the name of their topology."""
+
+
+def _why_linear(topology: Topology) -> str:
+    """Why axes are not laid out on the torus: the machine has none of that kind, or they do not
+    divide into what it has."""
+    if _is_hypercube(topology):
+        what = "the torus" if topology.name == "torus" else "the chips of an instance"
+        return f"the axes do not divide into {what}"
+    sides = " x ".join(map(str, topology.shape))
+    odd = f"a torus of {sides} chips of {topology.ranks_per_chip} cores is no hypercube"
+    return _NO_TORUS.get(topology.name, odd)
 
 
 def _is_power(number: int) -> bool:

@@ -175,12 +175,12 @@ def placement(report: Report, width: int) -> list[Text]:
 
 
 def placed_as(placed: Mapping[str, Any]) -> str:
-    """The placement that was asked for, or that it is none of the torus."""
+    """The placement that was asked for, or why it is none of the torus."""
     name: str = placed["name"]
     is_asked = name.partition(":")[0].strip() == LINEAR
     if placed.get("kind") != LINEAR or is_asked:  # older reports do not say it
         return name
-    return "linear, since the axes do not divide into the torus"
+    return f"linear, since {placed['why'].partition(': ')[2]}"
 
 
 def streams(report: Report, width: int) -> list[Text]:

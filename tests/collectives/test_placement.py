@@ -22,9 +22,10 @@ from shardwright.collectives.placement import (
 )
 from shardwright.collectives.select import choose, collective_time
 from shardwright.collectives.timing.times import closed_time, schedule_time
-from shardwright.collectives.topology import Topology, torus
+from shardwright.collectives.topology import Topology, line, ring, switched, torus
 from tests.support.machines import NOMINAL
 
+WIRED = {"ranks_per_chip": 2, "link_bytes_per_s": 10**9}
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
@@ -182,6 +183,31 @@ def test_what_does_not_divide_is_linear_and_says_why() -> None:
     for name, kind in (("torus", "torus"), ("dp,tp", "torus"), ("linear", "linear")):
         assert place_mesh(name, divided, topology).kind == kind
     assert "neighbouring chips" in place_mesh("torus", divided, topology).why
+
+
+@pytest.mark.parametrize(
+    ("topology", "why"),
+    [
+        (machine(3), "the axes do not divide into the torus"),
+        (ring(12, **WIRED), "the chips of an instance form a ring, no torus"),
+        (line(6, **WIRED), "the chips of an instance form a line, no torus"),
+        (
+            switched(12, [(12, 10**9)], ranks_per_chip=2),
+            "the chips of an instance are behind switches, no torus",
+        ),
+        (
+            ring(4, instances=3, efa_bytes_per_s=10**9, efa_devices=4, **WIRED),
+            "the axes do not divide into the chips of an instance",
+        ),
+        (torus(3, 4, **WIRED), "a torus of 3 x 4 chips of 2 cores is no hypercube"),
+    ],
+)
+def test_what_is_not_laid_out_on_a_torus_says_what_the_machine_has(
+    topology: Topology, why: str
+) -> None:
+    mesh = {"dp": topology.num_ranks // 3, "tp": 3}
+    placed = place_mesh("torus", mesh, topology)
+    assert (placed.kind, placed.why) == ("linear", f"cores in the order of their numbers: {why}")
 
 
 def test_where_an_axis_lies_in_words() -> None:

@@ -190,9 +190,8 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     ),
     (
         sections.placement,
-        {"placement": {"kind": "linear"}},
-        "placed     linear, since the axes do not divide into the torus: tp on a ring; dp on 4 of"
-        " them",
+        {"placement": {"kind": "linear", "why": "cores by number: the chips form a ring"}},
+        "placed     linear, since the chips form a ring: tp on a ring; dp on 4 of them",
     ),
     (
         sections.rates,
