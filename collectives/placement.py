@@ -177,7 +177,7 @@ def _line(members: IntArray, topology: Topology) -> str:
     instances = np.unique(topology.instance_of(members))
     first = members[topology.instance_of(members) == instances[0]]
     text = _shape(tuple(np.unique(topology.chip_of(first)).tolist()), topology)
-    return text if len(instances) == 1 else f"{text} of {len(instances)} instances each"
+    return text if len(instances) == 1 else f"{text} in each of {len(instances)} instances"
 
 
 def _shape(chips: tuple[int, ...], topology: Topology) -> str:
@@ -192,4 +192,4 @@ def _shape(chips: tuple[int, ...], topology: Topology) -> str:
         return f"{len(chips)} chips apart"
     if len(chips) == 2:
         return "2 neighbours"
-    return f"{'2 rings' if len(cycles) > 1 else 'a ring'} of {len(chips)} chips"
+    return f"{'2 rings' if len(cycles) > 1 else 'a ring'} through {len(chips)} chips"

@@ -213,13 +213,13 @@ def test_what_is_not_laid_out_on_a_torus_says_what_the_machine_has(
 def test_where_an_axis_lies_in_words() -> None:
     mesh, topology = {"dp": 8, "tp": 4}, machine()
     torus_, linear = (place_mesh(n, mesh, topology) for n in ("torus", "linear"))
-    assert where(torus_, mesh, ("dp",)) == "a ring of 8 chips"
+    assert where(torus_, mesh, ("dp",)) == "a ring through 8 chips"
     assert where(linear, mesh, ("dp",)) == "8 chips apart"
     assert where(torus_, mesh, ("tp",)) == "2 neighbours"
-    assert where(torus_, mesh, ("dp", "tp")) == "2 rings of 16 chips"
+    assert where(torus_, mesh, ("dp", "tp")) == "2 rings through 16 chips"
     many = {"dp": 128, "tp": 2}
     assert where(place_mesh("torus", many, machine(8)), many, ("dp",)) == (
-        "2 rings of 16 chips of 8 instances each"
+        "2 rings through 16 chips in each of 8 instances"
     )
     assert where(place_mesh("torus", many, machine(8)), many, ("tp",)) == "1 chip"
 

@@ -65,7 +65,7 @@ def test_a_placement_changes_times_and_no_program(
     for name in NAMES:
         assert reports[name]["placement"]["name"] == name
     assert reports["torus"]["placement"]["axes"] == {
-        "dp_shard": "a ring of 8 chips",
+        "dp_shard": "a ring through 8 chips",
         "tp": "2 neighbours",
     }
     assert reports["linear"]["placement"]["axes"]["dp_shard"] == "8 chips apart"
@@ -92,7 +92,9 @@ def test_the_screen_names_the_place_of_every_axis(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(write_job(tmp_path, mesh=MESH))]) == 0
-    assert "torus: dp_shard on a ring of 8 chips; tp on 2 neighbours" in capsys.readouterr().out
+    assert (
+        "torus: dp_shard on a ring through 8 chips; tp on 2 neighbours" in capsys.readouterr().out
+    )
 
 
 def test_a_placement_that_misses_an_axis_is_refused(
