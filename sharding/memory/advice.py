@@ -17,6 +17,10 @@ from shardwright.sharding.partition.mesh import CONTEXT_AXIS, SHARD_AXIS
 MIN_SAVED = 1e-3
 """Part of the peak below which a change is not worth saying (our choice): counts and scales."""
 
+MIN_OF_MISSING = 0.1
+"""Part of what is missing below which a change is no advice (our choice): it asks for more than it
+brings."""
+
 STATE = ("parameters", "gradients", "optimizer")
 
 
@@ -47,10 +51,14 @@ def advice(memory: Footprint, plan: StepPlan, asked: Asked) -> list[Advice]:
 
 
 def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: int) -> str:
-    """The changes in one line, for an error about that limit."""
-    changes = advice(memory, plan, asked)
+    """The changes that save a good part of what is over that limit in one line, for its error."""
+    over = memory.peak_bytes - limit_bytes
+    every = advice(memory, plan, asked)
+    changes = [a for a in every if a.saves_bytes >= MIN_OF_MISSING * over]
     told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
-    if changes and changes[0].saves_bytes < memory.peak_bytes - limit_bytes:
+    if every and not changes:
+        told.append("no change that is counted here saves a tenth of what is missing")
+    elif changes and changes[0].saves_bytes < over:
         told.append("none of them is enough alone" if len(changes) > 1 else "not enough alone")
     return "; ".join([*told, "`plan --explain memory` plans each change"])
 

@@ -238,6 +238,26 @@ def test_advice_says_where_no_change_is_enough_alone() -> None:
     )
 
 
+def test_what_saves_less_than_a_tenth_of_what_is_missing_is_no_advice() -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((SIZE,)), "add", (0,)))
+    plan = plan_of(graph, [("x", "batch"), ("s", "metric")])
+    kept = {n: sharded(n, "gathered", ((), ()), 1000) for n in ("kept", "more")}
+    split = sharded("w", "parameter", (("dp_shard",), ()), 1000)
+    plan = dataclasses.replace(plan, buffers={**plan.buffers, **kept, "w": split})
+    memory, asked = footprint(plan), Asked(zero=0, wider="--set a=b")
+    large, small = (a.saves_bytes for a in advice(memory, plan, asked))
+
+    def said(over: int) -> str:
+        return advice_text(memory, plan, asked, memory.peak_bytes - over)
+
+    assert "shard over" in said(10 * small) and "gather weights" in said(10 * small)
+    assert "shard over" not in said(10 * small + 1) and "gather weights" in said(10 * small + 1)
+    assert said(10 * small + 1).endswith(f"GiB); not enough alone; {EXPLAINED}")
+    nothing = "no change that is counted here saves a tenth of what is missing"
+    assert said(10 * large + 1) == f"{nothing}; {EXPLAINED}"
+
+
 @pytest.mark.parametrize("leaves", [4, 40])
 def test_the_places_of_all_buffers_are_read_from_one_look_at_each_program(
     leaves: int, monkeypatch: pytest.MonkeyPatch
