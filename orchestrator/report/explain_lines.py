@@ -18,7 +18,7 @@ from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text, rests_on
 from shardwright.orchestrator.report.page.words import plain
-from shardwright.orchestrator.report.sections import Report, placed_as
+from shardwright.orchestrator.report.sections import Report, placed_as, products_text
 from shardwright.orchestrator.report.text import (
     count_text,
     counted,
@@ -94,6 +94,9 @@ def _job(report: Report) -> Iterator[Row]:
         f"{count_text(graph['flops_per_step'])}FLOP",
         "every operation of the captured step, recomputation included, for all samples",
     )
+    if products := products_text(report):
+        how = "the type of most FLOPs of contractions, the wider one of their operands"
+        yield "products in", products, f"{how}; compiler.auto_cast and its type cast f32"
 
 
 def _placed(report: Report) -> Iterator[Row]:

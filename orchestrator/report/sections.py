@@ -41,6 +41,7 @@ Section = Callable[[Report, int], list[Text]]
 
 TASKS = "partition, compile and timing tasks"  # what screens call units of work
 TITLE = 11  # columns of the titles on the left
+_NEARLY_ALL = 0.995  # our choice: what is left is less than a percent
 _SHOWN = 5e-4  # of a bar: less has no cell, and is <0.1 %
 
 
@@ -100,7 +101,7 @@ def headline(report: Report, width: int) -> list[Text]:
 
 
 def job(report: Report, width: int) -> list[Text]:
-    """Sizes: model, cores, samples of a step."""
+    """Sizes: model, cores, samples of a step; and the type of its products."""
     graph, cluster, batch = report["graph"], report["job"]["cluster"], report["batch"]
     count = batch["num_microbatches"]
     micro = "1 micro-batch" if count == 1 else f"{count} micro-batches"
@@ -109,12 +110,28 @@ def job(report: Report, width: int) -> list[Text]:
     if tokens and length and report["job"]["model"]["config"]:  # a preset's is no news
         tokens += " (the config's)"
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
+    products = f" in {name}" if (name := products_text(report)) else ""
     text = (
         f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
-        f" {count_text(graph['flops_per_step'])}FLOP per step of {samples}{tokens}, {micro}"
+        f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
+        f" {micro}"
     )
     return plain("job", text, width)
+
+
+def products_text(report: Report) -> str:
+    """The type that most FLOPs of contractions are in, and what it is cast to; empty where there
+    are none or an older report does not say."""
+    types = report["graph"].get("product_types")
+    if not types:
+        return ""
+    name, share = max(types.items(), key=lambda item: item[1])
+    text: str = name if share > _NEARLY_ALL else f"{name} ({share_text(share)})"
+    options = report["job"]["compiler"]
+    if name == "f32" and options["auto_cast"] != "none":
+        text += f" cast to {options['auto_cast_type']}"
+    return text
 
 
 def roles(report: Report, width: int) -> list[Text]:
@@ -158,6 +175,8 @@ def compiler(report: Report, width: int) -> list[Text]:
         f"-O{options['optlevel']}, model type {options['model_type']}, attention"
         f" {options['attention']}"
     )
+    if (cast := options["auto_cast"]) != "none":
+        text += f", auto_cast {cast} to {options['auto_cast_type']}"
     if not options.get("latency_hiding", True):  # older reports do not say it
         text += ", latency hiding off"
     if report["context"]:

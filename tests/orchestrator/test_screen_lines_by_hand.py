@@ -23,6 +23,12 @@ def staged(bubble: int) -> dict[str, Any]:
 
 
 COMPILER = {"optlevel": 3, "model_type": "transformer", "attention": "fused"}
+COMPILER |= {"auto_cast": "none", "auto_cast_type": "bf16"}
+CAST = {"job": {"compiler": COMPILER | {"auto_cast": "matmult", "auto_cast_type": "tf32"}}}
+JOB = (
+    "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
+    " 1,500 samples of 4,096 tokens, 3 micro-batches"
+)
 REPORT: dict[str, Any] = {
     "provenance": {},
     "mesh": {"dp": 4, "tp": 8},
@@ -126,11 +132,27 @@ def lines(section: sections.Section, one: dict[str, Any], width: int = 200) -> l
 
 
 SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
+    (sections.job, {}, JOB),
+    (sections.job, {"graph": {"product_types": {}}}, JOB),
     (
         sections.job,
-        {},
-        "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
-        " 1,500 samples of 4,096 tokens, 3 micro-batches",
+        {"graph": {"product_types": {"f32": 0.004, "bf16": 0.996}}} | CAST,
+        JOB.replace("PFLOP", "PFLOP in bf16"),
+    ),
+    (
+        sections.job,
+        {"graph": {"product_types": {"f32": 0.9, "bf16": 0.1}}},
+        JOB.replace("PFLOP", "PFLOP in f32 (90 %)"),
+    ),
+    (
+        sections.job,
+        {"graph": {"product_types": {"f32": 1.0}}} | CAST,
+        JOB.replace("PFLOP", "PFLOP in f32 cast to tf32"),
+    ),
+    (
+        sections.compiler,
+        CAST,
+        "compiler   -O3, model type transformer, attention fused, auto_cast matmult to tf32",
     ),
     (
         sections.job,
