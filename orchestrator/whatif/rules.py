@@ -211,6 +211,22 @@ def _less_context_parallel(now: Situation) -> Iterator[Idea]:
         yield Idea(keys, {"activations": 1.0})
 
 
+def _larger_cores(now: Situation) -> Iterator[Idea]:
+    """Physical cores grouped as the machine has them by default: half as many cores of twice the
+    memory, with half the shards, or else half the copies."""
+    cluster = now.job.cluster
+    most = max(load_target(cluster.target).allowed_lnc)
+    if now.is_manual or cluster.hypothetical or not 0 < cluster.lnc < most:
+        return
+    fewer = most // cluster.lnc
+    for axis in ("dp_shard", "dp_replicate"):
+        size = now.size(axis) // fewer
+        if now.size(axis) % fewer == 0 and (axis != "dp_shard" or size % now.size("ep") == 0):
+            kept = _strategy(global_batch=now.global_batch)
+            yield Idea({"cluster.lnc": most, **_mesh(now, **{axis: size}), **kept})
+            return
+
+
 def _sequence_over_cores(now: Situation) -> Iterator[Idea]:
     """A long sequence over as many cores as leave `TOKENS_PER_CORE` to each."""
     tokens, shards = now.job.model.seq_len // now.size("cp"), now.size("dp_shard")
@@ -374,6 +390,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         CAPACITY: (
             _remat,
             _smaller_micro_batch,
+            _larger_cores,
             _sequence_over_cores,
             _gather_again,
             _no_shifts,

@@ -101,6 +101,41 @@ def test_collectives_of_all_axes_are_what_limits_together() -> None:
     assert "reduce_gradients=last" in tried(one)[0]
 
 
+LNC_1 = ("cluster.target=trn2.48xlarge", "cluster.lnc=1")
+
+
+@pytest.mark.parametrize(
+    ("keys", "mesh", "wanted"),
+    [
+        (LNC_1, {"dp_shard": 128}, "mesh.dp_shard=64"),
+        (LNC_1, {"dp_shard": 64, "tp": 2}, "mesh.dp_shard=32 mesh.tp=2"),
+        (LNC_1, {"dp_shard": 8, "ep": 16}, "mesh.dp_shard=64 mesh.ep=16"),
+        (LNC_1, {"dp_shard": 3, "tp": 2}, ""),
+        (LNC_1, {"dp_replicate": 4, "ep": 32}, "mesh.dp_replicate=2 mesh.ep=32 mesh.dp_shard=32"),
+        (LNC_1, {"dp_shard": 1, "tp": 128}, ""),
+        (("cluster.target=trn2.48xlarge", "cluster.lnc=2"), {"dp_shard": 64}, ""),
+        (("cluster.target=trn2.48xlarge",), {"dp_shard": 64}, ""),
+        (("cluster.target=trn1n.32xlarge", "cluster.lnc=1"), {"dp_shard": 32}, ""),
+    ],
+)
+def test_larger_cores_where_the_machine_has_them(
+    keys: tuple[str, ...], mesh: dict[str, int], wanted: str
+) -> None:
+    one = report(compute=100) | {"mesh": mesh}
+    larger = [text for text in tried(one, *keys, "model.preset=llama2-7b") if "lnc" in text]
+    assert larger == []
+    one["memory"]["fits"] = False
+    found = tried(one, *keys, "model.preset=llama2-7b")
+    larger = [text for text in found if "lnc" in text]
+    same = "strategy.global_batch=64"
+    assert [set(text.split()) for text in larger] == (
+        [{"cluster.lnc=2", *wanted.split(), same}] if wanted else []
+    )
+    if wanted:
+        more = tried(one, *keys, "model.preset=llama2-7b", "strategy.remat=none")
+        assert (found.index(larger[0]), more.index(larger[0])) == (0, 1)  # behind recomputation
+
+
 @pytest.mark.parametrize(
     ("mesh", "wanted"),
     [
