@@ -57,8 +57,9 @@ def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: in
     changes = [a for a in every if a.saves_bytes >= MIN_OF_MISSING * over]
     told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
     if every and not changes:
-        told.append("no change that is counted here saves a tenth of what is missing")
-    elif changes and changes[0].saves_bytes < over:
+        nothing = "no change that is counted here saves a tenth of what is missing"
+        return f"{nothing}; `plan --explain memory` plans others"
+    if changes and changes[0].saves_bytes < over:
         told.append("none of them is enough alone" if len(changes) > 1 else "not enough alone")
     return "; ".join([*told, "`plan --explain memory` plans each change"])
 
