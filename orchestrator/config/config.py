@@ -331,14 +331,16 @@ def load(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
     below: Mapping[str, Mapping[str, Any]] | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> JobConfig:
-    """The job of `path` (or the defaults), changed by `table.key=value` overrides (the table may be
-    left out where one alone has the key), then by flags; `below` are tables for what nothing else
-    says.
+    """The job of `path` (or the defaults), changed by flags, then by `table.key=value` overrides
+    (the table may be left out where one alone has the key), so that what is advised can be put
+    behind any command, and last by `changes`; `below` are tables for what nothing else says.
 
     Raises UsageError (SW_USAGE) for a file, table, key or value that is not understood.
     """
     data = _read_toml(path) if path else {}
+    _put_all(data, flags or {})
     for text in overrides:
         key, separator, value = text.partition("=")
         table, dot, name = _with_table(key.strip().replace("-", "_")).partition(".")
@@ -348,10 +350,7 @@ def load(
                 "SW_USAGE", f"--set requires table.key=value, got {text!r}", None, hint
             )
         _put(data, table, name, value.strip())
-    for key, value in (flags or {}).items():
-        if value is not None:
-            table, _, name = key.partition(".")
-            _put(data, table, name, value)
+    _put_all(data, changes or {})
     for table, values in (*(below or {}).items(), *_of_recipe(data).items()):
         if isinstance(given := data.setdefault(table, {}), dict):
             data[table] = {**values, **given}
@@ -368,6 +367,14 @@ def load(
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
     base = str(path.resolve().parent if path else Path.cwd())
     return asked_now(_bought(JobConfig(**tables, base=base, given=given)))
+
+
+def _put_all(data: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put values by `table.key` into tables; None says nothing."""
+    for key, value in values.items():
+        if value is not None:
+            table, _, name = key.partition(".")
+            _put(data, table, name, value)
 
 
 def _of_recipe(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -130,20 +130,23 @@ def job_configs(
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices if changes is None else ():
         say(notice.render(), err=True)
-    flags.update(changes or {})
-    overrides = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
-    jobs = {file: config.load(file, overrides, flags, environment.tables) for file in files}
+    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    jobs = {
+        file: config.load(file, overrides, flags, environment.tables, changes) for file in files
+    }
     if on_cluster:
         return jobs
     return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say, by key; None where a flag is left out. `--model` takes the place of what
-    a file trains, but of no other flag's: two that name a model are refused like two keys."""
+    """What the flags say, by key; None where a flag is left out. A mesh is given whole and takes
+    the place of the file's; `--model` takes that of what a file trains, but of no other flag's: two
+    that name a model are refused like two keys."""
     given = {key: getattr(args, key) for key in _KEYS}
     model = {key: value for key, value in _model_flag(args.model).items() if not given.get(key)}
-    return given | model | _mesh_flag(args.mesh)
+    mesh = {} if args.mesh is None else {**_OPEN_MESH, **_mesh_flag(args.mesh)}
+    return given | model | mesh
 
 
 def changed_keys(name: str, value: str) -> dict[str, Any]:
@@ -175,12 +178,6 @@ def changed_keys(name: str, value: str) -> dict[str, Any]:
 
 _OPEN_MESH = {f"mesh.{axis}": 0 for axis in _AXES}
 """The mesh of a job that says nothing about it."""
-
-
-def _settings(args: argparse.Namespace) -> list[str]:
-    """What `--set` says. A mesh that is given whole takes the place of the file's before that."""
-    opened = [f"{axis}={size}" for axis, size in _OPEN_MESH.items() if args.mesh is not None]
-    return [*opened, *args.set]
 
 
 _LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")

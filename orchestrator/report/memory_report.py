@@ -90,7 +90,7 @@ def _highest(timeline: Sequence[Moment]) -> Iterator[Moment]:
 def suggestions(
     job: JobConfig, service: UnitService, memory: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Every change that saves memory, planned: `{change, saves_bytes, peak_bytes, fits}`, what
+    """Every change that saves memory, estimated: `{change, saves_bytes, peak_bytes, fits}`, what
     saves most first.
 
     Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
@@ -162,7 +162,11 @@ def _tensors(memory: dict[str, Any]) -> Table:
 
 
 def _changes(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="what would save memory (estimated)", title_justify="left", pad_edge=False)
+    table = Table(
+        title="what would save memory (estimated before compiling)",
+        title_justify="left",
+        pad_edge=False,
+    )
     for name in ("change", "saves", "peak then", "fits"):
         table.add_column(name, justify="left" if name == "change" else "right")
     for row in rows:

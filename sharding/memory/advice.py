@@ -1,8 +1,8 @@
 """What to change in a plan that does not fit, with the bytes that the plan itself says it saves.
 
 State that is split can be split again, state that every data-parallel rank holds can be spread, and
-what is live per sample halves with the samples. These are sums over buffers, exact for state; the
-changes are planned for real by `orchestrator/report/memory_report.py` when the user asks why.
+what is live per sample halves with the samples. These are sums over buffers, exact for state;
+`orchestrator/report/memory_report.py` estimates the changes when the user asks why.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: in
         return f"{nothing}; `plan --explain memory` plans others"
     if changes and changes[0].saves_bytes < over:
         told.append("none of them is enough alone" if len(changes) > 1 else "not enough alone")
-    return "; ".join([*told, "`plan --explain memory` plans each change"])
+    return "; ".join([*told, "`plan --explain memory` estimates each change"])
 
 
 def _changes(memory: Footprint, plan: StepPlan, asked: Asked) -> Iterator[Advice]:

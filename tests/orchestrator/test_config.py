@@ -31,10 +31,12 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_file_then_set_then_flag(tmp_path: Path) -> None:
+def test_file_then_flag_then_set_then_change(tmp_path: Path) -> None:
     path = write(tmp_path, JOB)
     job = config.load(path, ["run.steps=3", "strategy.micro-batch=4"], {"run.steps": 7})
-    assert (job.model.preset, job.run.steps, job.strategy.micro_batch) == ("llama2-7b", 7, 4)
+    assert (job.model.preset, job.run.steps, job.strategy.micro_batch) == ("llama2-7b", 3, 4)
+    job = config.load(path, ["run.steps=3"], {"run.steps": 7}, changes={"run.steps": 5})
+    assert job.run.steps == 5
     assert job.mesh.dp_shard == config.AUTO
     assert job.base == str(tmp_path)
 

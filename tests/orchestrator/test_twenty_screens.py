@@ -23,3 +23,11 @@ def test_the_job_is_understood(job: str) -> None:
     """What it asks for is known before anything is built."""
     config = job_config(_asked(shlex.split(job)))
     assert config.cluster.instances >= 1
+
+
+def test_advice_is_typed_behind_the_command() -> None:
+    """Keys that a flag of the command gives are those of the advice then."""
+    words = shlex.split(next(job for job in JOBS if "pp=8" in job))
+    advised = ["mesh.pp=4", "mesh.dp_shard=64", "strategy.global_batch=512"]
+    asked = job_config(_asked([*words, *(w for key in advised for w in ("--set", key))]))
+    assert (asked.mesh.pp, asked.mesh.dp_shard, asked.strategy.global_batch) == (4, 64, 512)

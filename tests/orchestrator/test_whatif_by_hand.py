@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import compare
 from shardwright.orchestrator.report.tried import gain, title
 from shardwright.orchestrator.whatif import tries
+from shardwright.orchestrator.whatif.rules import Idea
 from shardwright.orchestrator.whatif.rows import (
     FITS,
     METRICS,
@@ -25,7 +28,7 @@ from shardwright.orchestrator.whatif.rows import (
 )
 from shardwright.orchestrator.whatif.scale import curves, mesh_sizes, orders
 from shardwright.orchestrator.whatif.situation import Situation
-from shardwright.sharding.settings import AUTO
+from shardwright.sharding.settings import AUTO, DEFAULTS
 
 GIB = 2**30
 
@@ -309,6 +312,36 @@ def test_tries_are_ranked_by_fit_and_gain() -> None:
 
 
 @pytest.mark.parametrize(
+    ("full", "half", "texts"),
+    [
+        (90, 190, ["strategy.remat=full"]),
+        (149, 190, ["strategy.remat=full", "strategy.micro_batch=1 strategy.remat=full"]),
+        (151, 190, ["strategy.micro_batch=1 strategy.remat=full"]),
+        (149, 100, ["strategy.micro_batch=1"]),
+    ],
+)
+def test_recomputation_is_planned_where_an_estimate_alone_does_not_rule_it_out(
+    full: int, half: int, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of 200 bytes of 100: `full` is expected to take so many, half the samples so many, and
+    both 80. Above 1.5 times the limit nobody hopes for more."""
+    ideas = [Idea({"strategy.remat": "full"}), Idea({"strategy.micro_batch": 1})]
+    peaks = {("full", 2): full, ("auto", 1): half, ("full", 1): 80}
+    monkeypatch.setattr(tries, "saving", lambda _: ideas)
+    monkeypatch.setattr(tries, "unit_service", lambda *_: nullcontext())
+    monkeypatch.setattr(
+        tries,
+        "_estimated_peak",
+        lambda job, *_: peaks[job.strategy.remat, job.strategy.micro_batch],
+    )
+    job = JobConfig(strategy=replace(DEFAULTS, remat="auto", micro_batch=2))
+    memory = {"limit_bytes": 100, "peak_bytes": 200, "estimate": {"peak_bytes": 200}}
+    now = Situation(job=job, mesh={"dp_shard": 32}, global_batch=64, num_microbatches=1)
+    found = tries._fitting(job, now, memory)
+    assert [" ".join(sorted(change.text.split())) for change in found] == texts
+
+
+@pytest.mark.parametrize(
     ("spent", "took", "count"),
     [
         (0.5, 8.0, 1),
@@ -333,7 +366,7 @@ def test_as_many_tries_as_will_be_over(
     refused = report | {"findings": [{"code": "NCC_EXTP004"}]}
     assert tries.affordable(AUTO, refused, 100.0) == max(count, 1)
     large = report | {"memory": {"fits": False}}
-    assert tries.affordable(AUTO, large, 100.0) == max(count, 1)
+    assert tries.affordable(AUTO, large, 100.0) == max(count, 2)
     assert tries.affordable(0, refused, 100.0) == 0
     assert tries.affordable(7, report, 100.0) == 7
 

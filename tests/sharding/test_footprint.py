@@ -216,7 +216,7 @@ def test_a_ring_is_advice_where_keys_and_values_are_gathered() -> None:
     assert ring not in {a.change for a in advice(memory, plan, Asked(zero=3))}
 
 
-EXPLAINED = "`plan --explain memory` plans each change"
+EXPLAINED = "`plan --explain memory` estimates each change"
 
 
 def test_advice_says_where_no_change_is_enough_alone() -> None:
@@ -234,7 +234,7 @@ def test_advice_says_where_no_change_is_enough_alone() -> None:
     plan = dataclasses.replace(plan, buffers={**plan.buffers, "w": split})
     two = advice_text(footprint(plan), plan, Asked(zero=1, wider="--set a=b"), 0)
     assert two.endswith(
-        "GiB); none of them is enough alone; `plan --explain memory` plans each change"
+        "GiB); none of them is enough alone; `plan --explain memory` estimates each change"
     )
 
 
