@@ -232,6 +232,6 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):
         given["model.entry"] = os.path.relpath(entry, folder)
-    settings = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
-    settings += [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings += [*args.set, *(f"faults.{text}" for text in args.fault)]
     return [word for setting in settings for word in ("--set", setting)]

@@ -75,7 +75,7 @@ def _refused(report: Report) -> Iterator[Verdict]:
 
 def _cure(report: Report, found: Mapping[str, Any]) -> str:
     """The change that was tried and cures a refusal, with what it costs; else what was tried and
-    does not, or what may be."""
+    does not, and what else may."""
     rows = _planned(report)
     for row in rows:
         if found["code"] not in row["refused"]:
@@ -84,7 +84,9 @@ def _cure(report: Report, found: Mapping[str, Any]) -> str:
             return f"{change} {cures} {effect}"
     if rows:
         tried = " and ".join(short_change(row["change"]) for row in rows)
-        return f"refused with {tried} as well"
+        text, hint = f"refused with {tried} as well", str(found["hint"])
+        is_tried = any(word in hint for row in rows for word in row["change"].split())
+        return text if is_tried else f"{text}; {hint}"
     return str(found["hint"])
 
 

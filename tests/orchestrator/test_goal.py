@@ -531,7 +531,7 @@ def test_strong_scaling_keeps_a_batch_in_tokens() -> None:
     words = ["model.preset=llama2-7b", "strategy.global_batch_tokens=4Mi"]
 
     def job(keys: Any = None) -> JobConfig:
-        return config.load(None, words, keys)
+        return config.load(None, words, changes=keys)
 
     study = scale.Study(targets=[TRN1], instances=[1, 4], modes=("strong", "weak"))
     points = scale.points(study, job(), job)

@@ -15,7 +15,7 @@ EXTP = {
     "severity": "warning",
     "code": "NCC_EXTP004",
     "message": "operator dot requires 434112, the limit is 300000",
-    "hint": "compile with -O1",
+    "hint": "compile with -O1 (of a job: --set compiler.optlevel=1)",
 }
 
 
@@ -91,6 +91,8 @@ def test_a_refusal_that_nothing_cures_says_so() -> None:
     one = report() | {"findings": [EXTP], "whatif": {"tried": rows, "left": []}}
     (text,) = texts(one)
     assert text.endswith("; refused with compiler.optlevel=1 and micro_batch=2 as well")
+    (text,) = texts(one | {"whatif": {"tried": rows[1:], "left": []}})
+    assert text.endswith(f"; refused with micro_batch=2 as well; {EXTP['hint']}")
     cures = [tried("x=1", ["NCC_EBVF030"])]
     (text,) = texts(one | {"whatif": {"tried": cures, "left": []}})
     assert text.endswith(
@@ -125,7 +127,9 @@ def test_a_figure_of_a_step_that_does_not_fit_is_no_record() -> None:
 def test_a_refusal_of_which_nothing_was_tried_says_what_may_be() -> None:
     one = report() | {"findings": [EXTP, EXTP | {"message": "another"}]}
     (text,) = texts(one)
-    assert text.endswith("the limit is 300000; compile with -O1")
+    assert text.endswith(
+        "the limit is 300000; compile with -O1 (of a job: --set compiler.optlevel=1)"
+    )
 
 
 @pytest.mark.parametrize(("times", "said"), [(1.6, True), (1.0, False), (0.4, False)])

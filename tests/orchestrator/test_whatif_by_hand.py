@@ -14,7 +14,6 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import compare
 from shardwright.orchestrator.report.tried import gain, title
 from shardwright.orchestrator.whatif import tries
-from shardwright.orchestrator.whatif.rules import Idea
 from shardwright.orchestrator.whatif.rows import (
     FITS,
     METRICS,
@@ -26,6 +25,7 @@ from shardwright.orchestrator.whatif.rows import (
     refused_row,
     row_of,
 )
+from shardwright.orchestrator.whatif.rules import Idea
 from shardwright.orchestrator.whatif.scale import curves, mesh_sizes, orders
 from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DEFAULTS
