@@ -72,7 +72,8 @@ def study_of(instances: Sequence[int]) -> Study:
 def job_of(model: str, cache: str, changes: Mapping[str, Any] | None = None) -> JobConfig:
     """The job of a model, with changed keys on top."""
     settings = [f"model.preset={model}", f"cache.dir={cache}"]
-    return compared(load(None, [*settings, f"strategy.global_batch={STRONG_BATCH}"], changes))
+    settings.append(f"strategy.global_batch={STRONG_BATCH}")
+    return compared(load(None, settings, changes=changes))
 
 
 def curves_of(model: str, instances: Sequence[int], cache: str, out: Path) -> list[Curve]:

@@ -146,7 +146,7 @@ JOB = '[model]\npreset = "bert-base"\n[mesh]\ndp_shard = 32\n'
         (["--mesh", ""], {}),
         (["--set", "mesh.tp=2"], {"dp_shard": 32, "tp": 2}),
         (["--set", "mesh.tp=2", "--mesh", "dp_shard=auto"], {"dp_shard": -1, "tp": 2}),
-        (["--set", "mesh.tp=2", "--mesh", "tp=4"], {"tp": 4}),
+        (["--set", "mesh.tp=2", "--mesh", "tp=4"], {"tp": 2}),
     ],
 )
 def test_a_mesh_takes_the_place_of_the_files(
