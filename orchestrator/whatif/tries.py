@@ -93,8 +93,7 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
     Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
     own.
     """
-    limit = memory["limit_bytes"]
-    scale, most = memory["peak_bytes"] / memory["estimate"]["peak_bytes"], NEAR * limit
+    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
     traces = Traces()
     stacked: dict[str, Any] = {}
     with unit_service(now.job, None) as service:
@@ -103,15 +102,15 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
             near: list[Change] = []
             for idea in saving(now):
                 change = changed(job, {**stacked, **idea.keys})
-                peak = _estimated_peak(change.job, service, traces)
-                if peak * scale <= limit:
+                filled = scale * _estimated_share(change.job, service, traces)
+                if filled <= 1:
                     fits = True
                     yield change
                     continue
-                if idea.keys.keys() == {"strategy.remat"} and peak * scale <= most:
+                if idea.keys.keys() == {"strategy.remat"} and filled <= NEAR:
                     near.append(change)
-                if peak < least:
-                    best, least = idea, peak
+                if filled < least:
+                    best, least = idea, filled
             if fits or not best.keys:
                 return
             yield from near if not stacked else ()
@@ -119,12 +118,14 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
             now = _after(now, stacked)
 
 
-def _estimated_peak(job: JobConfig, service: UnitService, traces: Traces) -> float:
-    """Memory per core of a job as known before compiling; infinite for one that is refused."""
+def _estimated_share(job: JobConfig, service: UnitService, traces: Traces) -> float:
+    """Memory per core of a job as known before compiling, of what its machine's cores may use;
+    infinite for one that is refused."""
     try:
-        return planned(frugal(job), service, Stages(traces=traces)).plan.footprint.peak_bytes
+        ready = planned(frugal(job), service, Stages(traces=traces))
     except DiagnosticError:
         return float("inf")
+    return ready.plan.footprint.peak_bytes / ready.layout.target.limit_bytes
 
 
 def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:

@@ -331,8 +331,8 @@ def test_recomputation_is_planned_where_an_estimate_alone_does_not_rule_it_out(
     monkeypatch.setattr(tries, "unit_service", lambda *_: nullcontext())
     monkeypatch.setattr(
         tries,
-        "_estimated_peak",
-        lambda job, *_: peaks[job.strategy.remat, job.strategy.micro_batch],
+        "_estimated_share",
+        lambda job, *_: peaks[job.strategy.remat, job.strategy.micro_batch] / 100,
     )
     job = JobConfig(strategy=replace(DEFAULTS, remat="auto", micro_batch=2))
     memory = {"limit_bytes": 100, "peak_bytes": 200, "estimate": {"peak_bytes": 200}}
