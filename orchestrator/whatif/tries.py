@@ -88,7 +88,8 @@ def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[
 
 def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
     """Changes with which a job is expected to fit: single ones, and where there are none, other
-    recomputation, if it is near, and several on top of each other, what saves most first.
+    recomputation, if it is near, and several on top of each other, what saves most first, on the
+    machine that was asked for.
 
     Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
     own.
@@ -109,7 +110,7 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
                     continue
                 if idea.keys.keys() == {"strategy.remat"} and filled <= NEAR:
                     near.append(change)
-                if filled < least:
+                if filled < least and "cluster.target" not in idea.keys:
                     best, least = idea, filled
             if fits or not best.keys:
                 return

@@ -326,7 +326,8 @@ def test_recomputation_is_planned_where_an_estimate_alone_does_not_rule_it_out(
     """A job of 200 bytes of 100: `full` is expected to take so many, half the samples so many, and
     both 80. Above 1.5 times the limit nobody hopes for more."""
     ideas = [Idea({"strategy.remat": "full"}), Idea({"strategy.micro_batch": 1})]
-    peaks = {("full", 2): full, ("auto", 1): half, ("full", 1): 80}
+    ideas.append(Idea({"cluster.target": "trn2.48xlarge"}))  # saves most, and is another machine
+    peaks = {("full", 2): full, ("auto", 1): half, ("full", 1): 80, ("auto", 2): 101}
     monkeypatch.setattr(tries, "saving", lambda _: ideas)
     monkeypatch.setattr(tries, "unit_service", lambda *_: nullcontext())
     monkeypatch.setattr(
