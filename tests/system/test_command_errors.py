@@ -177,7 +177,8 @@ def test_a_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture
     screen = " ".join(out.split())
     assert f"({memory['peak_bytes']} bytes)" in screen
     assert f"({memory['limit_bytes']} bytes)" in screen
-    assert "mesh.dp_shard = 64 (saves" in screen
+    wider = "--set mesh.dp_shard=64 --set cluster.instances=2 --set strategy.global_batch=64"
+    assert f"{wider} (saves" in screen
     assert "strategy.zero" not in screen, "fsdp has spread the state already"
     job = tmp_path / "job.toml"
     job.write_text("")
