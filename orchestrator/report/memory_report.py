@@ -109,7 +109,7 @@ def suggestions(
             continue  # this model, mesh or batch does not allow it
         if (peak := round(other.plan.footprint.peak_bytes * scale)) < before:
             row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
-            rows.append(row | {"fits": peak <= memory["limit_bytes"]})
+            rows.append(row | {"fits": peak <= other.layout.target.limit_bytes})
     return sorted(rows, key=lambda row: -row["saves_bytes"])
 
 

@@ -58,7 +58,7 @@ def advice_text(memory: Footprint, plan: StepPlan, asked: Asked, limit_bytes: in
     told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
     if every and not changes:
         nothing = "no change that is counted here saves a tenth of what is missing"
-        return f"{nothing}; `plan --explain memory` plans others"
+        return f"{nothing}; `plan --explain memory` estimates others"
     if changes and changes[0].saves_bytes < over:
         told.append("none of them is enough alone" if len(changes) > 1 else "not enough alone")
     return "; ".join([*told, "`plan --explain memory` estimates each change"])

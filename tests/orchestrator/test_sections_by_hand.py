@@ -87,13 +87,15 @@ def test_changes_that_save_something_are_planned_and_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiling made 200 bytes of an estimate of 100. Estimates of 80, 45, 100 and 99 are then 160,
-    90, 200, which saves nothing, and 198, of which 160 may be used. One cannot be planned."""
+    90, 200, which saves nothing, and 198. A core of the job may use 160, of the machines of two
+    changes one byte too few, and just enough. One cannot be planned."""
     estimates = {"none": 100, "a": 80, "b": 45, "c": 100, "d": 99}
+    limits = {"a": 159, "d": 198}
 
     def planned(job: str, service: object, stages: object) -> Any:
         if job == "refused":
             raise CapacityError("SW_A", "why")
-        made = invented()
+        made = invented(machine(hbm_bytes_per_core=limits.get(job, 160), reserve_bytes_per_core=0))
         made.plan.footprint = footprint(estimates[job])
         return made
 
@@ -109,11 +111,11 @@ def test_changes_that_save_something_are_planned_and_listed(
     rows = memory_report.suggestions(job, service, memory)
     assert rows == [
         {"change": "key=b", "saves_bytes": 110, "peak_bytes": 90, "fits": True},
-        {"change": "key=a", "saves_bytes": 40, "peak_bytes": 160, "fits": True},
-        {"change": "key=d", "saves_bytes": 2, "peak_bytes": 198, "fits": False},
+        {"change": "key=a", "saves_bytes": 40, "peak_bytes": 160, "fits": False},
+        {"change": "key=d", "saves_bytes": 2, "peak_bytes": 198, "fits": True},
     ]
     cells = [list(column.cells) for column in memory_report._changes(rows).columns]
-    assert cells[0] == ["key=b", "key=a", "key=d"] and cells[-1] == ["yes", "yes", "no"]
+    assert cells[0] == ["key=b", "key=a", "key=d"] and cells[-1] == ["yes", "no", "yes"]
 
 
 def test_a_plan_at_the_limit_is_no_error() -> None:

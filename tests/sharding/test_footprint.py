@@ -255,7 +255,7 @@ def test_what_saves_less_than_a_tenth_of_what_is_missing_is_no_advice() -> None:
     assert "shard over" not in said(10 * small + 1) and "gather weights" in said(10 * small + 1)
     assert said(10 * small + 1).endswith(f"GiB); not enough alone; {EXPLAINED}")
     nothing = "no change that is counted here saves a tenth of what is missing"
-    assert said(10 * large + 1) == f"{nothing}; `plan --explain memory` plans others"
+    assert said(10 * large + 1) == f"{nothing}; `plan --explain memory` estimates others"
 
 
 @pytest.mark.parametrize("leaves", [4, 40])
