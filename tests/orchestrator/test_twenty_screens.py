@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ def test_there_are_twenty() -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_the_job_is_understood(job: str) -> None:
     """What it asks for is known before anything is built."""
-    config = job_config(_asked(shlex.split(job)))
-    assert config.cluster.instances >= 1
+    words = shlex.split(job)
+    asked = job_config(_asked(words))
+    given = dict(pairwise(words))
+    assert asked.cluster.instances == int(given.get("--instances", asked.cluster.instances))
+    assert asked.model.preset == (
+        "" if "--recipe" in given or "job.toml" in job else given["--model"]
+    )
+    assert asked.model.recipe == given.get("--recipe", "")
 
 
 def test_advice_is_typed_behind_the_command() -> None:
