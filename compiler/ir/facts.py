@@ -6,12 +6,23 @@ Passes ask these instead of for names, and take an op or None: what makes a valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
-from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, PARTS, REDUCTIONS, TRAFFIC
-from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.ir.traits import (
+    CONTRACTIONS,
+    IDENTITIES,
+    IN_ORDER,
+    LITERALS,
+    PARTS,
+    REDUCTIONS,
+    TRAFFIC,
+    VIEWS,
+)
+from shardwright.compiler.ir.types import Op, TensorType, Value
 
 
 def operands_of(op: Op, result: Value) -> tuple[Value, ...]:
@@ -62,12 +73,47 @@ def joined_dim(op: Op | None) -> int | None:
     return op.attrs.dim if op is not None and op.name == "concatenate" else None
 
 
+def factors_of(op: Op) -> tuple[Factor, ...]:
+    """The indices that `op` walks; none for one that is not asked (control, collectives)."""
+    find = OPS[op.name].factors
+    if find is None:
+        return ()
+    if op.name in LITERALS:  # what they hold is no key of a table that lasts
+        return tuple(find(op))
+    given, made = ([v.type for v in values] for values in (op.operands, op.results))
+    return _factors(op.name, op.attrs, tuple(given), tuple(made))
+
+
+@cache
+def _factors(
+    name: str, attrs: object, given: tuple[TensorType, ...], made: tuple[TensorType, ...]
+) -> tuple[Factor, ...]:
+    """Those of all ops with these attributes and types, said of a stand-in for them."""
+    find = OPS[name].factors
+    assert find is not None
+    operands, results = (tuple(map(Value, types)) for types in (given, made))
+    return tuple(find(Op(name, operands, results, attrs)))
+
+
 def dim_map(op: Op) -> tuple[int | None, ...] | None:
     """Per dim of the result the dim of the operand whose index it has, None for one along which all
     elements are alike. Ops that move elements in another way have no map.
     """
-    walks = OPS[op.name].walks
-    return None if walks is None else walks(op)
+    if op.name not in VIEWS:
+        return None
+    place = {f.of(1): f.of(0) for f in factors_of(op) if f.kind is not FactorKind.LINKED}
+    dims = range(op.result.type.rank)
+    return tuple([place[d] for d in dims]) if place.keys() >= set(dims) else None
+
+
+def needed_whole(op: Op) -> tuple[int, ...]:
+    """The dims along which `op`, whose operands and results have their dims in one order, gives no
+    part of its result for a part of its operands.
+    """
+    if op.name not in IN_ORDER:
+        return ()
+    passed = {f.of(0) for f in factors_of(op) if f.kind is FactorKind.PASSED}
+    return tuple(d for d in range(op.operands[0].type.rank) if d not in passed)
 
 
 def permutation(op: Op | None) -> tuple[int, ...] | None:

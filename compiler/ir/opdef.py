@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.factors import Factor, at_their_places, one_by_one
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
 Infer = Callable[[Sequence[TensorType], Any, Sequence[Graph]], tuple[TensorType, ...]]
 Flops = Callable[[Op], int]
 Resize = Callable[[Op, tuple[int, ...]], Any]
-Walks = Callable[[Op], tuple[int | None, ...]]
+Factors = Callable[[Op], Sequence[Factor]]
 Reference = Callable[[Op, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 
 
@@ -56,7 +57,8 @@ class OpDef:
     `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
-    `walks`: per dim of the result the operand dim whose index it has, None where it repeats.
+    `factors`: which dims are one index, and what a part of it is worth (`factors.py`); by position
+    for elementwise ops and identities, None for ops that are not asked (control, collectives).
     `resize`: the attributes for a result of another shape, where they hold sizes of it.
     `pure` is False for ops that must not be merged with equal ones (collectives, barriers); a dead
     op of any kind may go, because all ranks run the same program.
@@ -71,7 +73,7 @@ class OpDef:
     elementwise: bool = False
     combines: bool = False
     passes: slice | None = None
-    walks: Walks | None = None
+    factors: Factors | None = None
     resize: Resize | None = None
     pure: bool = True
 
@@ -86,6 +88,11 @@ _PASSES = {
     Kind.UPDATE: slice(0, 2),
     Kind.SORT: _ALL,
 }
+_FACTORS: dict[Kind, Factors] = {
+    Kind.ELEMENTWISE: at_their_places,
+    Kind.CAST: at_their_places,
+    Kind.IDENTITY: one_by_one,
+}
 
 
 def define(opdef: OpDef) -> OpDef:
@@ -97,7 +104,8 @@ def define(opdef: OpDef) -> OpDef:
         raise ValueError(f"op {opdef.name} is defined twice")
     silent = np.errstate(all="ignore")(opdef.reference)
     passes = opdef.passes or _PASSES.get(opdef.kind)
-    OPS[opdef.name] = defined = replace(opdef, reference=silent, passes=passes)
+    factors = opdef.factors or _FACTORS.get(opdef.kind)
+    OPS[opdef.name] = defined = replace(opdef, reference=silent, passes=passes, factors=factors)
     return defined
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.collectives.ops import ReplicaGroups, axis_strides
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import needed_whole
 from shardwright.compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.ir.ops.reduce import identity
@@ -27,7 +28,6 @@ from shardwright.compiler.ir.printer_ops import (
     REDUCTION_OPS,
     ROUNDING_FORMATS,
     STAND_INS,
-    WHOLE_DIMS,
     dense_array,
     dense_constant,
     integer,
@@ -163,8 +163,7 @@ class _Printer:
 
     def keep_whole(self, op: Op, values: Sequence[Value]) -> None:
         """Ask for every element of the dims of `values` on which `op` needs neighbours."""
-        rule = WHOLE_DIMS.get(op.name)
-        whole = rule(op) if rule and self.mesh else ()
+        whole = needed_whole(op) if self.mesh else ()
         for value in dict.fromkeys(values) if whole else ():
             rank = value.type.rank
             body = self.sharding([()] * rank, [d for d in range(rank) if d not in whole])

@@ -177,39 +177,6 @@ def _direction(attrs: Any) -> str:
     return f"#stablehlo<comparison_direction {attrs.direction}>"
 
 
-def _slid(op: Op) -> tuple[int, ...]:
-    """Dims along which windows slide."""
-    a = op.attrs
-    rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
-    return tuple(d for d, row in enumerate(rows) if row != (1, 1, 0, 0))
-
-
-def _resized(op: Op) -> tuple[int, ...]:
-    """Dims whose size changes from the operand to the result."""
-    sizes = zip(op.operands[0].type.shape, op.result.type.shape, strict=True)
-    return tuple(d for d, (before, after) in enumerate(sizes) if before != after)
-
-
-def _updated(op: Op) -> tuple[int, ...]:
-    """Dims of which a part is replaced."""
-    sizes = zip(op.operands[0].type.shape, op.operands[1].type.shape, strict=True)
-    return tuple(d for d, (whole, part) in enumerate(sizes) if whole != part)
-
-
-WHOLE_DIMS: dict[str, Callable[[Op], tuple[int, ...]]] = {
-    "concatenate": lambda op: (op.attrs.dim,),
-    "dynamic_slice": _resized,
-    "dynamic_update_slice": _updated,
-    "pad": _resized,
-    "reduce_window": _slid,
-    "reverse": lambda op: op.attrs.dims,
-    "select_and_scatter": _slid,
-    "slice": _resized,
-    "sort": lambda op: (op.attrs.dim,),
-}
-"""Dims on which an op cannot be computed from a part: a partitioner has to gather them first."""
-
-
 def moved_to(memory: str) -> list[str]:
     """The entries of JAX's annotation that a value is in `memory`."""
     kind = "pinned_host" if memory == HOST else memory

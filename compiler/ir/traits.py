@@ -22,12 +22,15 @@ CASTS = of(Kind.CAST)
 CONTRACTIONS = of(Kind.CONTRACTION)
 """Ops that multiply and add over an index: the tensor engine's."""
 IDENTITIES = of(Kind.IDENTITY)
+INDEXED = of(Kind.INDEXED)
 LITERALS = of(Kind.LITERAL)
 PARTS = of(Kind.PART)
 REDUCTIONS = of(Kind.REDUCTION)
 VIEWS = of(Kind.VIEW)
 MOVES = of(Kind.VIEW, Kind.PART, Kind.JOIN)
 """Every element of the result is one of an operand, or padding, and attributes say which."""
+IN_ORDER = of(Kind.PART, Kind.JOIN, Kind.UPDATE, Kind.WINDOW, Kind.SORT)
+"""Dims of operands and results correspond by position, whatever is taken along them."""
 CHEAP = MOVES | of(Kind.ELEMENTWISE, Kind.CAST, Kind.IDENTITY, Kind.LITERAL)
 """One pass over the elements at most: others may repeat it."""
 UPDATES = of(Kind.UPDATE)

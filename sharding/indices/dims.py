@@ -1,9 +1,8 @@
-"""Which dims of an op's values are one index: the table behind batch labels and shard classes.
+"""Which dims of values are one index of the model: what batch labels and shard classes follow.
 
-`factors` names, per op, the dims that walk together; a dim that is merged into or split from a
-larger one is linked as its major part. Labels only steer which layout is asked for, never what is
-computed, so that an op without a rule costs speed (a finding) and not correctness. `strategies/`
-reads the results.
+What an op walks together it says itself (`compiler/ir/factors.py`); a dim that is merged into or
+split from a larger one is linked as its major part. Labels only steer which layout is asked for,
+never what is computed. `strategies/` reads the results.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import takewhile
 
-from shardwright.compiler.ir.facts import counted_dim, dim_map, splat
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.factors import Factor as Walk
+from shardwright.compiler.ir.factors import FactorKind
+from shardwright.compiler.ir.facts import factors_of
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
@@ -32,250 +31,51 @@ class Form:
 
     factors: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     loose: tuple[Repeated, ...] = ()
+    repeats: bool = False  # whether it has dims of its own that repeat
 
 
 NO_FACTORS = Form()
 
 
 def factors(op: Op) -> list[Factor]:
-    """The groups of (value, dim) of `op` that share an index; empty for an op without a rule."""
+    """The groups of (value, dim) of `op` that share an index."""
     if op.regions:
-        return FACTORS[op.name](op)
+        return _carried(op)
     values = (*op.operands, *op.results)
     return [tuple([(values[i], d) for i, d, _ in factor]) for factor in form_of(op).factors]
 
 
-def form_of(op: Op) -> Form:
-    """The form of an op without regions; `NO_FACTORS` for one without a rule."""
-    if op.name not in FACTORS and not OPS[op.name].elementwise:
-        return NO_FACTORS
-    given, made = ([v.type for v in values] for values in (op.operands, op.results))
-    return _form(op.name, op.attrs, tuple(given), tuple(made))
-
-
-@cache
-def _form(
-    name: str, attrs: object, given: tuple[TensorType, ...], made: tuple[TensorType, ...]
-) -> Form:
-    """What the rule of `name` says of a stand-in for all ops with these attributes and types."""
-    operands, results = (tuple(Value(t) for t in types) for types in (given, made))
-    place = {v: i for i, v in enumerate((*operands, *results))}
-    found = FACTORS.get(name, _elementwise)(op := Op(name, operands, results, attrs))
-    slots = tuple(tuple((place[v], d, v.type.shape[d]) for v, d in factor) for factor in found)
-    if name in WRITES:
-        return Form(slots, (_NOTHING,) * len(results))
-    tied = {dim for factor in found for dim in factor}
-    return Form(slots, tuple(_repeats(op) | {d for v, d in tied if v is r} for r in results))
-
-
-def _elementwise(op: Op) -> list[Factor]:
-    """Dims correspond by position; scalar operands (predicates, bounds) have none."""
-    rank = op.result.type.rank
-    values = [v for v in (*op.operands, *op.results) if v.type.rank == rank]
-    return [tuple((v, d) for v in values) for d in range(rank)]
-
-
-def _positional(op: Op) -> list[Factor]:
-    """Operand i is result i."""
-    pairs = zip(op.operands, op.results, strict=True)
-    return [((a, d), (b, d)) for a, b in pairs for d in range(b.type.rank)]
-
-
-def _loop(op: Op) -> list[Factor]:
-    """A carry is one value at four places."""
+def _carried(op: Op) -> list[Factor]:
+    """A carry of a loop is one value at four places."""
     body = op.regions[0]
     carries = zip(op.operands, body.inputs, body.outputs, op.results, strict=True)
     return [tuple((v, d) for v in carry) for carry in carries for d in range(carry[0].type.rank)]
 
 
-def _mapped(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    return [((x, i), (y, d)) for d, i in enumerate(dim_map(op) or ()) if i is not None]
+def form_of(op: Op) -> Form:
+    """The form of an op without regions."""
+    if op.name in LITERALS:
+        return NO_FACTORS
+    types = tuple([v.type for v in (*op.operands, *op.results)])
+    return _form(factors_of(op), types, len(op.operands), op.name in WRITES)
 
 
-def _reshape(op: Op) -> list[Factor]:
-    """Dims that begin at the same element stride from the front; the smaller is the major part of
-    the larger. Dims of size 1 (one sample) are told apart as long as all in front is equal.
-    """
-    (x,), y = op.operands, op.result
-    left, right = _starts(x.type.shape), _starts(y.type.shape)
-    pairs = [(left[p], right[p]) for p in left if p in right]
-    found: list[Factor] = [
-        ((x, i), (y, j)) for i, j in pairs if _nested(x.type.shape[i], y.type.shape[j])
-    ]
-    sizes = zip(x.type.shape, y.type.shape, strict=False)
-    same = takewhile(lambda pair: pair[0] == pair[1], sizes)
-    return found + [((x, d), (y, d)) for d, (size, _) in enumerate(same) if size == 1]
-
-
-def _starts(shape: tuple[int, ...]) -> dict[int, int]:
-    """Product of the dims in front -> dim; of dims with equal product the one larger than 1."""
-    starts: dict[int, int] = {}
-    front = 1
-    for dim, size in enumerate(shape):
-        if front not in starts or size > 1:
-            starts[front] = dim
-        front *= size
-    return starts
-
-
-def _nested(a: int, b: int) -> bool:
-    """True when one size is a multiple of the other."""
-    return a == b or (min(a, b) > 1 and max(a, b) % min(a, b) == 0)
-
-
-def _sort(op: Op) -> list[Factor]:
-    """All operands and results are reordered along one dim; the others walk together."""
-    rank, values = op.operands[0].type.rank, (*op.operands, *op.results)
-    return [tuple((v, d) for v in values) for d in range(rank) if d != op.attrs.dim]
-
-
-def _reduce(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    kept = [d for d in range(x.type.rank) if d not in op.attrs.dims]
-    return [((x, d), (y, i)) for i, d in enumerate(kept)]
-
-
-def _dot_general(op: Op) -> list[Factor]:
-    (lhs, rhs), y, a = op.operands, op.result, op.attrs
-    lhs_free, rhs_free = a.free_dims(lhs.type.rank, rhs.type.rank)
-    batch = len(a.lhs_batch)
-    found: list[Factor] = [
-        ((lhs, i), (rhs, j), (y, d))
-        for d, (i, j) in enumerate(zip(a.lhs_batch, a.rhs_batch, strict=True))
-    ]
-    found += [((lhs, i), (y, batch + k)) for k, i in enumerate(lhs_free)]
-    found += [((rhs, j), (y, batch + len(lhs_free) + k)) for k, j in enumerate(rhs_free)]
-    contract = zip(a.lhs_contract, a.rhs_contract, strict=True)
-    return found + [((lhs, i), (rhs, j)) for i, j in contract]
-
-
-def _convolution(op: Op) -> list[Factor]:
-    """Batch, input and output features; groups split them, so that only what no group splits is
-    linked.
-    """
-    (lhs, rhs), y, a = op.operands, op.result, op.attrs
-    found: list[Factor] = []
-    if a.batch_groups == 1:
-        found.append(((lhs, a.lhs[0]), (y, a.out[0])))
-    if a.feature_groups == 1:
-        found.append(((lhs, a.lhs[1]), (rhs, a.rhs[1])))
-    return [*found, ((rhs, a.rhs[0]), (y, a.out[1]))]
-
-
-def _windowed(op: Op) -> list[Factor]:
-    """Dims that no window spans."""
-    a, values = op.attrs, (*op.operands, op.result)
-    rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
-    whole = [d for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
-    return [tuple((v, d) for v in values) for d in whole]
-
-
-def _same_size(x: Value, y: Value) -> list[Factor]:
-    """Dims of equal rank that keep their size."""
-    sizes = zip(x.type.shape, y.type.shape, strict=True)
-    return [((x, d), (y, d)) for d, (a, b) in enumerate(sizes) if a == b]
-
-
-def _slice(op: Op) -> list[Factor]:
-    return _same_size(op.operands[0], op.result)
-
-
-def _dynamic_update_slice(op: Op) -> list[Factor]:
-    target, update = op.operands[:2]
-    whole: list[Factor] = [((target, d), (op.result, d)) for d in range(target.type.rank)]
-    return whole + _same_size(update, op.result)
-
-
-def _concatenate(op: Op) -> list[Factor]:
-    values = (*op.operands, op.result)
-    dims = (d for d in range(op.result.type.rank) if d != op.attrs.dim)
-    return [tuple((v, d) for v in values) for d in dims]
-
-
-def _pad(op: Op) -> list[Factor]:
-    x, y, a = op.operands[0], op.result, op.attrs
-    whole = [d for d in range(y.type.rank) if not (a.low[d] or a.high[d] or a.interior[d])]
-    return [((x, d), (y, d)) for d in whole]
-
-
-def _reverse(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    return [((x, d), (y, d)) for d in range(y.type.rank) if d not in op.attrs.dims]
-
-
-def _gather(op: Op) -> list[Factor]:
-    (x, indices), y, a = op.operands, op.result, op.attrs
-    moving = _moving(indices, a.index_vector_dim, y.type.rank, a.offset_dims)
-    return _windows(
-        (x, a.collapsed_slice_dims, a.operand_batching_dims),
-        (indices, a.start_indices_batching_dims),
-        (y, a.offset_dims),
-        moving,
+@cache
+def _form(
+    walks: tuple[Walk, ...], types: tuple[TensorType, ...], first: int, is_write: bool
+) -> Form:
+    """The form of ops that walk alike; results are the values from `first` on."""
+    slots = tuple(
+        tuple((i, d, types[i].shape[d]) for i, d in walk.places)
+        for walk in walks
+        if len(walk.places) > 1
     )
-
-
-def _scatter(op: Op) -> list[Factor]:
-    (x, indices, update), y, a = op.operands, op.result, op.attrs
-    moving = _moving(indices, a.index_vector_dim, update.type.rank, a.update_window_dims)
-    found = _windows(
-        (x, a.inserted_window_dims, a.input_batching_dims),
-        (indices, a.scatter_indices_batching_dims),
-        (update, a.update_window_dims),
-        moving,
-    )
-    tied = [factor + tuple((y, d) for v, d in factor if v is x) for factor in found]
-    return tied + [((x, d), (y, d)) for d in range(y.type.rank)]
-
-
-def _moving(
-    indices: Value, vector_dim: int, rank: int, window: tuple[int, ...]
-) -> list[tuple[int, int]]:
-    """Pairs (dim of the indices, dim of the moved tensor) that walk over positions."""
-    positions = [d for d in range(indices.type.rank) if d != vector_dim]
-    return list(zip(positions, [d for d in range(rank) if d not in window], strict=True))
-
-
-def _windows(
-    fixed: tuple[Value, tuple[int, ...], tuple[int, ...]],
-    indices: tuple[Value, tuple[int, ...]],
-    moved: tuple[Value, tuple[int, ...]],
-    moving: list[tuple[int, int]],
-) -> list[Factor]:
-    """What gather and scatter share: batching dims, position dims, and window dims moved whole."""
-    (x, dropped, x_batch), (index, index_batch), (y, window) = fixed, indices, moved
-    batch_of = dict(zip(index_batch, x_batch, strict=True))
-    found: list[Factor] = []
-    for i, d in moving:
-        dims: Factor = ((index, i), (y, d))
-        found.append((*dims, (x, batch_of[i])) if i in batch_of else dims)
-    kept = [d for d in range(x.type.rank) if d not in dropped and d not in x_batch]
-    pairs = zip(kept, window, strict=True)
-    return found + [((x, i), (y, j)) for i, j in pairs if x.type.shape[i] == y.type.shape[j]]
-
-
-FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
-    "broadcast_in_dim": _mapped,
-    "concatenate": _concatenate,
-    "convolution": _convolution,
-    "dot_general": _dot_general,
-    "dynamic_slice": _slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    "loop": _loop,
-    "move_to": _positional,
-    "optimization_barrier": _positional,
-    "pad": _pad,
-    "reduce": _reduce,
-    "reduce_window": _windowed,
-    "sort": _sort,
-    "reshape": _reshape,
-    "reverse": _reverse,
-    "scatter": _scatter,
-    "select_and_scatter": _windowed,
-    "slice": _slice,
-    "transpose": _mapped,
-}
+    results = range(first, len(types))
+    if is_write:
+        return Form(slots, (_NOTHING,) * len(results))
+    tied = {place for walk in walks for place in walk.places}
+    loose = tuple(frozenset(d for i, d in tied if i == r) for r in results)
+    return Form(slots, loose, any(walk.kind is FactorKind.REPEATED for walk in walks))
 
 
 def propagate(
@@ -351,10 +151,12 @@ def repeated_dims(graph: Graph) -> list[Dim]:
     def step(op: Op) -> bool:
         here = found.keys()
         if op.name in LITERALS:
-            keep(op.result, _repeats(op))
-        elif op.name in _REPEATING or not here.isdisjoint((*op.operands, *op.results)):
+            keep(op.result, frozenset(d for f in factors_of(op) for _, d in f.places))
+            return False
+        form = form_of(op)
+        if form.repeats or not here.isdisjoint((*op.operands, *op.results)):
             given = tuple([found.get(v, _NOTHING) for v in op.operands])
-            for value, dims in zip(op.results, _repeated(form_of(op), given), strict=False):
+            for value, dims in zip(op.results, _repeated(form, given), strict=False):
                 keep(value, dims)
         return False
 
@@ -377,15 +179,6 @@ def repeated_dims(graph: Graph) -> list[Dim]:
 
 
 _NOTHING: Repeated = frozenset()
-_REPEATING = ("broadcast_in_dim",)
-
-
-def _repeats(op: Op) -> Repeated:
-    """The dims of the result of `op` along which it is the same, unless an operand has them."""
-    counted = counted_dim(op)
-    if op.name in _REPEATING or splat(op) is not None or counted is not None:
-        return frozenset(d for d in range(op.result.type.rank) if d != counted)
-    return _NOTHING
 
 
 @cache

@@ -12,7 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.compiler.ir.facts import pairing
+from shardwright.compiler.ir.factors import FactorKind
+from shardwright.compiler.ir.facts import factors_of, pairing
+from shardwright.compiler.ir.ops import ReshapeAttrs
+from shardwright.compiler.ir.traits import INDEXED
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -52,21 +55,11 @@ def _add_prices(
 
 
 def contracted(op: Op) -> Iterator[Dim]:
-    """The dims `op` sums over or looks up in."""
-    match op.name:
-        case "dot_general":
-            lhs, rhs = op.operands
-            yield from ((lhs, d) for d in op.attrs.lhs_contract)
-            yield from ((rhs, d) for d in op.attrs.rhs_contract)
-        case "convolution":
-            yield (op.operands[0], op.attrs.lhs[1])
-            yield (op.operands[1], op.attrs.rhs[1])
-        case "reduce":
-            yield from ((v, d) for v in op.operands if v.type.rank for d in op.attrs.dims)
-        case "gather":
-            yield from ((op.operands[0], d) for d in op.attrs.collapsed_slice_dims)
-        case "scatter":
-            yield from ((op.operands[0], d) for d in op.attrs.inserted_window_dims)
+    """The dims `op` sums over or looks up in (what adds up scattered updates is told by theirs)."""
+    kinds = (FactorKind.LOOKED_UP,) if op.name in INDEXED else (FactorKind.COMBINED,)
+    for factor in factors_of(op):
+        if factor.kind in kinds:
+            yield from ((op.operands[n], d) for n, d in factor.places if n < len(op.operands))
 
 
 def expert_families(
@@ -97,7 +90,7 @@ def cut(op: Op) -> Iterator[Dim]:
 
     A reshape cuts nothing: it makes products and parts.
     """
-    if op.regions or op.name == "reshape":
+    if op.regions or isinstance(op.attrs, ReshapeAttrs):
         return
     tied = {dim for factor in factors(op) for dim in factor} | set(contracted(op))
     for value in op.operands:

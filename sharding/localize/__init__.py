@@ -1,9 +1,10 @@
 """Global shapes to per-core shapes: `localize` turns a partitioned graph into the graph every core
 runs.
 
-Each value's type is divided by its spec; ops whose attributes or meaning change have a rule in
-`rules/`, found by op name. Groups stay symbolic (mesh axes), so one graph serves every rank, and
-the rank enters as `axis_index`. What comes out is cut by `cut/stages.py`.
+Each value's type is divided by its spec; what an op may be given in parts it says itself (its
+factors), and ops whose meaning changes have a rule in `rules/`, found by op name. Groups stay
+symbolic (mesh axes), so one graph serves every rank, and the rank enters as `axis_index`. What
+comes out is cut by `cut/stages.py`.
 """
 
 from __future__ import annotations
@@ -12,35 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.types import Graph, Value
+from shardwright.sharding.localize import rules
 from shardwright.sharding.localize.context import Localizer
-from shardwright.sharding.localize.rules import (
-    collective,
-    control,
-    convolution,
-    dot,
-    elementwise,
-    gather,
-    reduce,
-    shape,
-    sort,
-    window,
-)
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 
-__all__ = [
-    "Localized",
-    "collective",
-    "control",
-    "convolution",
-    "dot",
-    "elementwise",
-    "gather",
-    "localize",
-    "reduce",
-    "shape",
-    "sort",
-    "window",
-]
+__all__ = ["Localized", "localize", "rules"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The state of one localisation: which local value stands for which global one, and how rules emit
-ops.
+"""The state of one localisation: which local value stands for which global one, and how ops are
+emitted.
 
-Rules are functions `(Localizer, op) -> local results`, registered by op name with `@localizes`. The
-driver checks that every result has exactly the type its spec promises, so a wrong rule or a wrong
-spec is refused, never run.
+An op whose meaning stays is told by its factors (`by_factors`). Others have a rule, a function
+`(Localizer, op) -> local results` registered by op name with `@localizes`. The driver checks that
+every result has exactly the type its spec promises, so a wrong rule or a wrong spec is refused,
+never run.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import resized
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.factors import FactorKind
+from shardwright.compiler.ir.facts import factors_of, resized
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
     AxisIndexAttrs,
     BroadcastInDimAttrs,
@@ -73,13 +75,7 @@ class Localizer:
     def _localize(self, op: Op) -> None:
         """Run the rule of `op` and bind its results."""
         self.loc = op.loc
-        rule = RULES.get(op.name)
-        if rule is None:
-            raise self.error(
-                "SW_LOCALIZE_OP",
-                f"{op.name} requires a localization rule, none is registered",
-                "keep its operands replicated outside of the step, or report the op",
-            )
+        rule = RULES.get(op.name, by_factors)
         for value, local in zip(op.results, rule(self, op), strict=True):
             expected = self.local_type(value)
             if local.type != expected:
@@ -189,6 +185,63 @@ class Localizer:
             for axes, size in zip(dims, local.shape, strict=True)
         ]
         return self.value("dynamic_slice", (whole, *starts), DynamicSliceAttrs(local.shape))
+
+
+def by_factors(context: Localizer, op: Op) -> Sequence[Value]:
+    """Parts of the operands give that part of the results: nothing changes but sizes. A dim that is
+    combined leaves partial results; the collective that combines them is in the partitioned graph
+    already.
+    """
+    if OPS[op.name].factors is None:
+        raise context.error(
+            "SW_LOCALIZE_OP",
+            f"{op.name} requires a localization rule, none is registered",
+            "keep its operands replicated outside of the step, or report the op",
+        )
+    check_factors(context, op)
+    return context.keep(op)
+
+
+def check_factors(context: Localizer, op: Op) -> None:
+    """Refuse an index that is not sharded alike wherever `op` walks it, and a part of a dim that it
+    needs whole.
+    """
+    values = (*op.operands, *op.results)
+    dims = [context.dims(v) for v in values]
+    sharded = {(n, d) for n, axes in enumerate(dims) for d, each in enumerate(axes) if each}
+    if not sharded:
+        return
+    for factor in factors_of(op):
+        if factor.kind is FactorKind.LINKED:
+            continue
+        (n, d), *others = factor.places
+        for m, e in others:
+            if dims[m][e] != dims[n][d]:
+                what = f"{_place(op, n, d)} and {_place(op, m, e)}"
+                require_dims(
+                    context, op, what, *("+".join(a) or "none" for a in (dims[n][d], dims[m][e]))
+                )
+        sharded.difference_update(factor.places)
+    for n, d in sorted(sharded):
+        require_whole(context, op, d, dims[n][d], _WHY[OPS[op.name].kind])
+
+
+_WHY = {
+    Kind.VIEW: "it is merged, split or repeated",
+    Kind.PART: "it takes a part",
+    Kind.JOIN: "something is put beside it",
+    Kind.UPDATE: "a part of it is replaced",
+    Kind.CONTRACTION: "windows slide along it, or groups split it",
+    Kind.WINDOW: "windows slide along it",
+    Kind.SORT: "it is sorted",
+}
+
+
+def _place(op: Op, number: int, dim: int) -> str:
+    """A dim of an operand or result, for people."""
+    result = number - len(op.operands)
+    which = f"operand {number}" if result < 0 else f"result {result}" if result else "the result"
+    return f"dim {dim} of {which}"
 
 
 def require_dims(context: Localizer, op: Op, what: str, needed: object, given: object) -> None:

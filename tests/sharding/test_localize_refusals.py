@@ -60,7 +60,8 @@ def at(dim: int, axes: tuple[str, ...] = S, rank: int = 4) -> tuple[tuple[str, .
     return tuple(axes if d == dim else N for d in range(rank))
 
 
-WINDOWS, GROUPS = "windows slide along it", "groups split it"
+TIED = "dim . of .* and dim . of .* sharded alike, got"
+WINDOWS, GROUPS = "windows slide along it", "windows slide along it, or groups split it"
 RULES |= {
     "convolution": (
         convolved(),
@@ -70,12 +71,12 @@ RULES |= {
             ({"x": (S, N, R, N)}, DIM, WINDOWS),
             ({"w": (S, N, N, R)}, DIM, WINDOWS),
             ({"w": (N, S, N, R)}, DIM, WINDOWS),
-            ({"y": (S, R, N, N)}, DIM, WINDOWS),
-            ({"y": (S, N, R, N)}, DIM, WINDOWS),
-            ({"x": (R, N, N, N)}, AXES, "operands and result"),
-            ({"w": (N, N, N, S)}, AXES, "operands and result"),
-            ({"x": (S, N, N, R)}, AXES, "input features"),
-            ({"w": (N, N, S, R)}, AXES, "input features"),
+            ({"w": at(4), "y": (S, R, N, N)}, DIM, WINDOWS),
+            ({"w": at(4), "y": (S, N, R, N)}, DIM, WINDOWS),
+            ({"x": (R, N, N, N)}, AXES, TIED),
+            ({"w": (N, N, N, S)}, AXES, TIED),
+            ({"x": (S, N, N, R)}, AXES, TIED),
+            ({"w": (N, N, S, R)}, AXES, TIED),
         ],
     ),
     "convolution in groups": (
@@ -161,29 +162,30 @@ def looped(b: Builder) -> dict[str, Value]:
 
 
 PART, ALIKE = "it takes a part", "operand and result"
+BESIDE = "something is put beside it"
 BOTH = (S, R)
 MOVED = {"x": BOTH, "y": BOTH}
 RULES |= {
     "window": (
         pooled,
         {"x": (S, N), "y": (S, N)},
-        [({"x": (R, N)}, AXES, "operands and result"), ({"x": BOTH, "y": BOTH}, DIM, WINDOWS)],
+        [({"x": (R, N)}, AXES, TIED), ({"x": BOTH, "y": BOTH}, DIM, WINDOWS)],
     ),
     "sort": (
         ordered,
         dict.fromkeys(("x", "other", "first", "second"), (S, N)),
         [
             (dict.fromkeys(("x", "other", "first", "second"), (N, S)), DIM, "it is sorted"),
-            ({"other": (R, N)}, AXES, "operands and results"),
-            ({"first": (R, N)}, AXES, "operands and results"),
-            ({"second": (R, N)}, AXES, "operands and results"),
+            ({"other": (R, N)}, AXES, TIED),
+            ({"first": (R, N)}, AXES, TIED),
+            ({"second": (R, N)}, AXES, TIED),
         ],
     ),
     "sort of one": (
         one("sort", (4, 4), attrs=SortAttrs(0, ((0, "GT", "total"),))),
         {"x0": (N, S), "y": (N, S)},
         [
-            ({"y": (N, R)}, AXES, "operands and results"),
+            ({"y": (N, R)}, AXES, TIED),
             ({"x0": (S, N), "y": (S, N)}, DIM, "it is sorted"),
         ],
     ),
@@ -191,42 +193,42 @@ RULES |= {
         product,
         {"x": (S, N, R), "w": (S, R, N), "y": (S, N, N)},
         [
-            ({"w": (R, S, N)}, AXES, "batch dims"),
-            ({"w": (S, N, R)}, AXES, "contracting dims"),
-            ({"y": (R, N, N)}, AXES, "operands and result"),
-            ({"x": (S, R, N), "w": (S, N, N)}, AXES, "operands and result"),
-            ({"x": (S, N, N), "w": (S, N, R)}, AXES, "operands and result"),
+            ({"w": (R, S, N)}, AXES, TIED),
+            ({"w": (S, N, R)}, AXES, TIED),
+            ({"y": (R, N, N)}, AXES, TIED),
+            ({"x": (S, R, N), "w": (S, N, N)}, AXES, TIED),
+            ({"x": (S, N, N), "w": (S, N, R)}, AXES, TIED),
         ],
     ),
     "sum": (
         made(lambda b, x: b.reduce(x, "add", (0,))),
         {"x": (R, S), "y": (S,)},
-        [({"y": (R,)}, AXES, "kept dims and result")],
+        [({"y": (R,)}, AXES, TIED)],
     ),
     "elementwise": (
         one("add", (4, 4), (4, 4)),
         {"x0": BOTH, "x1": BOTH, "y": BOTH},
-        [({"x0": (R, S)}, AXES, "operands and result"), ({"x1": (R, S)}, AXES, "operands")],
+        [({"x0": (R, S)}, AXES, TIED), ({"x1": (R, S)}, AXES, TIED)],
     ),
     "elementwise with bounds": (
         one("clamp", (), (4, 4), ()),
         {"x1": BOTH, "y": BOTH},
-        [({"x1": (R, S)}, AXES, "operands and result")],
+        [({"x1": (R, S)}, AXES, TIED)],
     ),
     "transpose": (
         made(lambda b, x: b.transpose(x, (1, 0))),
         {"x": BOTH, "y": (R, S)},
-        [({"y": BOTH}, AXES, ALIKE)],
+        [({"y": BOTH}, AXES, TIED)],
     ),
     "broadcast": (
         made(lambda b, x: b.broadcast(x, (4, 4, 3), (0, 1)), 4, 1),
         {"x": (S, N), "y": (S, R, N)},
-        [({"x": (R, N)}, AXES, "operand dim 0 and result dim 0")],
+        [({"x": (R, N)}, AXES, TIED)],
     ),
     "broadcast of two": (
         made(lambda b, x: b.broadcast(x, (4, 4), (1, 0)), 4, 4),
         {"x": BOTH, "y": (R, S)},
-        [({"x": (S, N)}, AXES, "operand dim 1 and result dim 0")],
+        [({"x": (S, N)}, AXES, TIED)],
     ),
     "reshape": (
         made(lambda b, x: b.reshape(x, (16,))),
@@ -239,7 +241,7 @@ RULES |= {
     "slice": (
         made(lambda b, x: b.slice(x, (0, 0), (4, 2))),
         {"x": (S, N), "y": (S, N)},
-        [({"x": (R, N)}, AXES, ALIKE), ({"x": BOTH, "y": BOTH}, DIM, f"dim 1 .*{PART}")],
+        [({"x": (R, N)}, AXES, TIED), ({"x": BOTH, "y": BOTH}, DIM, f"dim 1 .*{PART}")],
     ),
     "slice with steps": (
         made(lambda b, x: b.slice(x, (0, 0), (4, 4), (1, 2))),
@@ -255,41 +257,41 @@ RULES |= {
         joined,
         {"x": (S, N), "other": (S, N), "y": (S, N)},
         [
-            ({"other": (R, N)}, AXES, "operands and result"),
-            ({"x": BOTH, "other": BOTH, "y": BOTH}, DIM, "operands follow each other"),
+            ({"other": (R, N)}, AXES, TIED),
+            ({"x": BOTH, "other": BOTH, "y": BOTH}, DIM, BESIDE),
         ],
     ),
     **{
         f"pad {n}": (
             one("pad", (4, 4), (), attrs=PadAttrs(*((0, pad) for pad in pads))),
             {"x0": (S, N), "y": (S, N)},
-            [({"x0": (R, N)}, AXES, ALIKE), ({"x0": BOTH, "y": BOTH}, DIM, "it is padded")],
+            [({"x0": (R, N)}, AXES, TIED), ({"x0": BOTH, "y": BOTH}, DIM, BESIDE)],
         )
         for n, pads in enumerate([(2, 0, 0), (0, 2, 0), (0, 0, 2)])
     },
     "reverse": (
         one("reverse", (4, 4), attrs=ReverseAttrs((1,))),
         {"x0": (S, N), "y": (S, N)},
-        [({"x0": (R, N)}, AXES, ALIKE), ({"x0": BOTH, "y": BOTH}, DIM, "it is reversed")],
+        [({"x0": (R, N)}, AXES, TIED), ({"x0": BOTH, "y": BOTH}, DIM, PART)],
     ),
     "dynamic slice": (
         made(lambda b, x: b.dynamic_slice(x, [b.constant(0, I32)] * 2, (4, 2))),
         {"x": (S, N), "y": (S, N)},
-        [({"x": (R, N)}, AXES, ALIKE), ({"x": BOTH, "y": BOTH}, DIM, f"dim 1 .*{PART}")],
+        [({"x": (R, N)}, AXES, TIED), ({"x": BOTH, "y": BOTH}, DIM, f"dim 1 .*{PART}")],
     ),
     "dynamic update": (
         updated,
         {"x": (N, S), "rows": (N, S), "y": (N, S)},
         [
-            ({"y": (N, R)}, AXES, ALIKE),
-            ({"rows": (N, R)}, AXES, "operand and update"),
+            ({"y": (N, R)}, AXES, TIED),
+            ({"rows": (N, R)}, AXES, TIED),
             (dict.fromkeys(("x", "rows", "y"), (R, S)), DIM, "a part of it is replaced"),
         ],
     ),
     "barrier": (
         held,
         {"x": (S, N), "first": (S, N), "other": (R, N), "second": (R, N)},
-        [({"first": (R, N)}, AXES, "operands and results"), ({"second": (S, N)}, AXES, "and")],
+        [({"first": (R, N)}, AXES, TIED), ({"second": (S, N)}, AXES, TIED)],
     ),
     "loop": (
         looped,
@@ -333,7 +335,7 @@ RULES |= {
     "sharding_constraint": (
         one("sharding_constraint", (4, 4), attrs=ShardingConstraintAttrs(((), ()))),
         {"x0": (S, N), "y": (S, N)},
-        [({"y": (R, N)}, AXES, ALIKE)],
+        [({"y": (R, N)}, AXES, TIED)],
     ),
     "axes of another mesh": (
         made(lambda b, x: b.all_reduce(x, ("tp",))),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -144,6 +145,25 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return (joined.transpose(back).astype(out.dtype.numpy, copy=False),)
 
 
+def _factors(op: Op) -> list[Factor]:
+    """Batch, input and output features, and dims that windows of one element do not leave; groups
+    split features, so that dims which one splits are linked at most.
+    """
+    a, taps = op.attrs, [op.operands[1].type.shape[d] for d in op.attrs.rhs[2:]]
+    is_whole = a.feature_groups == a.batch_groups == 1
+    found = []
+    if a.batch_groups == 1:
+        found.append(Factor(((0, a.lhs[0]), (2, a.out[0]))))
+    if a.feature_groups == 1:
+        kind = FactorKind.COMBINED if is_whole else FactorKind.LINKED
+        found.append(Factor(((0, a.lhs[1]), (1, a.rhs[1])), kind))
+    kind = FactorKind.PASSED if is_whole else FactorKind.LINKED
+    found.append(Factor(((1, a.rhs[0]), (2, a.out[1])), kind))
+    rows = zip(taps, a.strides, a.low, a.high, a.lhs_dilation, strict=True)
+    still = [k for k, row in enumerate(rows, 2) if row == (1, 1, 0, 0, 1)]
+    return found + [Factor(((0, a.lhs[k]), (2, a.out[k]))) for k in still]
+
+
 define(
     OpDef(
         name=_NAME,
@@ -152,5 +172,6 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        factors=_factors,
     )
 )

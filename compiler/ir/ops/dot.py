@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
+from shardwright.compiler.ir.factors import Factor, FactorKind, in_pairs
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -103,6 +104,21 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return (cast(product.reshape(out.shape), out.dtype),)
 
 
+def _factors(op: Op) -> list[Factor]:
+    """Batch and free dims go on; of a part of the contracted ones there are partial sums."""
+    a, (lhs, rhs) = op.attrs, op.operands
+    batch = list(zip(a.lhs_batch, a.rhs_batch, strict=True))
+    lhs_free, rhs_free = a.free_dims(lhs.type.rank, rhs.type.rank)
+    middle = len(batch) + len(lhs_free)
+    summed = zip(a.lhs_contract, a.rhs_contract, strict=True)
+    return [
+        *(Factor(((0, i), (1, j), (2, d))) for d, (i, j) in enumerate(batch)),
+        *in_pairs(0, lhs_free, 2, range(len(batch), middle)),
+        *in_pairs(1, rhs_free, 2, range(middle, op.result.type.rank)),
+        *(Factor(((0, i), (1, j)), FactorKind.COMBINED) for i, j in summed),
+    ]
+
+
 define(
     OpDef(
         name="dot_general",
@@ -111,5 +127,6 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        factors=_factors,
     )
 )

@@ -7,12 +7,13 @@ so that the window stays inside; a scatter drops every window that would leave t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.ir.factors import Factor, FactorKind, Place, along
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -24,7 +25,7 @@ from shardwright.compiler.ir.ops.rules import (
     no_flops,
     widen,
 )
-from shardwright.compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 
 SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
 _COMBINE = {"multiply": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -234,6 +235,69 @@ def _scatter_flops(op: Op) -> int:
     return 0 if op.attrs.kind == "replace" else op.operands[2].type.num_elements
 
 
+def _gather_factors(op: Op) -> list[Factor]:
+    (x, indices), y, a = op.operands, op.result, op.attrs
+    positions = _walked(indices.type.rank, a.index_vector_dim, y.type.rank, a.offset_dims)
+    batch_of = dict(zip(a.start_indices_batching_dims, a.operand_batching_dims, strict=True))
+    kept = _kept(x, a.collapsed_slice_dims + a.operand_batching_dims)
+    return [
+        *(Factor(((1, i), (2, d), *_batching(batch_of, i))) for i, d in positions),
+        *_whole_windows(op, kept, a.offset_dims),
+        *(along((0,), d, FactorKind.LOOKED_UP) for d in a.collapsed_slice_dims),
+    ]
+
+
+def _scatter_factors(op: Op) -> list[Factor]:
+    """Parts of the updates give partial results, and parts of the operand have parts of them."""
+    (x, indices, update), a = op.operands, op.attrs
+    positions = _walked(
+        indices.type.rank, a.index_vector_dim, update.type.rank, a.update_window_dims
+    )
+    batch_of = dict(zip(a.scatter_indices_batching_dims, a.input_batching_dims, strict=True))
+    rows, window = a.inserted_window_dims, a.update_window_dims
+    kept = _kept(x, rows + a.input_batching_dims)
+    tied = [
+        *(
+            Factor(((1, i), (2, d), *_batching(batch_of, i), *_batching(batch_of, i, 3)))
+            if i in batch_of
+            else Factor(((1, i), (2, d)), FactorKind.COMBINED)
+            for i, d in positions
+        ),
+        *(Factor((*f.places, (3, f.places[0][1]))) for f in _whole_windows(op, kept, window)),
+    ]
+    known = {d for f in tied for n, d in f.places if n == 3}
+    rest = (d for d in range(x.type.rank) if d not in known)
+    return tied + [
+        along((0, 3), d, FactorKind.LOOKED_UP if d in rows else FactorKind.LINKED) for d in rest
+    ]
+
+
+def _walked(
+    rank: int, vector_dim: int, moved_rank: int, window: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """Pairs (dim of the indices, dim of what is moved) that walk over positions."""
+    places = [d for d in range(rank) if d != vector_dim]
+    return list(zip(places, [d for d in range(moved_rank) if d not in window], strict=True))
+
+
+def _kept(x: Value, gone: tuple[int, ...]) -> list[int]:
+    return [d for d in range(x.type.rank) if d not in gone]
+
+
+def _batching(batch_of: Mapping[int, int], dim: int, number: int = 0) -> tuple[Place, ...]:
+    """The dim of the operand (of value `number`) that walks with a batching dim of the indices."""
+    return ((number, batch_of[dim]),) if dim in batch_of else ()
+
+
+def _whole_windows(op: Op, kept: Sequence[int], window: Sequence[int]) -> list[Factor]:
+    """Dims of windows that are moved whole: of the operand, and of what is moved (value 2, be it
+    the result of a gather or the updates of a scatter).
+    """
+    moved = (*op.operands, *op.results)[2].type.shape
+    pairs = zip(kept, window, strict=True)
+    return [Factor(((0, i), (2, j))) for i, j in pairs if op.operands[0].type.shape[i] == moved[j]]
+
+
 define(
     OpDef(
         name="gather",
@@ -243,6 +307,7 @@ define(
         infer=_infer_gather,
         flops=no_flops,
         reference=_gather_reference,
+        factors=_gather_factors,
     )
 )
 define(
@@ -254,5 +319,6 @@ define(
         infer=_infer_scatter,
         flops=_scatter_flops,
         reference=_scatter_reference,
+        factors=_scatter_factors,
     )
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.ir.factors import one_by_one
 from shardwright.compiler.ir.opdef import OPS, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -93,6 +94,7 @@ define(
         infer=_infer_move,
         flops=no_flops,
         reference=_identity,
+        factors=one_by_one,
         pure=False,
     )
 )

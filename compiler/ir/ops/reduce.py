@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.factors import Factor, FactorKind, along, in_pairs
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -99,6 +100,14 @@ def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
     return np.asarray(value).astype(x.dtype, copy=False)
 
 
+def _factors(op: Op) -> list[Factor]:
+    """Kept dims go on; of a part of the others there are partial results."""
+    dims = range(op.operands[0].type.rank)
+    kept = [d for d in dims if d not in op.attrs.dims]
+    folded = [along((0,), d, FactorKind.COMBINED) for d in op.attrs.dims]
+    return in_pairs(0, kept, 1, range(len(kept))) + folded
+
+
 define(
     OpDef(
         name="reduce",
@@ -108,5 +117,6 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        factors=_factors,
     )
 )

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import Infer, Kind, OpDef, Reference, Resize, Walks, define
+from shardwright.compiler.ir.factors import (
+    Factor,
+    FactorKind,
+    along,
+    in_pairs,
+    repeated,
+    where_equal,
+)
+from shardwright.compiler.ir.opdef import Factors, Infer, Kind, OpDef, Reference, Resize, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -332,29 +341,107 @@ def _of_type(op: Op, shape: tuple[int, ...]) -> Any:
     return replace(op.attrs, type=tensor_type(shape, op.attrs.type.dtype))
 
 
-def _spread(op: Op) -> tuple[int | None, ...]:
+def _spread(op: Op) -> list[Factor]:
     """Dims that are new or stretched repeat."""
-    shape = op.attrs.shape
-    kept = zip(op.operands[0].type.shape, op.attrs.dims, strict=True)
-    place = {d: i for i, (size, d) in enumerate(kept) if size == shape[d]}
-    return tuple(place.get(d) for d in range(len(shape)))
+    a, shape = op.attrs, op.operands[0].type.shape
+    kept = [i for i, d in enumerate(a.dims) if shape[i] == a.shape[d]]
+    places = [a.dims[i] for i in kept]
+    return in_pairs(0, kept, 1, places) + repeated(
+        1, (d for d in range(len(a.shape)) if d not in places)
+    )
 
 
-_WALKS: dict[str, Walks] = {
-    "broadcast_in_dim": _spread,
-    "transpose": lambda op: op.attrs.permutation,
-}
-_RESIZE: dict[str, Resize] = {
-    "broadcast_in_dim": lambda op, shape: replace(op.attrs, shape=shape),
-    "constant": _of_type,
-    "dynamic_slice": lambda op, shape: replace(op.attrs, sizes=shape),
-    "iota": _of_type,
-    "reshape": lambda op, shape: replace(op.attrs, shape=shape),
-    "slice": _of_limit,
-}
+def _regrouped(op: Op) -> list[Factor]:
+    """Dims that begin at the same element stride from the front; the smaller is the major part of
+    the larger. Dims of size 1 (one sample) are told apart as long as all in front is equal.
+    """
+    x, y = op.operands[0].type.shape, op.attrs.shape
+    left, right = _starts(x), _starts(y)
+    pairs = [(left[p], right[p]) for p in left if p in right]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))
+    ones = [along((0, 1), d) for d, (size, _) in enumerate(same) if size == 1]
+    return [
+        Factor(((0, i), (1, j)), FactorKind.PASSED if x[i] == y[j] else FactorKind.LINKED)
+        for i, j in pairs
+        if _nested(x[i], y[j])
+    ] + ones
 
 
-def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: Reference) -> None:
+def _starts(shape: Sequence[int]) -> dict[int, int]:
+    """Product of the dims in front -> dim; of dims with equal product the one larger than 1."""
+    starts: dict[int, int] = {}
+    front = 1
+    for dim, size in enumerate(shape):
+        if front not in starts or size > 1:
+            starts[front] = dim
+        front *= size
+    return starts
+
+
+def _nested(a: int, b: int) -> bool:
+    """True when one size is a multiple of the other."""
+    return a == b or (min(a, b) > 1 and max(a, b) % min(a, b) == 0)
+
+
+def _permuted(op: Op) -> list[Factor]:
+    order = op.attrs.permutation
+    return in_pairs(0, order, 1, range(len(order)))
+
+
+def _taken(op: Op) -> list[Factor]:
+    """Dims of which all is taken."""
+    return where_equal(op, 0, len(op.operands))
+
+
+def _joined(op: Op) -> list[Factor]:
+    dims = (d for d in range(op.result.type.rank) if d != op.attrs.dim)
+    return [along(range(len(op.operands) + 1), d) for d in dims]
+
+
+def _padded(op: Op) -> list[Factor]:
+    a = op.attrs
+    rows = enumerate(zip(a.low, a.high, a.interior, strict=True))
+    return [along((0, 2), d) for d, row in rows if not any(row)]
+
+
+def _in_order(op: Op) -> list[Factor]:
+    """Dims that are not reversed."""
+    return [along((0, 1), d) for d in range(op.result.type.rank) if d not in op.attrs.dims]
+
+
+def _updated(op: Op) -> list[Factor]:
+    """Dims that the update has whole; of others the result has those of the operand."""
+    result, rank = len(op.operands), op.result.type.rank
+    whole = {f.of(1) for f in where_equal(op, 1, result)}
+    return [
+        along((0, 1, result), d) if d in whole else along((0, result), d, FactorKind.LINKED)
+        for d in range(rank)
+    ]
+
+
+def _alike(op: Op) -> list[Factor]:
+    """A constant of one number."""
+    return repeated(0, range(op.result.type.rank)) if op.attrs.is_splat else []
+
+
+def _counted(op: Op) -> list[Factor]:
+    """What counts along one dim is the same along the others."""
+    return repeated(0, (d for d in range(op.result.type.rank) if d != op.attrs.dim))
+
+
+def _shaped(op: Op, shape: tuple[int, ...]) -> Any:
+    return replace(op.attrs, shape=shape)
+
+
+def _define(
+    name: str,
+    kind: Kind,
+    attrs: type | None,
+    infer: Infer,
+    reference: Reference,
+    factors: Factors,
+    resize: Resize | None = None,
+) -> None:
     define(
         OpDef(
             name=name,
@@ -363,19 +450,29 @@ def _define(name: str, kind: Kind, attrs: type | None, infer: Infer, reference: 
             infer=infer,
             flops=no_flops,
             reference=reference,
-            walks=_WALKS.get(name),
-            resize=_RESIZE.get(name),
+            factors=factors,
+            resize=resize,
         )
     )
 
 
-_define("broadcast_in_dim", Kind.VIEW, BroadcastInDimAttrs, _infer_broadcast, _broadcast_reference)
+_define(
+    "broadcast_in_dim",
+    Kind.VIEW,
+    BroadcastInDimAttrs,
+    _infer_broadcast,
+    _broadcast_reference,
+    _spread,
+    _shaped,
+)
 _define(
     "reshape",
     Kind.VIEW,
     ReshapeAttrs,
     _infer_reshape,
     lambda op, a: (a[0].reshape(op.attrs.shape),),
+    _regrouped,
+    _shaped,
 )
 _define(
     "transpose",
@@ -383,26 +480,50 @@ _define(
     TransposeAttrs,
     _infer_transpose,
     lambda op, a: (a[0].transpose(op.attrs.permutation),),
+    _permuted,
 )
-_define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference)
+_define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference, _taken, _of_limit)
 _define(
     "concatenate",
     Kind.JOIN,
     ConcatenateAttrs,
     _infer_concatenate,
     lambda op, a: (np.concatenate(a, axis=op.attrs.dim),),
+    _joined,
 )
-_define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference)
+_define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, _padded)
 _define(
     "reverse",
     Kind.PART,
     ReverseAttrs,
     _infer_reverse,
     lambda op, a: (np.flip(a[0], op.attrs.dims),),
+    _in_order,
 )
-_define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference)
-_define("constant", Kind.LITERAL, ConstantAttrs, _infer_constant, lambda op, a: (op.attrs.array(),))
+_define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference, _counted, _of_type)
 _define(
-    "dynamic_slice", Kind.PART, DynamicSliceAttrs, _infer_dynamic_slice, _dynamic_slice_reference
+    "constant",
+    Kind.LITERAL,
+    ConstantAttrs,
+    _infer_constant,
+    lambda op, a: (op.attrs.array(),),
+    _alike,
+    _of_type,
 )
-_define("dynamic_update_slice", Kind.UPDATE, None, _infer_dynamic_update, _dynamic_update_reference)
+_define(
+    "dynamic_slice",
+    Kind.PART,
+    DynamicSliceAttrs,
+    _infer_dynamic_slice,
+    _dynamic_slice_reference,
+    _taken,
+    lambda op, shape: replace(op.attrs, sizes=shape),
+)
+_define(
+    "dynamic_update_slice",
+    Kind.UPDATE,
+    None,
+    _infer_dynamic_update,
+    _dynamic_update_reference,
+    _updated,
+)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.ir.factors import Factor, along
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import Regions, Types, check_attrs, check_dims, mismatch
 from shardwright.compiler.ir.types import Op, TensorType
@@ -75,6 +76,12 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return tuple(np.take_along_axis(a, order, axis=op.attrs.dim) for a in args)
 
 
+def _factors(op: Op) -> list[Factor]:
+    """All operands and results are reordered along one dim; the others walk together."""
+    numbers = range(len(op.operands) + len(op.results))
+    return [along(numbers, d) for d in range(op.operands[0].type.rank) if d != op.attrs.dim]
+
+
 define(
     OpDef(
         name="sort",
@@ -83,5 +90,6 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        factors=_factors,
     )
 )

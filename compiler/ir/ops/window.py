@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.ir.factors import Factor, along
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.reduce import check_reduction, identity, reduce_array
 from shardwright.compiler.ir.ops.rules import (
@@ -217,6 +218,13 @@ def _flops(op: Op) -> int:
     return int(windows.type.num_elements * math.prod(op.attrs.sizes))
 
 
+def _factors(op: Op) -> list[Factor]:
+    """Dims that no window spans."""
+    a, numbers = op.attrs, range(len(op.operands) + 1)
+    rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
+    return [along(numbers, d) for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
+
+
 define(
     OpDef(
         name="unfold",
@@ -236,6 +244,7 @@ define(
         infer=_infer_reduce,
         flops=_flops,
         reference=_reduce_reference,
+        factors=_factors,
     )
 )
 define(
@@ -246,5 +255,6 @@ define(
         infer=_infer_scatter,
         flops=_flops,
         reference=_scatter_reference,
+        factors=_factors,
     )
 )

@@ -1,1 +1,5 @@
-"""One file per family of ops, under the same names as `compiler/ir/ops`."""
+"""Ops whose local form depends on the rank: one file per family, named as in `compiler/ir/ops`."""
+
+from shardwright.sharding.localize.rules import collective, control, gather, shape
+
+__all__ = ["collective", "control", "gather", "shape"]

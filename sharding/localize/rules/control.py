@@ -1,5 +1,4 @@
-"""Loops and barriers: carries keep their spec from operand to region input, region output and
-result.
+"""Loops: carries keep their spec from operand to region input, region output and result.
 
 Regions do not capture, so a region is localized on its own; the rank's coordinate is an op inside
 it.
@@ -26,12 +25,3 @@ def _loop(context: Localizer, op: Op) -> Sequence[Value]:
                 context, op, f"carries and {what}", context.dims(operand), context.dims(value)
             )
     return context.emit("loop", context.operands(op), op.attrs, (context.nested(body),))
-
-
-@localizes("optimization_barrier")
-def _barrier(context: Localizer, op: Op) -> Sequence[Value]:
-    for operand, result in zip(op.operands, op.results, strict=True):
-        require_dims(
-            context, op, "operands and results", context.dims(operand), context.dims(result)
-        )
-    return context.keep(op)
