@@ -13,6 +13,7 @@ from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
 from shardwright.compiler.ir.traits import (
+    CASTS,
     CONTRACTIONS,
     IDENTITIES,
     IN_ORDER,
@@ -139,6 +140,14 @@ def combination(op: Op) -> str:
     if not OPS[op.name].combines:
         return ""
     return str(getattr(op.attrs, "kind", getattr(op.attrs, "reduction", "")))
+
+
+def linear_in(op: Op) -> tuple[slice, ...]:
+    """The operands in which `op` is linear: those of each slice together, the others held."""
+    known = OPS[op.name].linear or ()
+    if OPS[op.name].combines and combination(op) != "add":
+        return ()
+    return () if op.name in CASTS and not op.result.type.dtype.is_float else known
 
 
 def is_sum(op: Op) -> bool:

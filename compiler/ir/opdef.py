@@ -57,6 +57,8 @@ class OpDef:
     `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
+    `linear`: the operands in which it is linear, those of each slice together and the others held
+    (what it passes on, unless said; attributes and types may speak against it, `facts.linear_in`).
     `factors`: which dims are one index, and what a part of it is worth (`factors.py`); by position
     for elementwise ops and identities, None for ops that are not asked (control, collectives).
     `resize`: the attributes for a result of another shape, where they hold sizes of it.
@@ -73,20 +75,22 @@ class OpDef:
     elementwise: bool = False
     combines: bool = False
     passes: slice | None = None
+    linear: tuple[slice, ...] | None = None
     factors: Factors | None = None
     resize: Resize | None = None
     pure: bool = True
 
 
 OPS: dict[str, OpDef] = {}
-_FIRST, _ALL = slice(0, 1), slice(0, None)
+FIRST, SECOND, ALL = slice(0, 1), slice(1, 2), slice(0, None)
+"""Operands of an op."""
 _PASSES = {
-    Kind.IDENTITY: _ALL,
-    Kind.VIEW: _FIRST,
-    Kind.PART: _FIRST,
-    Kind.JOIN: _ALL,
+    Kind.IDENTITY: ALL,
+    Kind.VIEW: FIRST,
+    Kind.PART: FIRST,
+    Kind.JOIN: ALL,
     Kind.UPDATE: slice(0, 2),
-    Kind.SORT: _ALL,
+    Kind.SORT: ALL,
 }
 _FACTORS: dict[Kind, Factors] = {
     Kind.ELEMENTWISE: at_their_places,
@@ -104,8 +108,13 @@ def define(opdef: OpDef) -> OpDef:
         raise ValueError(f"op {opdef.name} is defined twice")
     silent = np.errstate(all="ignore")(opdef.reference)
     passes = opdef.passes or _PASSES.get(opdef.kind)
+    linear = opdef.linear
+    if linear is None:
+        linear = (passes,) if passes and opdef.kind is not Kind.SORT else ()
     factors = opdef.factors or _FACTORS.get(opdef.kind)
-    OPS[opdef.name] = defined = replace(opdef, reference=silent, passes=passes, factors=factors)
+    OPS[opdef.name] = defined = replace(
+        opdef, reference=silent, passes=passes, linear=linear, factors=factors
+    )
     return defined
 
 

@@ -7,17 +7,8 @@ hold samples through every op, reads global types (where a sample dim is not yet
 size 1) and is used by `sharding/cut/stages.py`.
 """
 
-from shardwright.sharding.linearity import contraction, elementwise, gather, shape
+from shardwright.sharding.linearity import gather, shape
 from shardwright.sharding.linearity.labels import Kind, Label, counts_samples
 from shardwright.sharding.linearity.walk import label_values
 
-__all__ = [
-    "Kind",
-    "Label",
-    "contraction",
-    "counts_samples",
-    "elementwise",
-    "gather",
-    "label_values",
-    "shape",
-]
+__all__ = ["Kind", "Label", "counts_samples", "gather", "label_values", "shape"]

@@ -1,63 +1,50 @@
-"""Ops that move elements: sample dims move with them."""
+"""Ops whose dims are regrouped or repeated, that count, or that move between ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from shardwright.compiler.ir.opdef import Kind as OpKind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Op
 from shardwright.sharding.linearity.labels import (
     FREE,
     MIXED,
-    SUM,
     ZERO,
     Factor,
     FactoredDim,
     Kind,
     Label,
-    all_in,
-    dims_of,
     fit,
-    join,
-    merge,
     sample,
 )
-from shardwright.sharding.linearity.rules import Scope, elementwise, no_sum, transfers
+from shardwright.sharding.linearity.rules import Scope, transfers
+
+
+@transfers("constant")
+def _constant(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    return FREE if any(op.attrs.data) else ZERO
+
+
+@transfers(*of(OpKind.COLLECTIVE, OpKind.RANK))
+def _between_ranks(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """Types are global: a collective moves nothing there. An index of ranks is of no sample."""
+    if not operands:
+        return FREE
+    kind = getattr(op.attrs, "reduction", "add")
+    return MIXED if kind != "add" and operands[0].kind is Kind.SUM else operands[0]
 
 
 @transfers("broadcast_in_dim")
 def _broadcast(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """A dim of one sample that is repeated counts samples all along."""
     if operands[0].kind is not Kind.SAMPLE:
         return operands[0]
     dims: list[FactoredDim] = [((n, False),) for n in op.attrs.shape]
     for i, d in enumerate(op.attrs.dims):
         dims[d] = operands[0].dims[i]
     return sample(fit(dims, op.attrs.shape))
-
-
-@transfers("transpose")
-def _transpose(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if operands[0].kind is not Kind.SAMPLE:
-        return operands[0]
-    return sample([operands[0].dims[d] for d in op.attrs.permutation])
-
-
-@transfers("slice", "dynamic_slice")
-def _slice(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if any(label.on_batch for label in operands[1:]):
-        return elementwise(op, no_sum(operands[:1]) + list(operands[1:]), scope)
-    if operands[0].kind is not Kind.SAMPLE:
-        return operands[0]
-    return sample(fit(operands[0].dims, op.result.type.shape))
-
-
-@transfers("pad")
-def _pad(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if all_in(operands, Kind.ZERO, Kind.SUM):
-        return SUM if any(label.kind is Kind.SUM for label in operands) else ZERO
-    if operands[0].kind is Kind.SAMPLE:
-        return sample(fit(operands[0].dims, op.result.type.shape))
-    return MIXED if any(label.on_batch for label in operands) else FREE
 
 
 @transfers("reshape")
@@ -86,18 +73,3 @@ def _regroup(factors: Sequence[Factor], shape: Sequence[int]) -> list[FactoredDi
             left //= taken
         dims.append(tuple(dim) or ((size, False),))
     return dims
-
-
-@transfers("dynamic_update_slice")
-def _update_slice(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    target, update, starts = operands[0], operands[1], operands[2:]
-    shape = op.result.type.shape
-    moved = any(label.on_batch for label in starts)
-    if Kind.SAMPLE in (target.kind, update.kind):
-        if moved:
-            return sample([((n, True),) for n in shape])
-        own = fit(dims_of(update, op.operands[1].type.shape), shape)
-        return merge([target, Label(Kind.SAMPLE, tuple(own))], shape)
-    if moved:
-        return MIXED
-    return join(target, update, op.result)

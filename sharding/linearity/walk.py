@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, fit, join, sample
-from shardwright.sharding.linearity.rules import TRANSFERS, Labels, Scope, elementwise
+from shardwright.sharding.linearity.labels import FREE, MIXED, Label, join, sample
+from shardwright.sharding.linearity.rules import Labels, Scope, label
 
 
 def label_values(graph: Graph, batch: Mapping[Value, int]) -> Labels:
@@ -39,7 +39,7 @@ def _label_region(graph: Graph, inputs: Sequence[Label]) -> Labels:
         elif op.name in IDENTITIES:
             results = operands
         else:
-            results = [_label(op, operands, scope)] * len(op.results)
+            results = [label(op, operands, scope)] * len(op.results)
         scope.labels.update(zip(op.results, results, strict=True))
     return scope.labels
 
@@ -56,14 +56,3 @@ def _loop(op: Op, operands: Sequence[Label]) -> list[Label]:
         if after == carries:
             return after
         carries = after
-
-
-def _label(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    """The label of the results of an op, which are alike."""
-    transfer = TRANSFERS.get(op.name)
-    if transfer is None:
-        transfer = elementwise
-    label = transfer(op, operands, scope)
-    if label.kind is Kind.SAMPLE:
-        return sample(fit(label.dims, op.results[0].type.shape))
-    return label

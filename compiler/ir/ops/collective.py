@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, Kind, OpDef, define
 from shardwright.compiler.ir.ops.reduce import check_reduction
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -205,6 +205,7 @@ def _collective(
             infer=infer,
             flops=_reduction_flops if combines else no_flops,
             reference=_no_reference,
+            linear=(FIRST,),
             pure=False,
         )
     )

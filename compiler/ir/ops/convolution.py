@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.factors import Factor, FactorKind
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -172,6 +172,7 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        linear=(FIRST, SECOND),
         factors=_factors,
     )
 )

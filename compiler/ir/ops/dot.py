@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
 from shardwright.compiler.ir.factors import Factor, FactorKind, in_pairs
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -25,6 +25,7 @@ from shardwright.compiler.ir.ops.rules import (
     mismatch,
     widen,
 )
+from shardwright.compiler.ir.roles import DIMS, PLACES
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 
@@ -32,10 +33,10 @@ from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 class DotGeneralAttrs:
     """Dimension numbers and the result element type (StableHLO's preferred element type)."""
 
-    lhs_batch: tuple[int, ...]
-    rhs_batch: tuple[int, ...]
-    lhs_contract: tuple[int, ...]
-    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...] = field(metadata=PLACES)
+    rhs_batch: tuple[int, ...] = field(metadata=PLACES)
+    lhs_contract: tuple[int, ...] = field(metadata=DIMS)
+    rhs_contract: tuple[int, ...] = field(metadata=DIMS)
     dtype: DType
 
     def free_dims(self, lhs_rank: int, rhs_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -127,6 +128,7 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        linear=(FIRST, SECOND),
         factors=_factors,
     )
 )

@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import Flops, Infer, Kind, OpDef, Reference, define
+from shardwright.compiler.ir.opdef import (
+    ALL,
+    FIRST,
+    SECOND,
+    Flops,
+    Infer,
+    Kind,
+    OpDef,
+    Reference,
+    define,
+)
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -215,38 +225,40 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """
 
 
-def _binary(name: str, fn: Callable[..., Any], kind: str = "number") -> None:
+def _same(
+    name: str, fn: Callable[..., Any], arity: int, kind: str, linear: tuple[slice, ...] = ()
+) -> None:
+    """Operands and results of one type."""
     define(
         OpDef(
             name=name,
             kind=Kind.ELEMENTWISE,
             attrs=None,
-            infer=_same_type(name, 2, kind),
+            infer=_same_type(name, arity, kind),
             flops=result_elements,
             reference=reference_of(fn),
             elementwise=True,
+            linear=linear,
         )
     )
 
 
-def _unary(name: str, fn: Callable[..., Any], kind: str = "float") -> None:
-    define(
-        OpDef(
-            name=name,
-            kind=Kind.ELEMENTWISE,
-            attrs=None,
-            infer=_same_type(name, 1, kind),
-            flops=result_elements,
-            reference=reference_of(fn),
-            elementwise=True,
-        )
-    )
+def _binary(
+    name: str, fn: Callable[..., Any], kind: str = "number", linear: tuple[slice, ...] = ()
+) -> None:
+    _same(name, fn, 2, kind, linear)
 
 
-_binary("add", np.add, "any")
-_binary("subtract", np.subtract)
-_binary("multiply", np.multiply, "any")
-_binary("divide", _divide)
+def _unary(
+    name: str, fn: Callable[..., Any], kind: str = "float", linear: tuple[slice, ...] = ()
+) -> None:
+    _same(name, fn, 1, kind, linear)
+
+
+_binary("add", np.add, "any", (ALL,))
+_binary("subtract", np.subtract, linear=(ALL,))
+_binary("multiply", np.multiply, "any", (FIRST, SECOND))
+_binary("divide", _divide, linear=(FIRST,))
 _binary("maximum", np.maximum, "any")
 _binary("minimum", np.minimum, "any")
 _binary("power", _power)
@@ -262,7 +274,7 @@ _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "inte
 _binary("random_bits", _random_bits, "u32")
 
 _unary("not", np.invert, "integer or i1")
-_unary("negate", np.negative, "number")
+_unary("negate", np.negative, "number", (ALL,))
 _unary("abs", np.abs, "signed or float")
 _unary("sign", _sign, "signed or float")
 _unary("sqrt", np.sqrt)
@@ -401,6 +413,7 @@ def _define(
     *,
     kind: Kind = Kind.ELEMENTWISE,
     passes: slice | None = None,
+    linear: tuple[slice, ...] | None = None,
     flops: Flops = result_elements,
 ) -> None:
     define(
@@ -413,6 +426,7 @@ def _define(
             reference=reference,
             elementwise=True,
             passes=passes,
+            linear=linear,
         )
     )
 
@@ -421,5 +435,5 @@ _define("is_finite", None, _infer_is_finite, reference_of(np.isfinite))
 _define("compare", CompareAttrs, _infer_compare, _compare_reference)
 _define("select", None, _infer_select, _select_reference, passes=slice(1, 3))
 _define("clamp", None, _infer_clamp, _clamp_reference)
-_define("convert", ConvertAttrs, _infer_convert, _convert_reference, kind=Kind.CAST)
+_define("convert", ConvertAttrs, _infer_convert, _convert_reference, kind=Kind.CAST, linear=(ALL,))
 _define("bitcast_convert", BitcastConvertAttrs, _infer_bitcast, _bitcast_reference, flops=no_flops)

@@ -319,6 +319,7 @@ define(
         infer=_infer_scatter,
         flops=_scatter_flops,
         reference=_scatter_reference,
+        linear=(slice(0, 3, 2),),
         factors=_scatter_factors,
     )
 )

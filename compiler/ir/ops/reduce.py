@@ -7,14 +7,14 @@ accumulate in fp32 and round once, integers wrap.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.factors import Factor, FactorKind, along, in_pairs
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
     Types,
@@ -24,6 +24,7 @@ from shardwright.compiler.ir.ops.rules import (
     mismatch,
     widen,
 )
+from shardwright.compiler.ir.roles import DIMS
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 REDUCTIONS: dict[str, np.ufunc] = {
@@ -46,7 +47,7 @@ class ReduceAttrs:
     """`kind` is one of add multiply max min and or xor; `dims` disappear from the result."""
 
     kind: str
-    dims: tuple[int, ...]
+    dims: tuple[int, ...] = field(metadata=DIMS)
 
 
 def check_reduction(name: str, kind: str, dtype: DType) -> None:
@@ -117,6 +118,7 @@ define(
         infer=_infer,
         flops=_flops,
         reference=_reference,
+        linear=(FIRST,),
         factors=_factors,
     )
 )

@@ -9,7 +9,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -33,6 +33,7 @@ from shardwright.compiler.ir.ops.rules import (
     mismatch,
     no_flops,
 )
+from shardwright.compiler.ir.roles import DIM, DIMS, PLACES, SIZES, per_dim
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 Types1 = tuple[TensorType, ...]
@@ -42,54 +43,54 @@ Types1 = tuple[TensorType, ...]
 class BroadcastInDimAttrs:
     """Operand dim i becomes result dim `dims[i]`; size-1 dims and all other result dims repeat."""
 
-    dims: tuple[int, ...]
-    shape: tuple[int, ...]
+    dims: tuple[int, ...] = field(metadata=PLACES)
+    shape: tuple[int, ...] = field(metadata=SIZES)
 
 
 @dataclass(frozen=True, slots=True)
 class ReshapeAttrs:
     """The result shape; element order is row-major."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = field(metadata=SIZES)
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeAttrs:
     """Result dim i is operand dim `permutation[i]`."""
 
-    permutation: tuple[int, ...]
+    permutation: tuple[int, ...] = field(metadata=PLACES)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceAttrs:
     """Per dim: first index, index after the last, step."""
 
-    start: tuple[int, ...]
-    limit: tuple[int, ...]
-    stride: tuple[int, ...]
+    start: tuple[int, ...] = field(metadata=per_dim(0))
+    limit: tuple[int, ...] = field(metadata=SIZES)
+    stride: tuple[int, ...] = field(metadata=per_dim(1))
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatenateAttrs:
     """The dim along which the operands follow each other."""
 
-    dim: int
+    dim: int = field(metadata=DIM)
 
 
 @dataclass(frozen=True, slots=True)
 class PadAttrs:
     """Per dim: padding before and after (negative crops), and between neighbouring elements."""
 
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    interior: tuple[int, ...]
+    low: tuple[int, ...] = field(metadata=per_dim(0))
+    high: tuple[int, ...] = field(metadata=per_dim(0))
+    interior: tuple[int, ...] = field(metadata=per_dim(0))
 
 
 @dataclass(frozen=True, slots=True)
 class ReverseAttrs:
     """The dims whose order is reversed."""
 
-    dims: tuple[int, ...]
+    dims: tuple[int, ...] = field(metadata=DIMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType, strided
 from shardwright.compiler.ir.factors import Factor, along
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
 from shardwright.compiler.ir.ops.reduce import check_reduction, identity, reduce_array
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -244,6 +244,7 @@ define(
         infer=_infer_reduce,
         flops=_flops,
         reference=_reduce_reference,
+        linear=(FIRST,),
         factors=_factors,
     )
 )
@@ -255,6 +256,7 @@ define(
         infer=_infer_scatter,
         flops=_flops,
         reference=_scatter_reference,
+        linear=(SECOND,),
         factors=_factors,
     )
 )

@@ -7,36 +7,27 @@ equal shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    ConcatenateAttrs,
-    DotGeneralAttrs,
-    PadAttrs,
-    ReduceAttrs,
-    ReshapeAttrs,
-    ReverseAttrs,
-    SliceAttrs,
-    TransposeAttrs,
-)
+from shardwright.compiler.ir.ops import PadAttrs
+from shardwright.compiler.ir.roles import is_stackable
+from shardwright.compiler.ir.roles import stacked as stacked_attrs
 from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 
 
 def can_batch(op: Op) -> bool:
-    """True for ops with a rule here."""
-    return len(op.results) == 1 and (OPS[op.name].elementwise or op.name in _ATTRS)
+    """True for ops of which a stack is known."""
+    return len(op.results) == 1 and (OPS[op.name].elementwise or is_stackable(op.attrs))
 
 
 def fits(op: Op, stacked: Sequence[bool]) -> bool:
-    """True when the rule of `op` takes these operands: layers pad with one value, and a contraction
+    """True when a stack of `op` takes these operands: layers pad with one value, and a contraction
     repeats nothing.
     """
-    if op.name == "pad":
+    if isinstance(op.attrs, PadAttrs):
         return not stacked[1]
     return pairing(op) is None or all(stacked)
 
@@ -50,13 +41,13 @@ def batched(
     level: Builder, op: Op, operands: Sequence[Value], stacked: Sequence[bool], count: int
 ) -> Value:
     """The results of `op` for `count` layers; `stacked` says which operands have a dim for them."""
-    if op.name in _ATTRS:
+    if not OPS[op.name].elementwise:
         given = [
             v if is_stacked or _is_padding(op, i) else _repeated(level, v, count)
             for i, (v, is_stacked) in enumerate(zip(operands, stacked, strict=True))
         ]
         (result,) = level.append(
-            make_op(op.name, given, _ATTRS[op.name](op.attrs, count), loc=op.loc)
+            make_op(op.name, given, stacked_attrs(op.attrs, count), loc=op.loc)
         )
         return result
     free = _stays_scalar(op, stacked)
@@ -84,35 +75,9 @@ def _spread(level: Builder, value: Value, shape: Sequence[int], count: int) -> V
 
 
 def _is_padding(op: Op, operand: int) -> bool:
-    return op.name == "pad" and operand == 1
+    return isinstance(op.attrs, PadAttrs) and operand == 1
 
 
 def _repeated(level: Builder, value: Value, count: int) -> Value:
     shape = value.type.shape
     return level.broadcast(value, (count, *shape), range(1, len(shape) + 1))
-
-
-def _later(dims: Sequence[int]) -> tuple[int, ...]:
-    return (0, *(d + 1 for d in dims))
-
-
-def _shape(a: Any, n: int) -> ReshapeAttrs:
-    return ReshapeAttrs((n, *a.shape))
-
-
-def _dot(a: Any, n: int) -> DotGeneralAttrs:
-    contract = _later(a.lhs_contract)[1:], _later(a.rhs_contract)[1:]
-    return DotGeneralAttrs(_later(a.lhs_batch), _later(a.rhs_batch), *contract, a.dtype)
-
-
-_ATTRS: Mapping[str, Callable[[Any, int], Any]] = {
-    "broadcast_in_dim": lambda a, n: BroadcastInDimAttrs(_later(a.dims), (n, *a.shape)),
-    "concatenate": lambda a, n: ConcatenateAttrs(a.dim + 1),
-    "dot_general": _dot,
-    "pad": lambda a, n: PadAttrs((0, *a.low), (0, *a.high), (0, *a.interior)),
-    "reduce": lambda a, n: ReduceAttrs(a.kind, _later(a.dims)[1:]),
-    "reshape": _shape,
-    "reverse": lambda a, n: ReverseAttrs(_later(a.dims)[1:]),
-    "slice": lambda a, n: SliceAttrs((0, *a.start), (n, *a.limit), (1, *a.stride)),
-    "transpose": lambda a, n: TransposeAttrs(_later(a.permutation)),
-}

@@ -26,7 +26,7 @@ from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, outputs
 from tests.harnesses.all_cases import CASES
-from tests.harnesses.case import OpCase
+from tests.harnesses.case import OpCase, case_inputs
 
 ROWS = [pytest.param(case, id=case.id) for case in CASES]
 
@@ -150,3 +150,41 @@ def test_the_dim_that_a_collective_resizes() -> None:
         changed = [d for d, (before, after) in enumerate(sizes) if before != after]
         assert ([] if (dim := facts.resized_dim(op)) is None else [dim]) == changed
     assert {op.name for op in ops} <= set(COLLECTIVES)
+
+
+LINEAR = [
+    pytest.param(case, id=case.id)
+    for case in CASES
+    if case.operands and case.types[0].dtype is DType.F32 and "to_f8" not in case.note
+]
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_what_ops_are_linear_in(case: OpCase) -> None:
+    """f(2x + 3y) is 2 f(x) + 3 f(y) in the operands of each group, the others held, and in no first
+    operand that is in no group."""
+    op, held = op_of(case), case_inputs(case)
+    numbers = range(len(held))
+    groups = [numbers[group] for group in facts.linear_in(op)]
+    floats = [n for n in numbers if held[n].dtype == np.float32]
+    for group in groups:
+        assert is_linear(op, held, [n for n in group if n in floats]), group
+    of_floats = op.results[0].type.dtype.is_float and held[0].size > 1
+    if of_floats and not OPS[op.name].combines:  # windows of one element are
+        assert any(0 in group for group in groups) or not is_linear(op, held, [0])
+
+
+def is_linear(op: Op, held: list[np.ndarray], group: list[int]) -> bool:
+    draw = np.random.default_rng(1)
+
+    def given(numbers: dict[int, np.ndarray]) -> np.ndarray:
+        args = [numbers.get(n, x) for n, x in enumerate(held)]
+        return np.asarray(OPS[op.name].reference(op, args)[0], np.float64)
+
+    one, two = (
+        {n: draw.normal(size=held[n].shape).astype(np.float32) for n in group} for _ in "xy"
+    )
+    both = {n: np.asarray(2 * one[n] + 3 * two[n], np.float32) for n in group}
+    want = 2 * given(one) + 3 * given(two)
+    rounding = 0.05 if OPS[op.name].kind is Kind.CAST else 1e-3
+    return np.allclose(given(both), want, rtol=rounding, atol=1e-3 * np.abs(want).max(initial=1))
