@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.collectives.ops import ReplicaGroups, axis_strides
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.ir.ops.reduce import identity
@@ -24,7 +25,6 @@ from shardwright.compiler.ir.printer_ops import (
     ATTRIBUTES,
     CHLO_OPS,
     MEANT,
-    REDUCTION_OPS,
     ROUNDING_FORMATS,
     STAND_INS,
     WHOLE_DIMS,
@@ -295,7 +295,7 @@ class _Printer:
             self.block([(left, scalar), (right, scalar)])
             out = right
             if kind != "replace":
-                name = f"stablehlo.{REDUCTION_OPS[kind]}"
+                name = f"stablehlo.{ELEMENTWISE_OF[kind]}"
                 out = self.line(name, [left, right], [scalar, scalar], scalar)
             self.leave([out], [scalar])
 

@@ -27,16 +27,6 @@ MEANT = "shardwright.op"
 ROUNDING_FORMATS = {DType.BF16: {"exponent_bits": 8, "mantissa_bits": 7}}
 """Formats a conversion may be asked to round to (`ConvertAttrs.rounds`)."""
 
-REDUCTION_OPS = {
-    "add": "add",
-    "multiply": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-}
-
 
 def dense_array(values: Sequence[int]) -> str:
     """A dense i64 array attribute."""

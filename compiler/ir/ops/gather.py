@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -27,7 +28,6 @@ from shardwright.compiler.ir.ops.rules import (
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
-_COMBINE = {"multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,7 @@ def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, 
     if op.attrs.kind == "replace":
         out[flat] = values
     else:
-        _COMBINE.get(op.attrs.kind, np.add).at(out, flat, widen(values))
+        REDUCTIONS[op.attrs.kind].at(out, flat, widen(values))
     return (out.reshape(shape).astype(operand.dtype, copy=False),)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.opdef import Kind, OpDef, define
 from shardwright.compiler.ir.ops.rules import (
     Regions,
@@ -24,20 +25,6 @@ from shardwright.compiler.ir.ops.rules import (
     widen,
 )
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
-
-REDUCTIONS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
-ELEMENTWISE_OF = {"max": "maximum", "min": "minimum"}
-"""The elementwise op of a reduction whose name differs."""
 
 
 @dataclass(frozen=True, slots=True)
