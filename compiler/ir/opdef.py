@@ -1,4 +1,4 @@
-"""What an op is: one `OpDef` per name, filled by `define`, which the files in `ops/` call.
+"""What an op is: one `OpDef` per name, made by `ops/rules.py: define`, which the files there call.
 
 `infer` is the type rule, `flops` the useful arithmetic, `reference` the meaning in NumPy, `kind`
 and the traits beside it what passes may take for granted (`traits.py` has sets of them). What does
@@ -53,7 +53,8 @@ class OpDef:
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
     ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
     follow from those at their place: all of that kind, casts, and the identity of one value.
-    `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
+    `combines`: its attributes name how elements are combined. `commutes`: its two operands may
+    change places without a change of one bit. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
     `walks`: per dim of the result the operand dim whose index it has, None where it repeats.
@@ -70,6 +71,7 @@ class OpDef:
     reference: Reference
     elementwise: bool = False
     combines: bool = False
+    commutes: bool = False
     passes: slice | None = None
     walks: Walks | None = None
     resize: Resize | None = None
@@ -77,28 +79,28 @@ class OpDef:
 
 
 OPS: dict[str, OpDef] = {}
-_FIRST, _ALL = slice(0, 1), slice(0, None)
 _PASSES = {
-    Kind.IDENTITY: _ALL,
-    Kind.VIEW: _FIRST,
-    Kind.PART: _FIRST,
-    Kind.JOIN: _ALL,
+    **dict.fromkeys((Kind.VIEW, Kind.PART), slice(0, 1)),
+    **dict.fromkeys((Kind.IDENTITY, Kind.JOIN, Kind.SORT), slice(0, None)),
     Kind.UPDATE: slice(0, 2),
-    Kind.SORT: _ALL,
 }
+_AT_THEIR_PLACE = (Kind.ELEMENTWISE, Kind.CAST)
 
 
-def define(opdef: OpDef) -> OpDef:
-    """Register `opdef`; infinities and NaN are values to its reference, which never warns of them.
+def register(opdef: OpDef) -> None:
+    """Add `opdef`, with what its kind says, to `OPS`. Infinities and NaN are values to its
+    reference, which never warns of them.
 
     Raises ValueError on a second definition of the name.
     """
     if opdef.name in OPS:
         raise ValueError(f"op {opdef.name} is defined twice")
-    silent = np.errstate(all="ignore")(opdef.reference)
-    passes = opdef.passes or _PASSES.get(opdef.kind)
-    OPS[opdef.name] = defined = replace(opdef, reference=silent, passes=passes)
-    return defined
+    OPS[opdef.name] = replace(
+        opdef,
+        reference=np.errstate(all="ignore")(opdef.reference),
+        elementwise=opdef.elementwise or opdef.kind in _AT_THEIR_PLACE,
+        passes=opdef.passes or _PASSES.get(opdef.kind),
+    )
 
 
 def make_op(

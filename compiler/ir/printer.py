@@ -18,7 +18,7 @@ from shardwright.collectives.ops import ReplicaGroups, axis_strides
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.printer_ops import (
@@ -35,6 +35,7 @@ from shardwright.compiler.ir.printer_ops import (
     window,
 )
 from shardwright.compiler.ir.spelling import spelled
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 
@@ -484,7 +485,7 @@ def _print_collective(p: _Printer, op: Op) -> None:
             entries.append(f"split_count = {integer(attrs.group_size)}")
         case "reduce_scatter":
             entries.append(f"scatter_dimension = {integer(attrs.dim)}")
-    if op.name in ("all_reduce", "reduce_scatter"):
+    if op.name in REDUCTIONS_OF_RANKS:
         regions.append(p.combiner(attrs.reduction, op.result.type.dtype))
     p.statement(op, f"stablehlo.{op.name}", entries, regions)
 
@@ -544,7 +545,7 @@ def _print_convert(p: _Printer, op: Op) -> None:
 
 
 _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
-    **{name: _print_collective for name in COLLECTIVES},
+    **dict.fromkeys(TRAFFIC, _print_collective),
     "all_slice": _print_all_slice,
     "axis_index": _print_axis_index,
     "convert": _print_convert,

@@ -6,7 +6,7 @@ accumulate in fp32 and round once, integers wrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,8 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import REDUCTIONS
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    widen,
-)
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 
@@ -35,12 +27,12 @@ class ReduceAttrs:
     dims: tuple[int, ...]
 
 
-def check_reduction(name: str, kind: str, dtype: DType) -> None:
+def check_reduction(kind: str, dtype: DType) -> None:
     """Refuse an unknown reduction, and bitwise reductions of floats."""
     if kind not in REDUCTIONS:
-        raise mismatch(name, f"a reduction of {' '.join(REDUCTIONS)}", kind)
+        raise mismatch(f"a reduction of {' '.join(REDUCTIONS)}", kind)
     if kind in ("and", "or", "xor") and dtype.is_float:
-        raise mismatch(name, f"integer or i1 elements for {kind}", dtype.value)
+        raise mismatch(f"integer or i1 elements for {kind}", dtype.value)
 
 
 def identity(kind: str, dtype: DType) -> np.ndarray:
@@ -59,22 +51,15 @@ def identity(kind: str, dtype: DType) -> np.ndarray:
     return np.asarray(value).astype(dtype.numpy)
 
 
-def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("reduce", attrs, ReduceAttrs)
-    check_arity("reduce", types, 1)
-    operand = types[0]
-    check_dims("reduce", "dims", attrs.dims, operand.rank)
-    check_reduction("reduce", attrs.kind, operand.dtype)
+def _infer(attrs: ReduceAttrs, operand: TensorType) -> TensorType:
+    check_dims("dims", attrs.dims, operand.rank)
+    check_reduction(attrs.kind, operand.dtype)
     kept = tuple(s for d, s in enumerate(operand.shape) if d not in attrs.dims)
-    return (tensor_type(kept, operand.dtype),)
+    return tensor_type(kept, operand.dtype)
 
 
 def _flops(op: Op) -> int:
     return max(op.operands[0].type.num_elements - op.result.type.num_elements, 0)
-
-
-def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (reduce_array(op.attrs.kind, args[0], op.attrs.dims),)
 
 
 def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
@@ -87,13 +72,12 @@ def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
 
 
 define(
-    OpDef(
-        name="reduce",
-        kind=Kind.REDUCTION,
-        combines=True,
-        attrs=ReduceAttrs,
-        infer=_infer,
-        flops=_flops,
-        reference=_reference,
-    )
+    "reduce",
+    Kind.REDUCTION,
+    ReduceAttrs,
+    _infer,
+    lambda op, x: reduce_array(op.attrs.kind, x, op.attrs.dims),
+    operands=1,
+    combines=True,
+    flops=_flops,
 )

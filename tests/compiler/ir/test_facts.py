@@ -11,7 +11,6 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    COLLECTIVES,
     AllGatherAttrs,
     AllReduceAttrs,
     BroadcastInDimAttrs,
@@ -24,7 +23,7 @@ from shardwright.compiler.ir.ops import (
     TransposeAttrs,
 )
 from shardwright.compiler.ir.reference import evaluate
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.traits import IDENTITIES, TRAFFIC
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, outputs
 from tests.harnesses.all_cases import CASES
@@ -151,7 +150,7 @@ def test_the_dim_that_a_collective_resizes() -> None:
         sizes = zip(x.type.shape, op.result.type.shape, strict=True)
         changed = [d for d, (before, after) in enumerate(sizes) if before != after]
         assert ([] if (dim := facts.resized_dim(op)) is None else [dim]) == changed
-    assert {op.name for op in ops} <= set(COLLECTIVES)
+    assert {op.name for op in ops} <= TRAFFIC
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE_OF)
