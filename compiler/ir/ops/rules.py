@@ -44,6 +44,7 @@ def define(
     """Register an op with this many operands (None: `rule` counts them); `facts` are other fields
     of `OpDef`. The rule of an op that runs regions gets them as `regions`.
     """
+    runs = kind is Kind.CONTROL
 
     def infer(types: Types, given: Any, regions: Sequence[Graph]) -> tuple[TensorType, ...]:
         try:
@@ -51,8 +52,7 @@ def define(
                 raise mismatch(f"attributes of class {attrs.__name__}", type(given).__name__)
             if operands is not None and len(types) != operands:
                 raise mismatch(f"{operands} operand{'s' * (operands != 1)}", len(types))
-            inside = {"regions": regions} if kind is Kind.CONTROL else {}
-            results = rule(given, *types, **inside)
+            results = rule(given, *types, regions=regions) if runs else rule(given, *types)
         except _MismatchError as error:
             raise ValueError(f"{name} {error}") from None
         return results if isinstance(results, tuple) else (results,)
@@ -78,7 +78,7 @@ def check_dims(what: str, dims: Sequence[int], rank: int) -> None:
 
 def check_same(*types: TensorType) -> None:
     """Refuse operands of different types."""
-    if any(t != types[0] for t in types[1:]):
+    if types.count(types[0]) < len(types):
         raise mismatch("operands of one type", " and ".join(str(t) for t in types))
 
 
