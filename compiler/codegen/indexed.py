@@ -16,6 +16,7 @@ from shardwright.compiler.codegen.reductions import columns
 from shardwright.compiler.codegen.values import Frame, copy_engine
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr
 from shardwright.compiler.isa.program import Space as Memory
 from shardwright.compiler.isa.region import Affine
@@ -24,7 +25,6 @@ from shardwright.compiler.isa.region import Affine
 # transpose, larger ones in two parts.
 _EXACT_BITS = 24
 _HALF_BITS = 16
-_COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 _ONE = ((1, 1),)
 
 
@@ -135,7 +135,7 @@ class _Scatter:
         dims = ((1, self.width),)
         out, given = (scope.on_chip(h, self.rows, dims) for h in (old, data))
         engine = self.frame.engine(old, data)
-        scope.add("tensor_tensor", engine, out, (out, given), op=_COMBINE[self.kind])
+        scope.add("tensor_tensor", engine, out, (out, given), op=ELEMENTWISE_OF[self.kind])
 
     def _store(self, data: Held, target: Held, scope: Scope) -> None:
         chip, hbm = _rows(self.frame, self.value, data, self.axes, scope)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.space import SINKS
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-
-_JOINS = {"max": "maximum", "min": "minimum"}  # other kinds are names of elementwise operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def _back(
         kind = node.attrs.get("kind", "add")
         known[n] = len(nodes)
         nodes.append(
-            Node(_JOINS.get(kind, kind), (known[n] - 2, known[n] - 1), node.atoms, node.dtype)
+            Node(ELEMENTWISE_OF[kind], (known[n] - 2, known[n] - 1), node.atoms, node.dtype)
         )
     nodes += _renumbered(program.nodes, sorted(kept), known, len(nodes))
     sizes = tuple(1 if a == atom else size for a, size in enumerate(program.atoms))

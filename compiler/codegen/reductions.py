@@ -13,10 +13,10 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.row_sums import in_passing
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.region import Affine
 
-OPS = {"add": "add", "max": "maximum", "min": "minimum", "multiply": "multiply"}
 _COLUMN = -7  # a private atom number for "columns of a flat tile"
 
 
@@ -58,7 +58,7 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
         frame.engine(source, target),
         scope.on_chip(target, rows, out),
         (scope.on_chip(source, rows, (*into, *folded)),),
-        op=OPS.get(kind, kind),
+        op=ELEMENTWISE_OF[kind],
         num_reduced=len(folded),
         zero_when=scope.zero_when(value.over) if looped else (),
     )
@@ -162,7 +162,7 @@ def _extreme_of_partitions(
         best = Held(inner.tile("best", width, 1, DType.F32), {})
         spread = Held(inner.tile("spread", width, rows, DType.F32), {})
         column = inner.on_chip(best, width, ((1, 1),))
-        kind = OPS[value.attrs["kind"]]
+        kind = ELEMENTWISE_OF[value.attrs["kind"]]
         attrs = {"op": kind, "num_reduced": 1, "zero_when": ()}
         source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
         inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)

@@ -6,7 +6,7 @@ already be values of this level. Broadcasting is explicit; only constants are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,15 @@ def constant_attrs(array: np.ndarray | float | int | bool, dtype: DType) -> Cons
     if values.size and data == first * values.size:
         data = first
     return ConstantAttrs(data, tensor_type(shape, dtype))
+
+
+def subgraph(
+    inputs: Iterable[Value], ops: Iterable[Op], outputs: Iterable[Value], name: str = "main"
+) -> Graph:
+    """What `ops`, in this order, make of `inputs`: a piece of a program as a graph of its own, on
+    the same values.
+    """
+    return Graph(tuple(inputs), tuple(ops), tuple(outputs), name)
 
 
 class Builder:

@@ -1,4 +1,4 @@
-"""What an op is: one `OpDef` per name, filled by `define`, which the files in `ops/` call.
+"""What an op is: one `OpDef` per name, made by `ops/rules.py: define`, which the files there call.
 
 `infer` is the type rule, `flops` the useful arithmetic, `reference` the meaning in NumPy, `kind`
 and the traits beside it what passes may take for granted (`traits.py` has sets of them). What does
@@ -54,7 +54,8 @@ class OpDef:
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
     ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
     follow from those at their place: all of that kind, casts, and the identity of one value.
-    `combines`: its attributes name how elements are combined. `passes`: the operands whose elements
+    `combines`: its attributes name how elements are combined. `commutes`: its two operands may
+    change places without a change of one bit. `passes`: the operands whose elements
     its results consist of, as they are; operands before these choose among them, operands behind
     say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
     `linear`: the operands in which it is linear, those of each slice together and the others held
@@ -74,6 +75,7 @@ class OpDef:
     reference: Reference
     elementwise: bool = False
     combines: bool = False
+    commutes: bool = False
     passes: slice | None = None
     linear: tuple[slice, ...] | None = None
     factors: Factors | None = None
@@ -85,37 +87,36 @@ OPS: dict[str, OpDef] = {}
 FIRST, SECOND, ALL = slice(0, 1), slice(1, 2), slice(0, None)
 """Operands of an op."""
 _PASSES = {
-    Kind.IDENTITY: ALL,
-    Kind.VIEW: FIRST,
-    Kind.PART: FIRST,
-    Kind.JOIN: ALL,
+    **dict.fromkeys((Kind.VIEW, Kind.PART), FIRST),
+    **dict.fromkeys((Kind.IDENTITY, Kind.JOIN, Kind.SORT), ALL),
     Kind.UPDATE: slice(0, 2),
-    Kind.SORT: ALL,
 }
+_AT_THEIR_PLACE = (Kind.ELEMENTWISE, Kind.CAST)
 _FACTORS: dict[Kind, Factors] = {
-    Kind.ELEMENTWISE: at_their_places,
-    Kind.CAST: at_their_places,
+    **dict.fromkeys(_AT_THEIR_PLACE, at_their_places),
     Kind.IDENTITY: one_by_one,
 }
 
 
-def define(opdef: OpDef) -> OpDef:
-    """Register `opdef`; infinities and NaN are values to its reference, which never warns of them.
+def register(opdef: OpDef) -> None:
+    """Add `opdef`, with what its kind says, to `OPS`. Infinities and NaN are values to its
+    reference, which never warns of them.
 
     Raises ValueError on a second definition of the name.
     """
     if opdef.name in OPS:
         raise ValueError(f"op {opdef.name} is defined twice")
-    silent = np.errstate(all="ignore")(opdef.reference)
-    passes = opdef.passes or _PASSES.get(opdef.kind)
-    linear = opdef.linear
+    passes, linear = opdef.passes or _PASSES.get(opdef.kind), opdef.linear
     if linear is None:
         linear = (passes,) if passes and opdef.kind is not Kind.SORT else ()
-    factors = opdef.factors or _FACTORS.get(opdef.kind)
-    OPS[opdef.name] = defined = replace(
-        opdef, reference=silent, passes=passes, linear=linear, factors=factors
+    OPS[opdef.name] = replace(
+        opdef,
+        reference=np.errstate(all="ignore")(opdef.reference),
+        elementwise=opdef.elementwise or opdef.kind in _AT_THEIR_PLACE,
+        passes=passes,
+        linear=linear,
+        factors=opdef.factors or _FACTORS.get(opdef.kind),
     )
-    return defined
 
 
 def make_op(

@@ -17,24 +17,25 @@ import numpy as np
 from shardwright.collectives.ops import ReplicaGroups, axis_strides
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import needed_whole
-from shardwright.compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
+from shardwright.compiler.ir.facts import combination, needed_whole
+from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.printer_ops import (
-    ATTRIBUTES,
     CHLO_OPS,
     MEANT,
-    REDUCTION_OPS,
     ROUNDING_FORMATS,
     STAND_INS,
+    attributes_of,
     dense_array,
     dense_constant,
+    direction,
     integer,
     moved_to,
-    window,
 )
 from shardwright.compiler.ir.spelling import spelled
+from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 
@@ -153,13 +154,14 @@ class _Printer:
         spec = self.specs.get(value)
         if spec is not None:
             body = self.sharding(spec.dims, getattr(spec, "open_dims", ()))
-            self.names[value] = self.line(
-                "sdy.sharding_constraint",
-                [self.names[value]],
-                [value.type],
-                value.type,
-                [f"sharding = #sdy.sharding{body}"],
-            )
+            self.constrained(value, body)
+
+    def constrained(self, value: Value, body: str, where: str = "") -> None:
+        """Use `value` with the sharding `body` from here on."""
+        name, entries = self.names[value], [f"sharding = #sdy.sharding{body}"]
+        self.names[value] = self.alike(
+            "sdy.sharding_constraint", value.type, [name], entries, where
+        )
 
     def keep_whole(self, op: Op, values: Sequence[Value]) -> None:
         """Ask for every element of the dims of `values` on which `op` needs neighbours."""
@@ -167,14 +169,7 @@ class _Printer:
         for value in dict.fromkeys(values) if whole else ():
             rank = value.type.rank
             body = self.sharding([()] * rank, [d for d in range(rank) if d not in whole])
-            self.names[value] = self.line(
-                "sdy.sharding_constraint",
-                [self.names[value]],
-                [value.type],
-                value.type,
-                [f"sharding = #sdy.sharding{body}"],
-                f' loc("op:{self.ordinal}")' if self.locs else "",
-            )
+            self.constrained(value, body, f' loc("op:{self.ordinal}")' if self.locs else "")
 
     def line(
         self,
@@ -192,6 +187,22 @@ class _Printer:
         self.emit(f'{target} = "{name}"({", ".join(operands)}){shown} : {signature}{where}')
         return target
 
+    def alike(
+        self,
+        name: str,
+        type: TensorType,
+        operands: Sequence[str] = (),
+        attributes: Attributes = (),
+        where: str = "",
+    ) -> str:
+        """A line whose operands and result have one type."""
+        return self.line(name, operands, [type] * len(operands), type, attributes, where)
+
+    def compare(self, order: str, type: TensorType, pair: Sequence[str], kind: str = "") -> str:
+        """A comparison of two values of one type."""
+        pred = tensor_type(type.shape, DType.PRED)
+        return self.line("stablehlo.compare", pair, [type, type], pred, direction(order, kind))
+
     def op(self, op: Op) -> None:
         """One op of the graph, whatever lines it takes."""
         self.ordinal += 1
@@ -205,8 +216,7 @@ class _Printer:
         elif op.name in CHLO_OPS:
             self.statement(op, f"chlo.{op.name}")
         else:
-            attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
-            self.statement(op, f"stablehlo.{op.name}", attributes)
+            self.statement(op, f"stablehlo.{op.name}")
         self.names |= names
         self.keep_whole(op, [v for v in op.results if v not in self.placed])
         for value in op.results:
@@ -216,11 +226,15 @@ class _Printer:
         self,
         op: Op,
         name: str,
-        attributes: Attributes = (),
+        attributes: Attributes | None = None,
         regions: Sequence[Callable[[], None]] = (),
         extra: Sequence[tuple[str, TensorType]] = (),
     ) -> None:
-        """`op` itself under `name`: results, operands (then `extra` ones), regions, attributes."""
+        """`op` itself under `name`: results, operands (then `extra` ones), regions, attributes (its
+        own unless given).
+        """
+        if attributes is None:
+            attributes = attributes_of(op)
         ordinal = self.ordinal
         operands = [(self.names[v], v.type) for v in op.operands] + list(extra)
         entries = [*attributes, *([f"shardwright.id = {integer(ordinal)}"] if self.ids else [])]
@@ -270,56 +284,51 @@ class _Printer:
         """A scalar or splat constant of our own making."""
         data = type.dtype.numpy.type(value).tobytes()
         entry = f"value = {dense_constant(ConstantAttrs(data, type))}"
-        return self.line("stablehlo.constant", [], [], type, [entry])
+        return self.alike("stablehlo.constant", type, attributes=[entry])
 
-    def selector(self, direction: str, dtype: DType) -> Callable[[], None]:
+    def selector(self, order: str, scalar: TensorType) -> Callable[[], None]:
         """A region that compares two scalars."""
 
         def body() -> None:
-            scalar, pred = tensor_type((), dtype), tensor_type((), DType.PRED)
             pair = [self.fresh(), self.fresh()]
             self.block([(name, scalar) for name in pair])
-            entry = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
-            kept = self.line("stablehlo.compare", pair, [scalar, scalar], pred, [entry])
-            self.leave([kept], [pred])
+            self.leave([self.compare(order, scalar, pair)], [tensor_type((), DType.PRED)])
 
         return body
 
-    def combiner(self, kind: str, dtype: DType) -> Callable[[], None]:
+    def combiner(self, kind: str, scalar: TensorType) -> Callable[[], None]:
         """A region that combines two scalars; `replace` returns the second."""
 
         def body() -> None:
-            scalar = tensor_type((), dtype)
-            left, right = self.fresh(), self.fresh()
-            self.block([(left, scalar), (right, scalar)])
-            out = right
+            pair = [self.fresh(), self.fresh()]
+            self.block([(name, scalar) for name in pair])
+            out = pair[1]
             if kind != "replace":
-                name = f"stablehlo.{REDUCTION_OPS[kind]}"
-                out = self.line(name, [left, right], [scalar, scalar], scalar)
+                out = self.alike(f"stablehlo.{ELEMENTWISE_OF[kind]}", scalar, pair)
             self.leave([out], [scalar])
 
         return body
 
 
+def _scalar(op: Op) -> TensorType:
+    """The type of one element of the result."""
+    return tensor_type((), op.result.type.dtype)
+
+
 def _print_empty(p: _Printer, op: Op) -> None:
     """Zeros, which nobody reads."""
-    zeros = ConstantAttrs(bytes(op.attrs.type.dtype.bytes), op.attrs.type)
-    kind = op.attrs.type
-    p.names[op.result] = p.line(
-        "stablehlo.constant", [], [], kind, [f"value = {dense_constant(zeros)}"]
-    )
+    p.names[op.result] = p.constant(0, op.result.type)
 
 
 def _print_move(p: _Printer, op: Op) -> None:
-    p.statement(op, "stablehlo.custom_call", moved_to(op.attrs.memory))
+    p.statement(op, "stablehlo.custom_call")
 
 
 def _print_store(p: _Printer, op: Op) -> None:
     """What goes to the host, then where it is put."""
     update = op.operands[1]
-    types = [update.type]
-    p.names[update] = p.line(
-        "stablehlo.custom_call", [p.names[update]], types, update.type, moved_to(HOST)
+    p.names[update] = p.alike(
+        "stablehlo.custom_call", update.type, [p.names[update]], moved_to(HOST)
     )
     p.statement(op, "stablehlo.dynamic_update_slice")
 
@@ -328,8 +337,8 @@ def _print_load(p: _Printer, op: Op) -> None:
     """What is on the host, then that it comes from there."""
     part = op.result.type
     names, types = [p.names[v] for v in op.operands], [v.type for v in op.operands]
-    name = p.line("stablehlo.dynamic_slice", names, types, part, ATTRIBUTES[op.name](op))
-    p.names[op.result] = p.line("stablehlo.custom_call", [name], [part], part, moved_to(DEVICE))
+    name = p.line("stablehlo.dynamic_slice", names, types, part, attributes_of(op))
+    p.names[op.result] = p.alike("stablehlo.custom_call", part, [name], moved_to(DEVICE))
 
 
 def _print_constraint(p: _Printer, op: Op) -> None:
@@ -341,73 +350,56 @@ def _print_constraint(p: _Printer, op: Op) -> None:
     p.statement(op, "sdy.sharding_constraint", [f"sharding = #sdy.sharding{body}"])
 
 
-def _print_reduce(p: _Printer, op: Op) -> None:
-    attrs, dtype = op.attrs, op.result.type.dtype
-    scalar = tensor_type((), dtype)
-    start = p.constant(identity(attrs.kind, dtype)[()], scalar)
-    entries = [f"dimensions = {dense_array(attrs.dims)}"]
-    body = p.combiner(attrs.kind, dtype)
-    p.statement(op, "stablehlo.reduce", entries, [body], [(start, scalar)])
-
-
-def _print_reduce_window(p: _Printer, op: Op) -> None:
-    kind, dtype = op.attrs.kind, op.result.type.dtype
-    scalar = tensor_type((), dtype)
-    start = p.constant(identity(kind, dtype)[()], scalar)
-    body = p.combiner(kind, dtype)
-    p.statement(op, "stablehlo.reduce_window", window(op), [body], [(start, scalar)])
+def _print_reduction(p: _Printer, op: Op) -> None:
+    """One that starts from its identity, whole or in windows."""
+    kind, scalar = op.attrs.kind, _scalar(op)
+    start = p.constant(identity(kind, scalar.dtype)[()], scalar)
+    body = p.combiner(kind, scalar)
+    p.statement(op, f"stablehlo.{op.name}", regions=[body], extra=[(start, scalar)])
 
 
 def _print_select_and_scatter(p: _Printer, op: Op) -> None:
-    dtype = op.result.type.dtype
-    scalar = tensor_type((), dtype)
-    start = p.constant(0, scalar)
-    bodies = [p.selector(op.attrs.select, dtype), p.combiner("add", dtype)]
-    p.statement(op, "stablehlo.select_and_scatter", window(op), bodies, [(start, scalar)])
+    scalar = _scalar(op)
+    extra = [(p.constant(0, scalar), scalar)]
+    bodies = [p.selector(op.attrs.select, scalar), p.combiner("add", scalar)]
+    p.statement(op, "stablehlo.select_and_scatter", regions=bodies, extra=extra)
 
 
 def _print_scatter(p: _Printer, op: Op) -> None:
-    body = p.combiner(op.attrs.kind, op.result.type.dtype)
-    p.statement(op, "stablehlo.scatter", ATTRIBUTES["scatter"](op), [body])
+    body = p.combiner(op.attrs.kind, _scalar(op))
+    p.statement(op, "stablehlo.scatter", regions=[body])
 
 
 def _print_sort(p: _Printer, op: Op) -> None:
     pred = tensor_type((), DType.PRED)
 
-    def compare(left: str, right: str, type: TensorType, direction: str, kind: str = "") -> str:
-        entries = [f"comparison_direction = #stablehlo<comparison_direction {direction}>"]
-        if kind:
-            entries.append(f"compare_type = #stablehlo<comparison_type {kind}>")
-        return p.line("stablehlo.compare", [left, right], [type, type], pred, entries)
-
     def cleaned(name: str, type: TensorType) -> str:
         """All zeros equal, all NaNs equal."""
         zero, nan = p.constant(0, type), p.constant(np.nan, type)
         types = [pred, type, type]
-        test = compare(name, zero, type, "EQ", "FLOAT")
+        test = p.compare("EQ", type, [name, zero], "FLOAT")
         inner = p.line("stablehlo.select", [test, zero, name], types, type)
-        test = compare(name, name, type, "NE", "FLOAT")
+        test = p.compare("NE", type, [name, name], "FLOAT")
         return p.line("stablehlo.select", [test, nan, inner], types, type)
 
     def body() -> None:
         elements = [(p.fresh(), tensor_type((), v.type.dtype)) for v in op.operands for _ in "ab"]
         p.block(elements)
         less = ""
-        for operand, direction, order in reversed(op.attrs.keys):
+        for operand, less_than, order in reversed(op.attrs.keys):
             (left, type), (right, _) = elements[2 * operand : 2 * operand + 2]
             kind = "TOTALORDER" if type.dtype.is_float else ""
             if kind and order == "numeric":
                 left, right = cleaned(left, type), cleaned(right, type)
-            first = compare(left, right, type, direction, kind)
+            first = p.compare(less_than, type, [left, right], kind)
             if less:
-                equal = compare(left, right, type, "EQ", kind)
-                rest = p.line("stablehlo.and", [equal, less], [pred, pred], pred)
-                first = p.line("stablehlo.or", [first, rest], [pred, pred], pred)
+                equal = p.compare("EQ", type, [left, right], kind)
+                rest = p.alike("stablehlo.and", pred, [equal, less])
+                first = p.alike("stablehlo.or", pred, [first, rest])
             less = first
         p.leave([less], [pred])
 
-    entries = [f"dimension = {integer(op.attrs.dim)}", "is_stable = true"]
-    p.statement(op, "stablehlo.sort", entries, [body])
+    p.statement(op, "stablehlo.sort", regions=[body])
 
 
 def _print_loop(p: _Printer, op: Op) -> None:
@@ -417,12 +409,8 @@ def _print_loop(p: _Printer, op: Op) -> None:
     def condition() -> None:
         names = [(p.fresh(), v.type) for v in region.inputs]
         p.block(names)
-        index = names[op.attrs.induction][0]
-        bound = p.constant(op.attrs.trip, counter)
-        entry = "comparison_direction = #stablehlo<comparison_direction LT>"
-        pred = tensor_type((), DType.PRED)
-        more = p.line("stablehlo.compare", [index, bound], [counter, counter], pred, [entry])
-        p.leave([more], [pred])
+        pair = [names[op.attrs.induction][0], p.constant(op.attrs.trip, counter)]
+        p.leave([p.compare("LT", counter, pair)], [tensor_type((), DType.PRED)])
 
     def body() -> None:
         p.block([(p.bind(v), v.type) for v in region.inputs])
@@ -472,20 +460,10 @@ def _print_collective(p: _Printer, op: Op) -> None:
             op.loc,
             "print the graph without bucket_mb",
         )
-    entries = [(_pairs if op.name == "collective_permute" else _groups)(p, op)]
-    regions: list[Callable[[], None]] = []
-    match op.name:
-        case "all_gather":
-            entries.append(f"all_gather_dim = {integer(attrs.dim)}")
-        case "all_to_all":
-            entries.append(f"split_dimension = {integer(attrs.split_dim)}")
-            entries.append(f"concat_dimension = {integer(attrs.concat_dim)}")
-            entries.append(f"split_count = {integer(attrs.group_size)}")
-        case "reduce_scatter":
-            entries.append(f"scatter_dimension = {integer(attrs.dim)}")
-    if op.name in ("all_reduce", "reduce_scatter"):
-        regions.append(p.combiner(attrs.reduction, op.result.type.dtype))
-    p.statement(op, f"stablehlo.{op.name}", entries, regions)
+    groups = (_pairs if hasattr(attrs, "pairs") else _groups)(p, op)
+    kind = combination(op)
+    regions = [p.combiner(kind, _scalar(op))] if kind else []
+    p.statement(op, f"stablehlo.{op.name}", [groups, *attributes_of(op)], regions)
 
 
 def _position(p: _Printer, axes: Sequence[str]) -> str:
@@ -493,8 +471,8 @@ def _position(p: _Printer, axes: Sequence[str]) -> str:
     scalar = tensor_type((), DType.I32)
     rank_type = tensor_type((), DType.U32)
 
-    def binary(name: str, left: str, right: str) -> str:
-        return p.line(f"stablehlo.{name}", [left, right], [scalar, scalar], scalar)
+    def binary(name: str, *pair: str) -> str:
+        return p.alike(f"stablehlo.{name}", scalar, pair)
 
     rank = p.line("stablehlo.replica_id", [], [], rank_type)
     rank = p.line("stablehlo.convert", [rank], [rank_type], scalar)
@@ -524,7 +502,7 @@ def _print_all_slice(p: _Printer, op: Op) -> None:
     scalar, shape = tensor_type((), DType.I32), op.result.type.shape
     size, zero = p.constant(shape[op.attrs.dim], scalar), p.constant(0, scalar)
     position = _position(p, op.attrs.axes)
-    start = p.line("stablehlo.multiply", [position, size], [scalar, scalar], scalar)
+    start = p.alike("stablehlo.multiply", scalar, [position, size])
     starts = [(start if d == op.attrs.dim else zero, scalar) for d in range(len(shape))]
     entries = [f"slice_sizes = {dense_array(shape)}"]
     p.statement(op, "stablehlo.dynamic_slice", entries, extra=starts)
@@ -535,15 +513,13 @@ def _print_convert(p: _Printer, op: Op) -> None:
     (source,) = op.operands
     if op.attrs.rounds:
         formats = [f"{k} = {v} : i32" for k, v in ROUNDING_FORMATS[op.attrs.dtype].items()]
-        rounded = p.line(
-            "stablehlo.reduce_precision", [p.names[source]], [source.type], source.type, formats
-        )
-        p.names[source] = rounded
+        name = p.names[source]
+        p.names[source] = p.alike("stablehlo.reduce_precision", source.type, [name], formats)
     p.statement(op, "stablehlo.convert")
 
 
 _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
-    **{name: _print_collective for name in COLLECTIVES},
+    **dict.fromkeys(TRAFFIC, _print_collective),
     "all_slice": _print_all_slice,
     "axis_index": _print_axis_index,
     "convert": _print_convert,
@@ -552,8 +528,8 @@ _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     "host_store": _print_store,
     "loop": _print_loop,
     "move_to": _print_move,
-    "reduce": _print_reduce,
-    "reduce_window": _print_reduce_window,
+    "reduce": _print_reduction,
+    "reduce_window": _print_reduction,
     "scatter": _print_scatter,
     "select_and_scatter": _print_select_and_scatter,
     "sharding_constraint": _print_constraint,

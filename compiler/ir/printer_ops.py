@@ -1,7 +1,6 @@
 """How the attributes of each op are spelled in StableHLO's generic form.
 
-`ATTRIBUTES` maps an op name to its attribute entries; ops that are absent have none. Ops that are
-more than one line of StableHLO (loops, reductions, constants, collectives) are written by
+Ops that are more than one line of StableHLO (loops, reductions, collectives) are written by
 `printer`.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.ops.host import HOST
@@ -26,16 +24,6 @@ MEANT = "shardwright.op"
 
 ROUNDING_FORMATS = {DType.BF16: {"exponent_bits": 8, "mantissa_bits": 7}}
 """Formats a conversion may be asked to round to (`ConvertAttrs.rounds`)."""
-
-REDUCTION_OPS = {
-    "add": "add",
-    "multiply": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-}
 
 
 def dense_array(values: Sequence[int]) -> str:
@@ -64,13 +52,35 @@ def dense_constant(attrs: ConstantAttrs) -> str:
     return f"dense<{body}> : {attrs.type}"
 
 
+def spelled(value: object) -> str:
+    """The attribute that holds a field of an op's attributes, by the type of what is in it."""
+    match value:
+        case bool():
+            return json.dumps(value)
+        case int():
+            return integer(value)
+        case tuple():
+            return dense_array(value)
+    raise TypeError(f"an attribute of class {type(value).__name__} has no spelling")
+
+
+def _entries(**fields: str) -> Callable[[Op], list[str]]:
+    """`name = value`, for each name the field of the attributes that has the value."""
+    return lambda op: [f"{n} = {spelled(getattr(op.attrs, field))}" for n, field in fields.items()]
+
+
+def _lists(attrs: object, **fields: str) -> str:
+    """Lists of dims inside of one attribute, named as in `_entries`."""
+    return ", ".join(f"{n} = {_numbers(getattr(attrs, field))}" for n, field in fields.items())
+
+
 def _dot(op: Op) -> list[str]:
-    a = op.attrs
-    numbers = (
-        f"lhs_batching_dimensions = {_numbers(a.lhs_batch)}, "
-        f"rhs_batching_dimensions = {_numbers(a.rhs_batch)}, "
-        f"lhs_contracting_dimensions = {_numbers(a.lhs_contract)}, "
-        f"rhs_contracting_dimensions = {_numbers(a.rhs_contract)}"
+    numbers = _lists(
+        op.attrs,
+        lhs_batching_dimensions="lhs_batch",
+        rhs_batching_dimensions="rhs_batch",
+        lhs_contracting_dimensions="lhs_contract",
+        rhs_contracting_dimensions="rhs_contract",
     )
     return [f"dot_dimension_numbers = #stablehlo.dot<{numbers}>"]
 
@@ -81,12 +91,8 @@ def _convolution(op: Op) -> list[str]:
     lhs, rhs, out = (_conv_dims(dims, names) for dims, names in parts)
     return [
         f"dimension_numbers = #stablehlo.conv<{lhs}x{rhs}->{out}>",
-        f"feature_group_count = {integer(a.feature_groups)}",
-        f"batch_group_count = {integer(a.batch_groups)}",
-        f"window_strides = {dense_array(a.strides)}",
-        f"lhs_dilation = {dense_array(a.lhs_dilation)}",
-        f"rhs_dilation = {dense_array(a.rhs_dilation)}",
-        f"padding = {paddings(a.low, a.high)}",
+        *_CONVOLVED(op),
+        f"padding = {_paddings(a.low, a.high)}",
     ]
 
 
@@ -96,7 +102,16 @@ def _conv_dims(dims: Sequence[int], names: str) -> str:
     return f"[{', '.join(shown[dims.index(d)] for d in range(len(dims)))}]"
 
 
-def paddings(low: Sequence[int], high: Sequence[int]) -> str:
+_CONVOLVED = _entries(
+    feature_group_count="feature_groups",
+    batch_group_count="batch_groups",
+    window_strides="strides",
+    lhs_dilation="lhs_dilation",
+    rhs_dilation="rhs_dilation",
+)
+
+
+def _paddings(low: Sequence[int], high: Sequence[int]) -> str:
     """A dense [[low, high], ...] attribute."""
     if not low:
         return "dense<> : tensor<0x2xi64>"
@@ -104,77 +119,56 @@ def paddings(low: Sequence[int], high: Sequence[int]) -> str:
     return f"dense<[{pairs}]> : tensor<{len(low)}x2xi64>"
 
 
-def window(op: Op) -> list[str]:
+_SIZES = _entries(window_dimensions="sizes", window_strides="strides")
+
+
+def _window(op: Op) -> list[str]:
     """Sizes, strides and paddings of a windowed op."""
-    a = op.attrs
-    return [
-        f"window_dimensions = {dense_array(a.sizes)}",
-        f"window_strides = {dense_array(a.strides)}",
-        f"padding = {paddings(a.low, a.high)}",
-    ]
+    return [*_SIZES(op), f"padding = {_paddings(op.attrs.low, op.attrs.high)}"]
 
 
 def _gather(op: Op) -> list[str]:
-    a = op.attrs
-    lists = (
-        "offset_dims",
-        "collapsed_slice_dims",
-        "operand_batching_dims",
-        "start_indices_batching_dims",
-        "start_index_map",
-    )
-    numbers = ", ".join(f"{n} = {_numbers(getattr(a, n))}" for n in lists)
     return [
-        f"dimension_numbers = #stablehlo.gather<{numbers}, "
-        f"index_vector_dim = {a.index_vector_dim}>",
-        f"slice_sizes = {dense_array(a.slice_sizes)}",
+        f"dimension_numbers = #stablehlo.gather<{_walked(op, *_GATHERED)}>",
+        f"slice_sizes = {dense_array(op.attrs.slice_sizes)}",
         "indices_are_sorted = false",
     ]
 
 
 def _scatter(op: Op) -> list[str]:
-    a = op.attrs
-    lists = (
-        "update_window_dims",
-        "inserted_window_dims",
-        "input_batching_dims",
-        "scatter_indices_batching_dims",
-        "scatter_dims_to_operand_dims",
-    )
-    numbers = ", ".join(f"{n} = {_numbers(getattr(a, n))}" for n in lists)
     return [
-        f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}, "
-        f"index_vector_dim = {a.index_vector_dim}>",
+        f"scatter_dimension_numbers = #stablehlo.scatter<{_walked(op, *_SCATTERED)}>",
         "indices_are_sorted = false",
-        f"unique_indices = {json.dumps(a.unique)}",
+        f"unique_indices = {json.dumps(op.attrs.unique)}",
     ]
 
 
-def _slice(op: Op) -> list[str]:
-    a = op.attrs
-    return [
-        f"start_indices = {dense_array(a.start)}",
-        f"limit_indices = {dense_array(a.limit)}",
-        f"strides = {dense_array(a.stride)}",
-    ]
+_GATHERED = (
+    "offset_dims",
+    "collapsed_slice_dims",
+    "operand_batching_dims",
+    "start_indices_batching_dims",
+    "start_index_map",
+)
+_SCATTERED = (
+    "update_window_dims",
+    "inserted_window_dims",
+    "input_batching_dims",
+    "scatter_indices_batching_dims",
+    "scatter_dims_to_operand_dims",
+)
 
 
-def _pad(op: Op) -> list[str]:
-    a = op.attrs
-    return [
-        f"edge_padding_low = {dense_array(a.low)}",
-        f"edge_padding_high = {dense_array(a.high)}",
-        f"interior_padding = {dense_array(a.interior)}",
-    ]
+def _walked(op: Op, *names: str) -> str:
+    """Dimension numbers of windows whose places are elements."""
+    lists = _lists(op.attrs, **dict(zip(names, names, strict=True)))
+    return f"{lists}, index_vector_dim = {op.attrs.index_vector_dim}"
 
 
-def _one(name: str, spell: Callable[[Any], str]) -> Callable[[Op], list[str]]:
-    """One entry `name = spell(attrs)`."""
-    return lambda op: [f"{name} = {spell(op.attrs)}"]
-
-
-def _direction(attrs: Any) -> str:
-    return f"#stablehlo<comparison_direction {attrs.direction}>"
+def direction(name: str, kind: str = "") -> list[str]:
+    """The entries of a comparison; `kind` is the order of floats where it is said."""
+    entries = [f"comparison_direction = #stablehlo<comparison_direction {name}>"]
+    return entries + [f"compare_type = #stablehlo<comparison_type {kind}>"] * bool(kind)
 
 
 def moved_to(memory: str) -> list[str]:
@@ -187,19 +181,35 @@ def moved_to(memory: str) -> list[str]:
 
 
 ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
-    "broadcast_in_dim": _one("broadcast_dimensions", lambda a: dense_array(a.dims)),
-    "compare": _one("comparison_direction", _direction),
-    "concatenate": _one("dimension", lambda a: integer(a.dim)),
-    "constant": _one("value", dense_constant),
+    "all_gather": _entries(all_gather_dim="dim"),
+    "all_to_all": _entries(
+        split_dimension="split_dim", concat_dimension="concat_dim", split_count="group_size"
+    ),
+    "broadcast_in_dim": _entries(broadcast_dimensions="dims"),
+    "compare": lambda op: direction(op.attrs.direction),
+    "concatenate": _entries(dimension="dim"),
+    "constant": lambda op: [f"value = {dense_constant(op.attrs)}"],
     "convolution": _convolution,
     "dot_general": _dot,
-    "dynamic_slice": _one("slice_sizes", lambda a: dense_array(a.sizes)),
+    "dynamic_slice": _entries(slice_sizes="sizes"),
     "gather": _gather,
-    "host_load": _one("slice_sizes", lambda a: dense_array(a.sizes)),
-    "iota": _one("iota_dimension", lambda a: integer(a.dim)),
-    "pad": _pad,
-    "reverse": _one("dimensions", lambda a: dense_array(a.dims)),
+    "host_load": _entries(slice_sizes="sizes"),
+    "iota": _entries(iota_dimension="dim"),
+    "move_to": lambda op: moved_to(op.attrs.memory),
+    "pad": _entries(edge_padding_low="low", edge_padding_high="high", interior_padding="interior"),
+    "reduce": _entries(dimensions="dims"),
+    "reduce_scatter": _entries(scatter_dimension="dim"),
+    "reduce_window": _window,
+    "reverse": _entries(dimensions="dims"),
     "scatter": _scatter,
-    "slice": _slice,
-    "transpose": _one("permutation", lambda a: dense_array(a.permutation)),
+    "select_and_scatter": _window,
+    "slice": _entries(start_indices="start", limit_indices="limit", strides="stride"),
+    "sort": lambda op: [f"dimension = {integer(op.attrs.dim)}", "is_stable = true"],
+    "transpose": _entries(permutation="permutation"),
 }
+
+
+def attributes_of(op: Op) -> list[str]:
+    """The attribute entries of `op`; most ops have none."""
+    rule = ATTRIBUTES.get(op.name)
+    return rule(op) if rule else []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 Arrays = Sequence[np.ndarray]
@@ -20,17 +20,7 @@ Request = tuple[Op, list[np.ndarray]]
 Steps = Generator[Request, Arrays, list[np.ndarray]]
 Override = Callable[[Op, Arrays], Arrays]
 
-RANK_OPS = frozenset(
-    (
-        "all_gather",
-        "all_reduce",
-        "all_slice",
-        "all_to_all",
-        "axis_index",
-        "collective_permute",
-        "reduce_scatter",
-    )
-)
+_OF_RANKS = (Kind.COLLECTIVE, Kind.RANK)
 
 
 def evaluate(
@@ -60,7 +50,7 @@ def steps(graph: Graph, inputs: Arrays, requests: frozenset[str] = frozenset()) 
     ranks of one program yield the same ops in the same order.
     """
     _check_inputs(graph, inputs)
-    return _run(graph, list(inputs), requests | RANK_OPS)
+    return _run(graph, list(inputs), requests)
 
 
 def _check_inputs(graph: Graph, inputs: Arrays) -> None:
@@ -83,7 +73,7 @@ def _run(graph: Graph, inputs: list[np.ndarray], requests: frozenset[str]) -> St
     for op in graph.ops:
         args = [env[v] for v in op.operands]
         results: Arrays
-        if op.name in requests:
+        if op.name in requests or OPS[op.name].kind in _OF_RANKS:
             results = yield op, args
         elif op.name == "loop":
             results = yield from _run_loop(op, args, requests)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.ops.elementwise import RANDOM_ROUNDS
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
@@ -99,10 +100,10 @@ def spelled(graph: Graph, kept: Collection[str] = ()) -> Graph:
     for op in graph.ops:
         if op.name not in written:
             regions = tuple(spelled(region, kept) for region in op.regions)
-            ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, op.loc))
+            ops.append(with_regions(op, regions))
             continue
         site = _Site(op)
         SPELLINGS[op.name](site, *op.operands)
         last = site.ops.pop()
         ops += [*site.ops, Op(last.name, last.operands, op.results, last.attrs, (), last.loc)]
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)

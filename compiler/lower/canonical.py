@@ -18,6 +18,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import joined_dim
 from shardwright.compiler.ir.ops import (
     AllToAllAttrs,
@@ -31,7 +32,7 @@ from shardwright.compiler.ir.ops import (
     ScatterAttrs,
     TransposeAttrs,
 )
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.lower.level import IndexedLevel
 from shardwright.compiler.lower.rank_reduce import rank_reduce
@@ -136,7 +137,7 @@ def _combine(
         joined = level.add("reduce", joined, attrs=ReduceAttrs(kind, dims), like=op)
     if held != none:
         joined = _infinite_again(level, op, joined, held, none)
-    return level.add(ELEMENTWISE_OF.get(kind, kind), operand, joined, like=op)
+    return level.add(ELEMENTWISE_OF[kind], operand, joined, like=op)
 
 
 def _infinite_again(level: IndexedLevel, op: Op, joined: Value, held: float, none: float) -> Value:

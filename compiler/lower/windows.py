@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import behind, pairing
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
 from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.traits import VIEWS
@@ -65,7 +66,7 @@ def _reduce_window(b: Builder, op: Op) -> Value:
     dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
     running = [d for d in dims if _is_running(value.type.shape[d], shape[d], a.sizes[d])]
     for d in running:
-        value = _doubled(b, value, d, a.sizes[d], a.strides[d], ELEMENTWISE_OF.get(a.kind, a.kind))
+        value = _doubled(b, value, d, a.sizes[d], a.strides[d], ELEMENTWISE_OF[a.kind])
     rest = [d for d in dims if d not in running]
     if rest:
         windows = _unfolded(b, value, rest, a, shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.facts import behind
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import OPS
@@ -259,7 +260,7 @@ class _Layout:
 
     def _copy(self, source: int, target: int, type: TensorType) -> Call:
         value = Value(type)
-        graph = Graph((value,), (), (value,))
+        graph = subgraph([value], [], [value])
         return self._call(Piece([], [value], [value], graph=graph, name="copy"), [source], [target])
 
     def _loop(self, frame: _Frame, step: LoopStep, number: int) -> list[Call | Repeat]:
@@ -354,7 +355,7 @@ class _Layout:
         if value not in frame.place:
             known = frame.level.known[value]
             scalar = Value(value.type)
-            graph = Graph((scalar,), (), (scalar,))
+            graph = subgraph([scalar], [], [scalar])
             piece = Piece([], [], [value], [(scalar, known)], graph, "counter")
             frame.place[value] = self.new_buffer("", value.type)
             steps.append(self._call(piece, [], [frame.place[value]]))

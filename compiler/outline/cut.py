@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.analysis import structure
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
@@ -509,4 +510,4 @@ class _PieceBuilder:
     def finish(self, outputs: Sequence[Value]) -> Graph:
         """The graph: tensor inputs first, then register inputs."""
         inputs = (*self._inputs, *(v for v, _ in self.piece.scalars))
-        return Graph(inputs, tuple(self.ops), tuple(self.now[v] for v in outputs))
+        return subgraph(inputs, self.ops, (self.now[v] for v in outputs))

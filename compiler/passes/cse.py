@@ -13,9 +13,6 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-# Exactly, whatever the element type (IEEE 754); gradients of x * x write both orders.
-_COMMUTATIVE = frozenset(("add", "multiply", "and", "or", "xor"))
-
 
 def cse(graph: Graph) -> Graph:
     """`graph` with every pure computation done once per level."""
@@ -69,8 +66,10 @@ def _loop(level: Level, op: Op) -> Op:
 
 def key_of(op: Op) -> Hashable | None:
     """What makes two ops the same; None for ops that are never merged."""
-    if not OPS[op.name].pure:
+    known = OPS[op.name]
+    if not known.pure:
         return None
-    if op.name in _COMMUTATIVE:
-        return op.name, tuple(sorted(op.operands, key=id)), op.attrs
-    return op.name, op.operands, op.attrs
+    operands = op.operands
+    if known.commutes:  # gradients of x * x write both orders
+        operands = tuple(sorted(operands, key=id))
+    return op.name, operands, op.attrs

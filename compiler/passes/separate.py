@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import joined_dim, permutation, resized
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -230,7 +230,7 @@ class _Writer:
     def _fold(self, op: Op, parts: Sequence[Value]) -> None:
         """The fold of all pieces: folds of each, combined."""
         kind = op.attrs.kind
-        name = ELEMENTWISE_OF.get(kind, kind)
+        name = ELEMENTWISE_OF[kind]
         folded = [self._make(op, "reduce", (part,), op.attrs) for part in parts]
         while len(folded) > 2:
             folded[:2] = [self._make(op, name, folded[:2])]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -203,7 +204,7 @@ class _Part:
         ops = place_late((*self.before, *self._with_following()), set(self.before))
         used = {v for op in ops for v in op.operands} | {v for _, v in self.outputs}
         read = [v for v in names if v in used]
-        graph = Graph(tuple(read), tuple(ops), tuple(v for _, v in self.outputs), self.name)
+        graph = subgraph(read, ops, (v for _, v in self.outputs), self.name)
         return StepProgram(
             name=self.name,
             graph=graph,

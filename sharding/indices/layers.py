@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, UPDATES
@@ -48,7 +49,7 @@ class UnrolledLayers:
 def scanned_layers(graph: Graph) -> list[ScannedLayers]:
     """Every loop, at any depth, whose body contracts and slices something by the counter."""
     loops = (op for op in graph.walk() if op.regions)
-    found = (_scan_of(op) for op in loops if _contracts(op.regions[0]))
+    found = (scan_of(op) for op in loops if _contracts(op.regions[0]))
     return [scan for scan in found if scan.weights or scan.stacks]
 
 
@@ -57,7 +58,7 @@ def _contracts(body: Graph) -> bool:
     return any(op.name in CONTRACTIONS for op in body.walk())
 
 
-def _scan_of(loop: Op) -> ScannedLayers:
+def scan_of(loop: Op) -> ScannedLayers:
     """The carries of `loop` by what the body does with them."""
     body = loop.regions[0]
     counted = reached(body, [body.inputs[loop.attrs.induction]])
@@ -105,7 +106,7 @@ def visited_layers(loop: Op, start: Value) -> np.ndarray | None:
         if op is not None and op not in needed:
             needed[op] = None
             todo.extend(op.operands)
-    cone = Graph((counter,), tuple(op for op in body.ops if op in needed), (start,), "counter")
+    cone = subgraph([counter], (op for op in body.ops if op in needed), [start])
     dtype = counter.type.dtype.numpy
     found = [evaluate(cone, [np.asarray(i, dtype)])[0] for i in range(loop.attrs.trip)]
     return np.asarray(found, np.int64)

@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
 from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
-from shardwright.compiler.ir.facts import resized_dim, stored
+from shardwright.compiler.ir.facts import combination, resized_dim, stored
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
@@ -47,7 +47,6 @@ UNRESOLVED = (
     "sdy.sharded_to_unreduced",
     "sdy.sharding_constraint",
 )
-COMPLETING = ("add", "max", "min", "multiply", "and", "or", "xor")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 _SHARDING = re.compile(r"<@\w+, \[(.*?)\](?:, replicated=\{[^}]*\})?(?:, unreduced=\{([^}]*)\})?>")
@@ -376,8 +375,7 @@ def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
             return "add"
         case "reduce":
             assert source is not None
-            kind: str = source.attrs.kind
-            return kind if kind in COMPLETING else None
+            return combination(source)
         case "scatter":
             assert source is not None
             return "add" if source.attrs.kind == "add" else None  # see `localize/rules/gather.py`

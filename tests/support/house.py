@@ -65,27 +65,75 @@ def rules_by_op(tree: ast.Module) -> Iterator[ast.AST]:
 
 def _collections(tree: ast.Module) -> Iterator[ast.expr]:
     for statement in tree.body:
-        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
-        if value is not None and len(list(_names(value))) > 1:
-            yield value
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        exports = any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
+        if not exports and len(list(_names(statement.value))) > 1:
+            yield statement.value
 
 
 def _is_of_rules(value: ast.expr) -> bool:
-    """A dict whose values are functions, by their names or written out."""
-    rules = ast.Name | ast.Attribute | ast.Lambda
-    return isinstance(value, ast.Dict) and all(
-        isinstance(each, rules) for key, each in zip(value.keys, value.values, strict=True) if key
-    )
+    """A dict whose values are functions: their names, written out, or made by other functions; or
+    such a dict joined with another table.
+    """
+    if isinstance(value, ast.BinOp):
+        return _is_of_rules(value.right)
+    if not isinstance(value, ast.Dict):
+        return False
+    rules = [each for key, each in zip(value.keys, value.values, strict=True) if key]
+    by_op = sum(any(_names(key)) for key in value.keys if key) > 1
+    return all(_is_function(each) or (by_op and _makes_functions(each)) for each in rules)
+
+
+def _is_function(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name | ast.Attribute | ast.Lambda)
+
+
+def _makes_functions(value: ast.expr) -> bool:
+    """A call, but of no class: their names begin with a capital letter."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name | ast.Attribute):
+        return False
+    made_by = value.func.id if isinstance(value.func, ast.Name) else value.func.attr
+    return made_by.lstrip("_")[0].islower()
 
 
 def tests_for_ops(tree: ast.Module) -> Iterator[ast.AST]:
-    """Comparisons of something's `name` with the name of an op, or with some of them."""
+    """Comparisons of something's `name` with the name of an op, or with some of them; each case of
+    a `match` is one.
+    """
+    held = set(_holders_of_names(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = (node.left, *node.comparators)
-            named = any(isinstance(side, ast.Attribute) and side.attr == "name" for side in sides)
-            if named and any(True for side in sides for _ in _names(side)):
+            named = any(_is_name(side, held) for side in sides)
+            if named and any(any(_names(side)) for side in sides):
                 yield node
+        elif isinstance(node, ast.Match) and _is_name(node.subject, held):
+            yield from (case.pattern for case in node.cases if any(_names(case.pattern)))
+
+
+def _holders_of_names(tree: ast.Module) -> Iterator[str]:
+    """Variables that something's `name` is assigned to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _is_name(node.value, set()):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.NamedExpr) and _is_name(node.value, set()):
+            yield node.target.id
+
+
+def _is_name(value: ast.expr, held: set[str]) -> bool:
+    """`op.name`, a variable in `held`, or either of them under a condition."""
+    match value:
+        case ast.IfExp():
+            return _is_name(value.body, held) or _is_name(value.orelse, held)
+        case ast.NamedExpr():
+            return _is_name(value.value, held)
+        case ast.Call(func=ast.Name("getattr"), args=[_, ast.Constant("name"), *_]):
+            return True
+        case ast.Attribute():
+            return value.attr == "name"
+    return isinstance(value, ast.Name) and value.id in held
 
 
 def graphs_built(tree: ast.Module) -> Iterator[ast.AST]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shardwright.compiler.ir.ops import COLLECTIVES
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Value
@@ -50,7 +49,7 @@ def partitioned(
 
 def run_global(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the graph means without sharding: on whole values collectives change nothing."""
-    same = dict.fromkeys(COLLECTIVES, lambda op, args: args)
+    same = dict.fromkeys(TRAFFIC | {"all_slice"}, lambda op, args: args)
     return evaluate(graph, list(inputs), same)
 
 

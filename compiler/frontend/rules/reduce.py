@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
     ReduceAttrs,
 )
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def combine(site: Site, kind: str, result: Value, init: Value) -> Value:
         init = site.emit(
             "broadcast_in_dim", (init,), BroadcastInDimAttrs((), result.type.shape)
         ).result
-    return site.emit(ELEMENTWISE_OF.get(kind, kind), (result, init)).result
+    return site.emit(ELEMENTWISE_OF[kind], (result, init)).result
 
 
 def body_kind(site: Site, region: int = 0) -> str:

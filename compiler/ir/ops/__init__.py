@@ -5,7 +5,6 @@ re-exported.
 from __future__ import annotations
 
 from shardwright.compiler.ir.ops.collective import (
-    COLLECTIVES,
     AllGatherAttrs,
     AllReduceAttrs,
     AllSliceAttrs,
@@ -37,7 +36,6 @@ from shardwright.compiler.ir.ops.sort import SortAttrs
 from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 
 __all__ = [
-    "COLLECTIVES",
     "AllGatherAttrs",
     "AllReduceAttrs",
     "AllSliceAttrs",

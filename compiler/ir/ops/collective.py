@@ -8,27 +8,18 @@ runner drives them through `compiler.ir.reference.steps` and the `collectives` p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import FIRST, Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, Kind
 from shardwright.compiler.ir.ops.reduce import check_reduction
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    mismatch,
-    no_flops,
-)
-from shardwright.compiler.ir.reference import RANK_OPS
+from shardwright.compiler.ir.ops.rules import define, mismatch
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
-
-COLLECTIVES = tuple(sorted(RANK_OPS - {"axis_index"}))
 
 Parts = tuple[tuple[int, int, int], ...]
 """A bucket: its operand is flat and holds the operands of several collectives one behind the other,
@@ -111,73 +102,53 @@ class AxisIndexAttrs:
     axes: tuple[str, ...]
 
 
-def _scaled(name: str, operand: TensorType, dim: int, group_size: int, grow: bool) -> TensorType:
+def _scaled(operand: TensorType, dim: int, group_size: int, grow: bool) -> TensorType:
     """`operand` with `dim` multiplied or divided by the group size."""
     if not 0 <= dim < operand.rank:
-        raise mismatch(name, f"a dim below rank {operand.rank}", dim)
+        raise mismatch(f"a dim below rank {operand.rank}", dim)
     if group_size < 1:
-        raise mismatch(name, "a group size of 1 or more", group_size)
+        raise mismatch("a group size of 1 or more", group_size)
     size = operand.shape[dim]
     if not grow and size % group_size:
-        raise mismatch(name, f"dim {dim} divisible by the group of {group_size}", size)
+        raise mismatch(f"dim {dim} divisible by the group of {group_size}", size)
     new = size * group_size if grow else size // group_size
     return tensor_type((*operand.shape[:dim], new, *operand.shape[dim + 1 :]), operand.dtype)
 
 
-def _check(name: str, types: Types, attrs: Any, kind: type) -> TensorType:
-    """The operand, after the checks every collective shares."""
-    check_attrs(name, attrs, kind)
-    check_arity(name, types, 1)
+def _infer(
+    attrs: Any, operand: TensorType, *, result: Callable[[Any, TensorType], TensorType]
+) -> TensorType:
+    """The result after the checks every collective shares."""
     if not attrs.axes or len(set(attrs.axes)) != len(attrs.axes):
-        raise mismatch(name, "distinct mesh axes", attrs.axes)
+        raise mismatch("distinct mesh axes", attrs.axes)
     parts = getattr(attrs, "parts", ())
-    if parts and types[0].shape != (sum(map(math.prod, parts)),):
-        raise mismatch(name, f"a flat operand of the parts {parts}", types[0])
-    return types[0]
+    if parts and operand.shape != (sum(map(math.prod, parts)),):
+        raise mismatch(f"a flat operand of the parts {parts}", operand)
+    if (kind := getattr(attrs, "reduction", None)) is not None:
+        check_reduction(kind, operand.dtype)
+    return result(attrs, operand)
 
 
-def _infer_all_gather(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("all_gather", types, attrs, AllGatherAttrs)
-    return (_scaled("all_gather", operand, attrs.dim, attrs.group_size, True),)
+def _gathered(attrs: AllGatherAttrs, operand: TensorType) -> TensorType:
+    return _scaled(operand, attrs.dim, attrs.group_size, True)
 
 
-def _infer_all_slice(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("all_slice", types, attrs, AllSliceAttrs)
-    return (_scaled("all_slice", operand, attrs.dim, attrs.group_size, False),)
+def _sliced(attrs: AllSliceAttrs | ReduceScatterAttrs, operand: TensorType) -> TensorType:
+    return _scaled(operand, attrs.dim, attrs.group_size, False)
 
 
-def _infer_reduce_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("reduce_scatter", types, attrs, ReduceScatterAttrs)
-    check_reduction("reduce_scatter", attrs.reduction, operand.dtype)
-    return (_scaled("reduce_scatter", operand, attrs.dim, attrs.group_size, False),)
+def _exchanged(attrs: AllToAllAttrs, operand: TensorType) -> TensorType:
+    split = _scaled(operand, attrs.split_dim, attrs.group_size, False)
+    return _scaled(split, attrs.concat_dim, attrs.group_size, True)
 
 
-def _infer_all_reduce(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("all_reduce", types, attrs, AllReduceAttrs)
-    check_reduction("all_reduce", attrs.reduction, operand.dtype)
-    return (operand,)
-
-
-def _infer_all_to_all(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("all_to_all", types, attrs, AllToAllAttrs)
-    split = _scaled("all_to_all", operand, attrs.split_dim, attrs.group_size, False)
-    return (_scaled("all_to_all", split, attrs.concat_dim, attrs.group_size, True),)
-
-
-def _infer_collective_permute(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    operand = _check("collective_permute", types, attrs, CollectivePermuteAttrs)
+def _permuted(attrs: CollectivePermuteAttrs, operand: TensorType) -> TensorType:
     size = attrs.group_size if attrs.group_size > 1 else len(attrs.pairs)
     for side in zip(*attrs.pairs, strict=True):
         if sorted(side) != list(range(size)):
             needed = f"every rank below {size} once as source and once as target"
-            raise mismatch("collective_permute", needed, attrs.pairs)
-    return (operand,)
-
-
-def _infer_axis_index(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("axis_index", attrs, AxisIndexAttrs)
-    check_arity("axis_index", types, 0)
-    return (tensor_type((), DType.I32),)
+            raise mismatch(needed, attrs.pairs)
+    return operand
 
 
 def _reduction_flops(op: Op) -> int:
@@ -186,7 +157,7 @@ def _reduction_flops(op: Op) -> int:
     return op.operands[0].type.num_elements * (size - 1) // max(size, 1)
 
 
-def _no_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _no_reference(op: Op, *args: np.ndarray) -> np.ndarray:
     """A rank alone has only its own shard; this is a bug of the caller."""
     raise AssertionError(
         f"{op.name} over {op.attrs.axes} needs all ranks: drive it with compiler.ir.reference.steps"
@@ -194,36 +165,28 @@ def _no_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def _collective(
-    name: str, attrs: type, infer: Any, kind: Kind = Kind.COLLECTIVE, combines: bool = False
+    name: str,
+    attrs: type,
+    result: Callable[[Any, TensorType], TensorType],
+    kind: Kind = Kind.COLLECTIVE,
+    **facts: Any,
 ) -> None:
-    define(
-        OpDef(
-            name=name,
-            kind=kind,
-            combines=combines,
-            attrs=attrs,
-            infer=infer,
-            flops=_reduction_flops if combines else no_flops,
-            reference=_no_reference,
-            linear=(FIRST,),
-            pure=False,
-        )
-    )
+    rule = partial(_infer, result=result)
+    define(name, kind, attrs, rule, _no_reference, operands=1, pure=False, linear=(FIRST,), **facts)
 
 
-_collective("all_gather", AllGatherAttrs, _infer_all_gather)
-_collective("reduce_scatter", ReduceScatterAttrs, _infer_reduce_scatter, combines=True)
-_collective("all_reduce", AllReduceAttrs, _infer_all_reduce, combines=True)
-_collective("all_to_all", AllToAllAttrs, _infer_all_to_all)
-_collective("collective_permute", CollectivePermuteAttrs, _infer_collective_permute)
-_collective("all_slice", AllSliceAttrs, _infer_all_slice, Kind.RANK)
+_COMBINING: dict[str, Any] = {"combines": True, "flops": _reduction_flops}
+_collective("all_gather", AllGatherAttrs, _gathered)
+_collective("reduce_scatter", ReduceScatterAttrs, _sliced, **_COMBINING)
+_collective("all_reduce", AllReduceAttrs, lambda attrs, operand: operand, **_COMBINING)
+_collective("all_to_all", AllToAllAttrs, _exchanged)
+_collective("collective_permute", CollectivePermuteAttrs, _permuted)
+_collective("all_slice", AllSliceAttrs, _sliced, Kind.RANK)
 define(
-    OpDef(
-        name="axis_index",
-        kind=Kind.RANK,
-        attrs=AxisIndexAttrs,
-        infer=_infer_axis_index,
-        flops=no_flops,
-        reference=_no_reference,
-    )
+    "axis_index",
+    Kind.RANK,
+    AxisIndexAttrs,
+    lambda attrs: tensor_type((), DType.I32),
+    _no_reference,
+    operands=0,
 )

@@ -9,21 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.ir.opdef import OPS, Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    mismatch,
-    no_flops,
-)
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops.rules import Types, define, mismatch
 from shardwright.compiler.ir.reference import evaluate
-from shardwright.compiler.ir.types import Op, TensorType
+from shardwright.compiler.ir.types import Graph, Op, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +38,30 @@ class ShardingConstraintAttrs:
     open_dims: tuple[int, ...] = ()
 
 
-def _infer_loop(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("loop", attrs, LoopAttrs)
+def _infer_loop(
+    attrs: LoopAttrs, *types: TensorType, regions: Sequence[Graph]
+) -> tuple[TensorType, ...]:
     if len(regions) != 1:
-        raise mismatch("loop", "one region", len(regions))
+        raise mismatch("one region", len(regions))
     _check_carries("region inputs", types, [v.type for v in regions[0].inputs])
     _check_carries("region outputs", types, [v.type for v in regions[0].outputs])
     if attrs.trip < 0:
-        raise mismatch("loop", "a trip count of 0 or more", attrs.trip)
+        raise mismatch("a trip count of 0 or more", attrs.trip)
     if not 0 <= attrs.induction < len(types):
-        raise mismatch("loop", f"an induction carry below {len(types)}", attrs.induction)
+        raise mismatch(f"an induction carry below {len(types)}", attrs.induction)
     counter = types[attrs.induction]
     if counter.rank or not counter.dtype.is_integer:
-        raise mismatch("loop", "a scalar integer induction carry", counter)
-    return tuple(types)
+        raise mismatch("a scalar integer induction carry", counter)
+    return types
 
 
 def _check_carries(what: str, types: Types, given: Types) -> None:
     """Refuse a region whose signature is not that of the carries."""
     if len(types) != len(given):
-        raise mismatch("loop", f"{len(types)} {what}", len(given))
+        raise mismatch(f"{len(types)} {what}", len(given))
     for i, (want, have) in enumerate(zip(types, given, strict=True)):
         if want != have:
-            raise mismatch("loop", f"{what} of the carries' types ({i}: {want})", have)
+            raise mismatch(f"{what} of the carries' types ({i}: {want})", have)
 
 
 def _loop_flops(op: Op) -> int:
@@ -76,61 +69,34 @@ def _loop_flops(op: Op) -> int:
     return int(op.attrs.trip) * body
 
 
-def _loop_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    carries = list(args)
+def _loop_reference(op: Op, *carries: np.ndarray) -> tuple[np.ndarray, ...]:
     for _ in range(op.attrs.trip):
-        carries = evaluate(op.regions[0], carries)
-    return tuple(carries)
+        carries = tuple(evaluate(op.regions[0], carries))
+    return carries
 
 
-def _infer_barrier(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    return tuple(types)
+def _infer_constraint(attrs: ShardingConstraintAttrs, operand: TensorType) -> TensorType:
+    if len(attrs.spec) != operand.rank:
+        raise mismatch(f"a spec of {operand.rank} dims for {operand}", attrs.spec)
+    return operand
 
 
-def _infer_constraint(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("sharding_constraint", attrs, ShardingConstraintAttrs)
-    check_arity("sharding_constraint", types, 1)
-    if len(attrs.spec) != types[0].rank:
-        raise mismatch(
-            "sharding_constraint", f"a spec of {types[0].rank} dims for {types[0]}", attrs.spec
-        )
-    return (types[0],)
-
-
-def _identity_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return tuple(args)
-
-
+define("loop", Kind.CONTROL, LoopAttrs, _infer_loop, _loop_reference, flops=_loop_flops)
 define(
-    OpDef(
-        name="loop",
-        kind=Kind.CONTROL,
-        attrs=LoopAttrs,
-        infer=_infer_loop,
-        flops=_loop_flops,
-        reference=_loop_reference,
-    )
+    "optimization_barrier",
+    Kind.IDENTITY,
+    None,
+    lambda attrs, *types: types,
+    lambda op, *args: args,
+    pure=False,
 )
 define(
-    OpDef(
-        name="optimization_barrier",
-        kind=Kind.IDENTITY,
-        attrs=None,
-        infer=_infer_barrier,
-        flops=no_flops,
-        reference=_identity_reference,
-        pure=False,
-    )
-)
-define(
-    OpDef(
-        name="sharding_constraint",
-        kind=Kind.IDENTITY,
-        attrs=ShardingConstraintAttrs,
-        infer=_infer_constraint,
-        flops=no_flops,
-        reference=_identity_reference,
-        elementwise=True,
-        pure=False,
-    )
+    "sharding_constraint",
+    Kind.IDENTITY,
+    ShardingConstraintAttrs,
+    _infer_constraint,
+    lambda op, x: x,
+    operands=1,
+    elementwise=True,
+    pure=False,
 )

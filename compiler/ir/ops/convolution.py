@@ -8,29 +8,17 @@ multiply exactly and accumulate in fp32; `dtype` is the element type the sum is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.factors import Factor, FactorKind
-from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    widen,
-)
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.ops.shape import pad_array
 from shardwright.compiler.ir.ops.window import window_array, window_count
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
-
-_NAME = "convolution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +48,7 @@ def dilated(size: int, dilation: int) -> int:
     return (size - 1) * dilation + 1 if size else 0
 
 
-def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs(_NAME, attrs, ConvolutionAttrs)
-    check_arity(_NAME, types, 2)
-    lhs, rhs = types
+def _infer(attrs: ConvolutionAttrs, lhs: TensorType, rhs: TensorType) -> TensorType:
     _check_form(lhs, rhs, attrs)
     batch, feature, *space = (lhs.shape[d] for d in attrs.lhs)
     outputs, inputs, *taps = (rhs.shape[d] for d in attrs.rhs)
@@ -75,24 +60,23 @@ def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]
     shape = [0] * len(sizes)
     for dim, size in zip(attrs.out, sizes, strict=True):
         shape[dim] = size
-    return (tensor_type(tuple(shape), attrs.dtype),)
+    return tensor_type(tuple(shape), attrs.dtype)
 
 
 def _check_form(lhs: TensorType, rhs: TensorType, attrs: ConvolutionAttrs) -> None:
     """Refuse ranks and attribute lengths that do not match."""
     rank = len(attrs.lhs)
     if rank < 2 or not lhs.rank == rhs.rank == rank == len(attrs.rhs) == len(attrs.out):
-        raise mismatch(_NAME, f"operands of rank {rank}", f"{lhs} and {rhs}")
+        raise mismatch(f"operands of rank {rank}", f"{lhs} and {rhs}")
     for what, dims in (("lhs", attrs.lhs), ("rhs", attrs.rhs), ("out", attrs.out)):
-        check_dims(_NAME, f"{what} dims", dims, rank)
+        check_dims(f"{what} dims", dims, rank)
     per_dim = (attrs.strides, attrs.low, attrs.high, attrs.lhs_dilation, attrs.rhs_dilation)
     if any(len(given) != rank - 2 for given in per_dim):
-        raise mismatch(_NAME, f"{rank - 2} spatial dims", per_dim)
+        raise mismatch(f"{rank - 2} spatial dims", per_dim)
     if min((*attrs.strides, *attrs.lhs_dilation, *attrs.rhs_dilation), default=1) < 1:
-        raise mismatch(_NAME, "strides and dilations of 1 or more", per_dim)
+        raise mismatch("strides and dilations of 1 or more", per_dim)
     if lhs.dtype is not rhs.dtype:
-        got = f"{lhs.dtype.value} and {rhs.dtype.value}"
-        raise mismatch(_NAME, "operands of one element type", got)
+        raise mismatch("operands of one element type", f"{lhs.dtype.value} and {rhs.dtype.value}")
 
 
 def _check_groups(
@@ -101,13 +85,12 @@ def _check_groups(
     """Refuse features and batches that groups do not divide."""
     groups, batches = attrs.feature_groups, attrs.batch_groups
     if min(groups, batches) != 1:
-        raise mismatch(_NAME, "groups of features or of the batch", (groups, batches))
+        raise mismatch("groups of features or of the batch", (groups, batches))
     if feature != inputs * groups:
-        need = f"{inputs * groups} input features ({groups} groups of {inputs})"
-        raise mismatch(_NAME, need, feature)
+        raise mismatch(f"{inputs * groups} input features ({groups} groups of {inputs})", feature)
     if outputs % (groups * batches) or batch % batches:
         need = f"output features and batch divisible by {groups * batches} groups"
-        raise mismatch(_NAME, need, (outputs, batch))
+        raise mismatch(need, (outputs, batch))
 
 
 def _flops(op: Op) -> int:
@@ -118,9 +101,9 @@ def _flops(op: Op) -> int:
     return int(products // math.prod(op.attrs.lhs_dilation))
 
 
-def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _reference(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     attrs, out = op.attrs, op.result.type
-    lhs, rhs = (widen(x).transpose(d) for x, d in zip(args, (attrs.lhs, attrs.rhs), strict=True))
+    lhs, rhs = widen(lhs).transpose(attrs.lhs), widen(rhs).transpose(attrs.rhs)
     wide = np.float32 if out.dtype in (DType.BF16, DType.F16) else out.dtype.numpy
     none = (0, 0)
     interior = tuple(d - 1 for d in attrs.lhs_dilation)
@@ -142,7 +125,7 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     products = [np.tensordot(w, r, (taps, [1, *dims])) for w, r in groups]
     joined = np.moveaxis(np.concatenate(products, axis=-1), -1, 1)
     back = tuple(attrs.out.index(d) for d in range(joined.ndim))
-    return (joined.transpose(back).astype(out.dtype.numpy, copy=False),)
+    return joined.transpose(back).astype(out.dtype.numpy, copy=False)
 
 
 def _factors(op: Op) -> list[Factor]:
@@ -165,14 +148,13 @@ def _factors(op: Op) -> list[Factor]:
 
 
 define(
-    OpDef(
-        name=_NAME,
-        kind=Kind.CONTRACTION,
-        attrs=ConvolutionAttrs,
-        infer=_infer,
-        flops=_flops,
-        reference=_reference,
-        linear=(FIRST, SECOND),
-        factors=_factors,
-    )
+    "convolution",
+    Kind.CONTRACTION,
+    ConvolutionAttrs,
+    _infer,
+    _reference,
+    operands=2,
+    flops=_flops,
+    linear=(FIRST, SECOND),
+    factors=_factors,
 )

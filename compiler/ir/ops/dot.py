@@ -9,22 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
 from shardwright.compiler.ir.factors import Factor, FactorKind, in_pairs
-from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    widen,
-)
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.roles import DIMS, PLACES
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
@@ -47,34 +38,22 @@ class DotGeneralAttrs:
         return lhs, tuple(d for d in range(rhs_rank) if d not in rhs_used)
 
 
-def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("dot_general", attrs, DotGeneralAttrs)
-    check_arity("dot_general", types, 2)
-    lhs, rhs = types
-    check_dims("dot_general", "lhs dims", attrs.lhs_batch + attrs.lhs_contract, lhs.rank)
-    check_dims("dot_general", "rhs dims", attrs.rhs_batch + attrs.rhs_contract, rhs.rank)
-    _check_equal("batch", lhs, rhs, attrs.lhs_batch, attrs.rhs_batch)
-    _check_equal("contracting", lhs, rhs, attrs.lhs_contract, attrs.rhs_contract)
+def _infer(attrs: DotGeneralAttrs, lhs: TensorType, rhs: TensorType) -> TensorType:
+    check_dims("lhs dims", attrs.lhs_batch + attrs.lhs_contract, lhs.rank)
+    check_dims("rhs dims", attrs.rhs_batch + attrs.rhs_contract, rhs.rank)
+    for what, lhs_dims, rhs_dims in (
+        ("batch", attrs.lhs_batch, attrs.rhs_batch),
+        ("contracting", attrs.lhs_contract, attrs.rhs_contract),
+    ):
+        left, right = [lhs.shape[d] for d in lhs_dims], [rhs.shape[d] for d in rhs_dims]
+        if left != right:
+            raise mismatch(f"equal {what} dims", f"lhs {_sizes(left)} and rhs {_sizes(right)}")
     if lhs.dtype is not rhs.dtype:
         got = f"{lhs.dtype.value} and {rhs.dtype.value}"
-        raise mismatch("dot_general", "operands of one element type", got)
+        raise mismatch("operands of one element type", got)
     lhs_free, rhs_free = attrs.free_dims(lhs.rank, rhs.rank)
     shape = [lhs.shape[d] for d in attrs.lhs_batch + lhs_free] + [rhs.shape[d] for d in rhs_free]
-    return (tensor_type(tuple(shape), attrs.dtype),)
-
-
-def _check_equal(
-    what: str,
-    lhs: TensorType,
-    rhs: TensorType,
-    lhs_dims: Sequence[int],
-    rhs_dims: Sequence[int],
-) -> None:
-    """Refuse dim pairs of different number or size."""
-    left, right = [lhs.shape[d] for d in lhs_dims], [rhs.shape[d] for d in rhs_dims]
-    if left != right:
-        got = f"lhs {_sizes(left)} and rhs {_sizes(right)}"
-        raise mismatch("dot_general", f"equal {what} dims", got)
+    return tensor_type(tuple(shape), attrs.dtype)
 
 
 def _sizes(sizes: Sequence[int]) -> str:
@@ -87,9 +66,8 @@ def _flops(op: Op) -> int:
     return int(2 * contracted * op.result.type.num_elements)
 
 
-def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    attrs, (lhs, rhs) = op.attrs, (widen(a) for a in args)
-    out = op.result.type
+def _reference(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    attrs, out, lhs, rhs = op.attrs, op.result.type, widen(lhs), widen(rhs)
     wide = np.float32 if out.dtype.is_narrow else out.dtype.numpy
     lhs_free, rhs_free = attrs.free_dims(lhs.ndim, rhs.ndim)
     batch = [lhs.shape[d] for d in attrs.lhs_batch]
@@ -102,7 +80,7 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     right = right.reshape(*batch, depth, columns).astype(wide, copy=False)
     # BLAS adds terms in an order that depends on how operands lie in memory: here it may not.
     product = np.matmul(np.ascontiguousarray(left), np.ascontiguousarray(right))
-    return (cast(product.reshape(out.shape), out.dtype),)
+    return cast(product.reshape(out.shape), out.dtype)
 
 
 def _factors(op: Op) -> list[Factor]:
@@ -121,14 +99,13 @@ def _factors(op: Op) -> list[Factor]:
 
 
 define(
-    OpDef(
-        name="dot_general",
-        kind=Kind.CONTRACTION,
-        attrs=DotGeneralAttrs,
-        infer=_infer,
-        flops=_flops,
-        reference=_reference,
-        linear=(FIRST, SECOND),
-        factors=_factors,
-    )
+    "dot_general",
+    Kind.CONTRACTION,
+    DotGeneralAttrs,
+    _infer,
+    _reference,
+    operands=2,
+    flops=_flops,
+    linear=(FIRST, SECOND),
+    factors=_factors,
 )

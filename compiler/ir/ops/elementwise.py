@@ -8,38 +8,33 @@ remainder with the sign of the dividend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import (
-    ALL,
-    FIRST,
-    SECOND,
-    Flops,
-    Infer,
-    Kind,
-    OpDef,
-    Reference,
-    define,
-)
+from shardwright.compiler.ir.opdef import ALL, FIRST, SECOND, Kind
 from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
     check_same,
+    define,
     mismatch,
-    no_flops,
-    reference_of,
     result_elements,
+    rounded_once,
 )
-from shardwright.compiler.ir.types import Op, TensorType, tensor_type
+from shardwright.compiler.ir.types import TensorType, tensor_type
 
-DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
+_COMPARE: dict[str, np.ufunc] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+DIRECTIONS = tuple(_COMPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +70,6 @@ _KINDS: dict[str, Callable[[DType], bool]] = {
     "u32": lambda d: d is DType.U32,
     "any": lambda d: True,
 }
-
-
-def _same_type(name: str, arity: int, kind: str) -> Infer:
-    """The type rule of ops whose operands and result have one type."""
-
-    def infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-        check_arity(name, types, arity)
-        check_same(name, types)
-        if not _KINDS[kind](types[0].dtype):
-            raise mismatch(name, f"{kind} elements", types[0])
-        return (types[0],)
-
-    return infer
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -225,48 +207,47 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """
 
 
-def _same(
-    name: str, fn: Callable[..., Any], arity: int, kind: str, linear: tuple[slice, ...] = ()
-) -> None:
-    """Operands and results of one type."""
+def _function(name: str, arity: int, fn: Callable[..., Any], kind: str, **facts: Any) -> None:
+    """A function of elements, whose operands and result have one type of `_KINDS`."""
+
+    def infer(attrs: None, *types: TensorType) -> TensorType:
+        check_same(*types)
+        if not _KINDS[kind](types[0].dtype):
+            raise mismatch(f"{kind} elements", types[0])
+        return types[0]
+
     define(
-        OpDef(
-            name=name,
-            kind=Kind.ELEMENTWISE,
-            attrs=None,
-            infer=_same_type(name, arity, kind),
-            flops=result_elements,
-            reference=reference_of(fn),
-            elementwise=True,
-            linear=linear,
-        )
+        name,
+        Kind.ELEMENTWISE,
+        None,
+        infer,
+        rounded_once(fn),
+        operands=arity,
+        flops=result_elements,
+        **facts,
     )
 
 
-def _binary(
-    name: str, fn: Callable[..., Any], kind: str = "number", linear: tuple[slice, ...] = ()
-) -> None:
-    _same(name, fn, 2, kind, linear)
+def _binary(name: str, fn: Callable[..., Any], kind: str = "number", **facts: Any) -> None:
+    _function(name, 2, fn, kind, **facts)
 
 
-def _unary(
-    name: str, fn: Callable[..., Any], kind: str = "float", linear: tuple[slice, ...] = ()
-) -> None:
-    _same(name, fn, 1, kind, linear)
+def _unary(name: str, fn: Callable[..., Any], kind: str = "float", **facts: Any) -> None:
+    _function(name, 1, fn, kind, **facts)
 
 
-_binary("add", np.add, "any", (ALL,))
+_binary("add", np.add, "any", commutes=True, linear=(ALL,))
 _binary("subtract", np.subtract, linear=(ALL,))
-_binary("multiply", np.multiply, "any", (FIRST, SECOND))
+_binary("multiply", np.multiply, "any", commutes=True, linear=(FIRST, SECOND))
 _binary("divide", _divide, linear=(FIRST,))
 _binary("maximum", np.maximum, "any")
 _binary("minimum", np.minimum, "any")
 _binary("power", _power)
 _binary("remainder", _remainder)
 _binary("atan2", np.arctan2, "float")
-_binary("and", np.bitwise_and, "integer or i1")
-_binary("or", np.bitwise_or, "integer or i1")
-_binary("xor", np.bitwise_xor, "integer or i1")
+_binary("and", np.bitwise_and, "integer or i1", commutes=True)
+_binary("or", np.bitwise_or, "integer or i1", commutes=True)
+_binary("xor", np.bitwise_xor, "integer or i1", commutes=True)
 _binary("shift_left", _shift(np.left_shift), "integer")
 _binary("shift_right_logical", _shift(np.right_shift), "integer")
 _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "integer")
@@ -274,7 +255,7 @@ _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "inte
 _binary("random_bits", _random_bits, "u32")
 
 _unary("not", np.invert, "integer or i1")
-_unary("negate", np.negative, "number", (ALL,))
+_unary("negate", np.negative, "number", linear=(ALL,))
 _unary("abs", np.abs, "signed or float")
 _unary("sign", _sign, "signed or float")
 _unary("sqrt", np.sqrt)
@@ -296,78 +277,39 @@ _unary("tan", np.tan)
 _unary("erf", erf)
 _unary("erfc", erfc)
 _unary("atan", np.arctan)
-for _name, _function in ACTIVATIONS.items():
-    _unary(_name, _function)
+for _name, _activation in ACTIVATIONS.items():
+    _unary(_name, _activation)
 _unary("popcnt", lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")), "integer")
 _unary("count_leading_zeros", _leading_zeros, "integer")
 
 
-def _infer_is_finite(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_arity("is_finite", types, 1)
-    if not types[0].dtype.is_float:
-        raise mismatch("is_finite", "float elements", types[0])
-    return (tensor_type(types[0].shape, DType.PRED),)
+def _infer_is_finite(attrs: None, operand: TensorType) -> TensorType:
+    if not operand.dtype.is_float:
+        raise mismatch("float elements", operand)
+    return tensor_type(operand.shape, DType.PRED)
 
 
-def _infer_compare(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("compare", attrs, CompareAttrs)
-    check_arity("compare", types, 2)
-    check_same("compare", types)
+def _infer_compare(attrs: CompareAttrs, left: TensorType, right: TensorType) -> TensorType:
+    check_same(left, right)
     if attrs.direction not in DIRECTIONS:
-        raise mismatch("compare", f"a direction of {' '.join(DIRECTIONS)}", attrs.direction)
-    return (tensor_type(types[0].shape, DType.PRED),)
+        raise mismatch(f"a direction of {' '.join(DIRECTIONS)}", attrs.direction)
+    return tensor_type(left.shape, DType.PRED)
 
 
-_COMPARE: dict[str, np.ufunc] = {
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-}
-
-
-def _compare_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (np.asarray(_COMPARE[op.attrs.direction](*args), dtype=np.bool_),)
-
-
-def _infer_select(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_arity("select", types, 3)
-    pred, on_true, on_false = types
-    check_same("select", (on_true, on_false))
+def _infer_select(
+    attrs: None, pred: TensorType, on_true: TensorType, on_false: TensorType
+) -> TensorType:
+    check_same(on_true, on_false)
     if pred.dtype is not DType.PRED or pred.shape not in ((), on_true.shape):
-        raise mismatch("select", f"an i1 predicate, scalar or of shape {on_true.shape}", pred)
-    return (on_true,)
+        raise mismatch(f"an i1 predicate, scalar or of shape {on_true.shape}", pred)
+    return on_true
 
 
-def _select_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    pred, on_true, on_false = args
-    return (np.where(pred, on_true, on_false),)
-
-
-def _infer_clamp(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_arity("clamp", types, 3)
-    low, operand, high = types
+def _infer_clamp(attrs: None, low: TensorType, operand: TensorType, high: TensorType) -> TensorType:
     for bound in (low, high):
         if bound.dtype is not operand.dtype or bound.shape not in ((), operand.shape):
-            raise mismatch("clamp", f"bounds of type {operand} or its scalar", bound)
-    return (operand,)
-
-
-def _clamp_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    low, operand, high = args
-    return (np.asarray(np.minimum(np.maximum(operand, low), high), dtype=operand.dtype),)
-
-
-def _infer_convert(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("convert", attrs, ConvertAttrs)
-    check_arity("convert", types, 1)
-    return (tensor_type(types[0].shape, attrs.dtype),)
-
-
-def _convert_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (convert_array(args[0], op.attrs.dtype),)
+            raise mismatch(f"bounds of type {operand} or its scalar", bound)
+    return operand
 
 
 def convert_array(x: np.ndarray, dtype: DType) -> np.ndarray:
@@ -389,51 +331,57 @@ def _saturate(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(x <= float(info.min), dtype.type(info.min), value)
 
 
-def _infer_bitcast(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("bitcast_convert", attrs, BitcastConvertAttrs)
-    check_arity("bitcast_convert", types, 1)
-    if attrs.dtype.bytes != types[0].dtype.bytes or DType.PRED in (attrs.dtype, types[0].dtype):
-        raise mismatch(
-            "bitcast_convert",
-            f"a result type as wide as {types[0].dtype.value}",
-            attrs.dtype.value,
-        )
-    return (tensor_type(types[0].shape, attrs.dtype),)
+def _infer_bitcast(attrs: BitcastConvertAttrs, operand: TensorType) -> TensorType:
+    if attrs.dtype.bytes != operand.dtype.bytes or DType.PRED in (attrs.dtype, operand.dtype):
+        raise mismatch(f"a result type as wide as {operand.dtype.value}", attrs.dtype.value)
+    return tensor_type(operand.shape, attrs.dtype)
 
 
-def _bitcast_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (np.ascontiguousarray(args[0]).view(op.attrs.dtype.numpy).reshape(args[0].shape),)
-
-
-def _define(
-    name: str,
-    attrs: type | None,
-    infer: Infer,
-    reference: Reference,
-    *,
-    kind: Kind = Kind.ELEMENTWISE,
-    passes: slice | None = None,
-    linear: tuple[slice, ...] | None = None,
-    flops: Flops = result_elements,
-) -> None:
-    define(
-        OpDef(
-            name=name,
-            kind=kind,
-            attrs=attrs,
-            infer=infer,
-            flops=flops,
-            reference=reference,
-            elementwise=True,
-            passes=passes,
-            linear=linear,
-        )
-    )
-
-
-_define("is_finite", None, _infer_is_finite, reference_of(np.isfinite))
-_define("compare", CompareAttrs, _infer_compare, _compare_reference)
-_define("select", None, _infer_select, _select_reference, passes=slice(1, 3))
-_define("clamp", None, _infer_clamp, _clamp_reference)
-_define("convert", ConvertAttrs, _infer_convert, _convert_reference, kind=Kind.CAST, linear=(ALL,))
-_define("bitcast_convert", BitcastConvertAttrs, _infer_bitcast, _bitcast_reference, flops=no_flops)
+_define = partial(define, kind=Kind.ELEMENTWISE, flops=result_elements)
+_define(
+    "is_finite",
+    attrs=None,
+    rule=_infer_is_finite,
+    meaning=rounded_once(np.isfinite),
+    operands=1,
+)
+_define(
+    "compare",
+    attrs=CompareAttrs,
+    rule=_infer_compare,
+    meaning=lambda op, *pair: _COMPARE[op.attrs.direction](*pair).astype(np.bool_, copy=False),
+    operands=2,
+)
+_define(
+    "select",
+    attrs=None,
+    rule=_infer_select,
+    meaning=lambda op, *args: np.where(*args),
+    operands=3,
+    passes=slice(1, 3),
+)
+_define(
+    "clamp",
+    attrs=None,
+    rule=_infer_clamp,
+    meaning=lambda op, low, x, high: np.minimum(np.maximum(x, low), high),
+    operands=3,
+)
+define(
+    "convert",
+    Kind.CAST,
+    ConvertAttrs,
+    lambda attrs, operand: tensor_type(operand.shape, attrs.dtype),
+    lambda op, x: convert_array(x, op.attrs.dtype),
+    operands=1,
+    flops=result_elements,
+    linear=(ALL,),
+)
+define(
+    "bitcast_convert",
+    Kind.ELEMENTWISE,
+    BitcastConvertAttrs,
+    _infer_bitcast,
+    lambda op, x: np.ascontiguousarray(x).view(op.attrs.dtype.numpy).reshape(x.shape),
+    operands=1,
+)

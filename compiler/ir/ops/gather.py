@@ -9,26 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.factors import Factor, FactorKind, Place, along
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    no_flops,
-    widen,
-)
+from shardwright.compiler.ir.opdef import FIRST, Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
 
 SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
-_COMBINE = {"multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,66 +99,62 @@ def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
     )
 
 
-def _check_windows(name: str, w: _Windows, operand: TensorType, indices: TensorType) -> None:
+def _check_windows(w: _Windows, operand: TensorType, indices: TensorType) -> None:
     """Refuse dimension numbers that do not fit operand and index shapes."""
     if not indices.dtype.is_integer:
-        raise mismatch(name, "integer indices", indices)
+        raise mismatch("integer indices", indices)
     if not 0 <= w.vector_dim <= indices.rank:
-        raise mismatch(name, f"an index vector dim up to {indices.rank}", w.vector_dim)
+        raise mismatch(f"an index vector dim up to {indices.rank}", w.vector_dim)
     length = indices.shape[w.vector_dim] if w.vector_dim < indices.rank else 1
     if len(w.index_map) != length:
-        raise mismatch(name, f"an index map of {length} dims", w.index_map)
-    check_dims(name, "index map dims", w.index_map + w.operand_batching, operand.rank)
-    check_dims(name, "dropped dims", w.dropped_dims + w.operand_batching, operand.rank)
-    check_dims(name, "index batching dims", w.indices_batching, indices.rank)
+        raise mismatch(f"an index map of {length} dims", w.index_map)
+    check_dims("index map dims", w.index_map + w.operand_batching, operand.rank)
+    check_dims("dropped dims", w.dropped_dims + w.operand_batching, operand.rank)
+    check_dims("index batching dims", w.indices_batching, indices.rank)
     left = [operand.shape[d] for d in w.operand_batching]
     right = [indices.shape[d] for d in w.indices_batching]
     if left != right or w.vector_dim in w.indices_batching:
-        raise mismatch(name, f"index batching dims of sizes {left}", right)
+        raise mismatch(f"index batching dims of sizes {left}", right)
     if len(w.moving_dims) != len(w.window_dims(operand.rank)):
         need = f"{len(w.window_dims(operand.rank))} window dims"
-        raise mismatch(name, need, w.moving_dims)
+        raise mismatch(need, w.moving_dims)
 
 
-def _infer_gather(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("gather", attrs, GatherAttrs)
-    check_arity("gather", types, 2)
-    operand, indices = types
+def _infer_gather(attrs: GatherAttrs, operand: TensorType, indices: TensorType) -> TensorType:
     windows = _gather_windows(attrs)
-    _check_windows("gather", windows, operand, indices)
+    _check_windows(windows, operand, indices)
     sizes = attrs.slice_sizes
     fits = len(sizes) == operand.rank
     if not fits or any(not 0 <= s <= n for s, n in zip(sizes, operand.shape, strict=True)):
-        raise mismatch("gather", f"slice sizes within {operand.shape}", sizes)
+        raise mismatch(f"slice sizes within {operand.shape}", sizes)
     if any(sizes[d] != 1 for d in attrs.collapsed_slice_dims + attrs.operand_batching_dims):
-        raise mismatch("gather", "slices of size 1 in collapsed and batching dims", sizes)
+        raise mismatch("slices of size 1 in collapsed and batching dims", sizes)
     batch = iter(windows.batch_shape(indices.shape))
     kept = iter([sizes[d] for d in windows.window_dims(operand.rank)])
     rank = len(windows.batch_shape(indices.shape)) + len(attrs.offset_dims)
-    check_dims("gather", "offset dims", attrs.offset_dims, rank)
+    check_dims("offset dims", attrs.offset_dims, rank)
     shape = tuple(next(kept) if d in attrs.offset_dims else next(batch) for d in range(rank))
-    return (tensor_type(shape, operand.dtype),)
+    return tensor_type(shape, operand.dtype)
 
 
-def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("scatter", attrs, ScatterAttrs)
-    check_arity("scatter", types, 3)
-    operand, indices, updates = types
+def _infer_scatter(
+    attrs: ScatterAttrs, operand: TensorType, indices: TensorType, updates: TensorType
+) -> TensorType:
     windows = _scatter_windows(attrs)
-    _check_windows("scatter", windows, operand, indices)
+    _check_windows(windows, operand, indices)
     if attrs.kind not in SCATTER_KINDS:
-        raise mismatch("scatter", f"a kind of {' '.join(SCATTER_KINDS)}", attrs.kind)
+        raise mismatch(f"a kind of {' '.join(SCATTER_KINDS)}", attrs.kind)
     if updates.dtype is not operand.dtype:
-        raise mismatch("scatter", f"updates of {operand.dtype.value}", updates)
-    check_dims("scatter", "update window dims", attrs.update_window_dims, updates.rank)
+        raise mismatch(f"updates of {operand.dtype.value}", updates)
+    check_dims("update window dims", attrs.update_window_dims, updates.rank)
     batch = [n for d, n in enumerate(updates.shape) if d not in attrs.update_window_dims]
     if batch != windows.batch_shape(indices.shape):
-        raise mismatch("scatter", f"batch dims {windows.batch_shape(indices.shape)}", batch)
+        raise mismatch(f"batch dims {windows.batch_shape(indices.shape)}", batch)
     window = [updates.shape[d] for d in attrs.update_window_dims]
     limits = [operand.shape[d] for d in windows.window_dims(operand.rank)]
     if any(n > limit for n, limit in zip(window, limits, strict=True)):
-        raise mismatch("scatter", f"update windows within {limits}", window)
-    return (operand,)
+        raise mismatch(f"update windows within {limits}", window)
+    return operand
 
 
 def _positions(
@@ -196,22 +182,19 @@ def _count(rank: int, dim: int, shape: Sequence[int]) -> np.ndarray:
     return np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
-def _gather_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    operand, indices = args
+def _gather_reference(op: Op, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
     sizes, windows = op.attrs.slice_sizes, _gather_windows(op.attrs)
     starts, offsets = _positions(windows, operand.shape, indices, op.result.type.shape)
     index = [
         np.clip(start, 0, n - size) + offset
         for start, offset, n, size in zip(starts, offsets, operand.shape, sizes, strict=True)
     ]
-    shape = op.result.type.shape
-    if not index:
-        return (np.broadcast_to(operand, shape),)
-    return (np.broadcast_to(operand[tuple(index)], shape),)
+    return np.broadcast_to(operand[tuple(index)], op.result.type.shape)
 
 
-def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    operand, indices, updates = args
+def _scatter_reference(
+    op: Op, operand: np.ndarray, indices: np.ndarray, updates: np.ndarray
+) -> np.ndarray:
     windows, shape = _scatter_windows(op.attrs), operand.shape
     starts, offsets = _positions(windows, shape, indices, updates.shape)
     keep: np.ndarray = np.ones((), np.bool_)
@@ -227,8 +210,8 @@ def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, 
     if op.attrs.kind == "replace":
         out[flat] = values
     else:
-        _COMBINE.get(op.attrs.kind, np.add).at(out, flat, widen(values))
-    return (out.reshape(shape).astype(operand.dtype, copy=False),)
+        REDUCTIONS[op.attrs.kind].at(out, flat, widen(values))
+    return out.reshape(shape).astype(operand.dtype, copy=False)
 
 
 def _scatter_flops(op: Op) -> int:
@@ -299,27 +282,24 @@ def _whole_windows(op: Op, kept: Sequence[int], window: Sequence[int]) -> list[F
 
 
 define(
-    OpDef(
-        name="gather",
-        kind=Kind.INDEXED,
-        passes=slice(0, 1),
-        attrs=GatherAttrs,
-        infer=_infer_gather,
-        flops=no_flops,
-        reference=_gather_reference,
-        factors=_gather_factors,
-    )
+    "gather",
+    Kind.INDEXED,
+    GatherAttrs,
+    _infer_gather,
+    _gather_reference,
+    operands=2,
+    passes=FIRST,
+    factors=_gather_factors,
 )
 define(
-    OpDef(
-        name="scatter",
-        kind=Kind.INDEXED,
-        combines=True,
-        attrs=ScatterAttrs,
-        infer=_infer_scatter,
-        flops=_scatter_flops,
-        reference=_scatter_reference,
-        linear=(slice(0, 3, 2),),
-        factors=_scatter_factors,
-    )
+    "scatter",
+    Kind.INDEXED,
+    ScatterAttrs,
+    _infer_scatter,
+    _scatter_reference,
+    operands=3,
+    combines=True,
+    flops=_scatter_flops,
+    linear=(slice(0, 3, 2),),
+    factors=_scatter_factors,
 )

@@ -8,24 +8,21 @@ room on the host; nobody reads what is in it first. `sharding/cut/host.py` makes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from shardwright.compiler.ir.factors import one_by_one
-from shardwright.compiler.ir.opdef import OPS, Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    mismatch,
-    no_flops,
+from shardwright.compiler.ir.opdef import FIRST, Kind
+from shardwright.compiler.ir.ops.rules import define, mismatch
+from shardwright.compiler.ir.ops.shape import (
+    infer_dynamic_slice,
+    infer_dynamic_update,
+    sliced_at,
+    updated_at,
 )
-from shardwright.compiler.ir.ops.shape import DynamicSliceAttrs
-from shardwright.compiler.ir.types import Op, TensorType
+from shardwright.compiler.ir.types import TensorType
 
 HOST, DEVICE = "host", "device"
 EMPTY, STORE, LOAD = "host_empty", "host_store", "host_load"
@@ -53,81 +50,28 @@ class HostEmptyAttrs:
     type: TensorType
 
 
-def _infer_move(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("move_to", attrs, MoveToAttrs)
-    check_arity("move_to", types, 1)
+def _infer_move(attrs: MoveToAttrs, operand: TensorType) -> TensorType:
     if attrs.memory not in (HOST, DEVICE):
-        raise mismatch("move_to", f"memory {HOST} or {DEVICE}", attrs.memory)
-    return (types[0],)
+        raise mismatch(f"memory {HOST} or {DEVICE}", attrs.memory)
+    return operand
 
 
-def _infer_empty(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs(EMPTY, attrs, HostEmptyAttrs)
-    check_arity(EMPTY, types, 0)
-    return (attrs.type,)
-
-
-def _infer_store(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    return OPS["dynamic_update_slice"].infer(types, None, regions)
-
-
-def _infer_load(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs(LOAD, attrs, HostLoadAttrs)
-    return OPS["dynamic_slice"].infer(types, DynamicSliceAttrs(attrs.sizes), regions)
-
-
-def _empty_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    kind = op.attrs.type
-    return (np.zeros(kind.shape, kind.dtype.numpy),)
-
-
-def _identity(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return tuple(args)
-
-
-define(
-    OpDef(
-        name="move_to",
-        kind=Kind.TRANSFER,
-        passes=slice(0, 1),
-        attrs=MoveToAttrs,
-        infer=_infer_move,
-        flops=no_flops,
-        reference=_identity,
-        factors=one_by_one,
-        pure=False,
-    )
+_define = partial(define, kind=Kind.TRANSFER, pure=False)
+_define(
+    "move_to",
+    attrs=MoveToAttrs,
+    rule=_infer_move,
+    meaning=lambda op, x: x,
+    operands=1,
+    passes=FIRST,
+    factors=one_by_one,
 )
-define(
-    OpDef(
-        name=EMPTY,
-        kind=Kind.TRANSFER,
-        attrs=HostEmptyAttrs,
-        infer=_infer_empty,
-        flops=no_flops,
-        reference=_empty_reference,
-        pure=False,
-    )
+_define(
+    EMPTY,
+    attrs=HostEmptyAttrs,
+    rule=lambda attrs: attrs.type,
+    meaning=lambda op: np.zeros(op.result.type.shape, op.result.type.dtype.numpy),
+    operands=0,
 )
-define(
-    OpDef(
-        name=STORE,
-        kind=Kind.TRANSFER,
-        attrs=None,
-        infer=_infer_store,
-        flops=no_flops,
-        reference=OPS["dynamic_update_slice"].reference,
-        pure=False,
-    )
-)
-define(
-    OpDef(
-        name=LOAD,
-        kind=Kind.TRANSFER,
-        attrs=HostLoadAttrs,
-        infer=_infer_load,
-        flops=no_flops,
-        reference=OPS["dynamic_slice"].reference,
-        pure=False,
-    )
-)
+_define(STORE, attrs=None, rule=infer_dynamic_update, meaning=updated_at)
+_define(LOAD, attrs=HostLoadAttrs, rule=infer_dynamic_slice, meaning=sliced_at)

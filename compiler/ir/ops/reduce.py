@@ -6,40 +6,19 @@ accumulate in fp32 and round once, integers wrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.factors import Factor, FactorKind, along, in_pairs
-from shardwright.compiler.ir.opdef import FIRST, Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    widen,
-)
+from shardwright.compiler.ir.opdef import FIRST, Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.roles import DIMS
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
-
-REDUCTIONS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
-ELEMENTWISE_OF = {"max": "maximum", "min": "minimum"}
-"""The elementwise op of a reduction whose name differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +29,12 @@ class ReduceAttrs:
     dims: tuple[int, ...] = field(metadata=DIMS)
 
 
-def check_reduction(name: str, kind: str, dtype: DType) -> None:
+def check_reduction(kind: str, dtype: DType) -> None:
     """Refuse an unknown reduction, and bitwise reductions of floats."""
     if kind not in REDUCTIONS:
-        raise mismatch(name, f"a reduction of {' '.join(REDUCTIONS)}", kind)
+        raise mismatch(f"a reduction of {' '.join(REDUCTIONS)}", kind)
     if kind in ("and", "or", "xor") and dtype.is_float:
-        raise mismatch(name, f"integer or i1 elements for {kind}", dtype.value)
+        raise mismatch(f"integer or i1 elements for {kind}", dtype.value)
 
 
 def identity(kind: str, dtype: DType) -> np.ndarray:
@@ -74,22 +53,15 @@ def identity(kind: str, dtype: DType) -> np.ndarray:
     return np.asarray(value).astype(dtype.numpy)
 
 
-def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("reduce", attrs, ReduceAttrs)
-    check_arity("reduce", types, 1)
-    operand = types[0]
-    check_dims("reduce", "dims", attrs.dims, operand.rank)
-    check_reduction("reduce", attrs.kind, operand.dtype)
+def _infer(attrs: ReduceAttrs, operand: TensorType) -> TensorType:
+    check_dims("dims", attrs.dims, operand.rank)
+    check_reduction(attrs.kind, operand.dtype)
     kept = tuple(s for d, s in enumerate(operand.shape) if d not in attrs.dims)
-    return (tensor_type(kept, operand.dtype),)
+    return tensor_type(kept, operand.dtype)
 
 
 def _flops(op: Op) -> int:
     return max(op.operands[0].type.num_elements - op.result.type.num_elements, 0)
-
-
-def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (reduce_array(op.attrs.kind, args[0], op.attrs.dims),)
 
 
 def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
@@ -110,15 +82,14 @@ def _factors(op: Op) -> list[Factor]:
 
 
 define(
-    OpDef(
-        name="reduce",
-        kind=Kind.REDUCTION,
-        combines=True,
-        attrs=ReduceAttrs,
-        infer=_infer,
-        flops=_flops,
-        reference=_reference,
-        linear=(FIRST,),
-        factors=_factors,
-    )
+    "reduce",
+    Kind.REDUCTION,
+    ReduceAttrs,
+    _infer,
+    lambda op, x: reduce_array(op.attrs.kind, x, op.attrs.dims),
+    operands=1,
+    combines=True,
+    flops=_flops,
+    linear=(FIRST,),
+    factors=_factors,
 )

@@ -1,7 +1,8 @@
-"""Small helpers of the op definitions: the wording of type errors and result plumbing.
+"""How ops are defined: `define`, and the checks and wordings that type rules share.
 
-Every `infer` raises ValueError in the form "X requires Y, got Z", so the wording lives here once.
-Reference helpers make sure that a NumPy scalar never leaves a reference where an array is meant.
+A type rule is called with the attributes and the type of each operand, a reference with the op and
+each array; both return one result, or a tuple of them. Rules refuse with `mismatch`, which `define`
+turns into "X requires Y, got Z".
 """
 
 from __future__ import annotations
@@ -12,45 +13,16 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.opdef import Reference
+from shardwright.compiler.ir.opdef import Kind, OpDef, register
 from shardwright.compiler.ir.types import Graph, Op, TensorType
 
 Types = Sequence[TensorType]
-Regions = Sequence[Graph]
+Rule = Callable[..., TensorType | tuple[TensorType, ...]]
+Meaning = Callable[..., np.ndarray | tuple[np.ndarray, ...]]
 
 
-def mismatch(name: str, requires: str, got: object) -> ValueError:
-    """The error an `infer` raises: what `name` requires, and what it got."""
-    return ValueError(f"{name} requires {requires}, got {got}")
-
-
-def check_arity(name: str, types: Types, count: int) -> None:
-    """Refuse a wrong number of operands."""
-    if len(types) != count:
-        raise mismatch(name, f"{count} operand{'s' * (count != 1)}", len(types))
-
-
-def check_attrs(name: str, attrs: Any, kind: type) -> None:
-    """Refuse attributes of another class."""
-    if type(attrs) is not kind:
-        raise mismatch(name, f"attributes of class {kind.__name__}", type(attrs).__name__)
-
-
-def check_dims(name: str, what: str, dims: Sequence[int], rank: int) -> None:
-    """Refuse dims outside of `rank` and repeated dims."""
-    if len(set(dims)) != len(dims) or any(not 0 <= d < rank for d in dims):
-        raise mismatch(name, f"distinct {what} below rank {rank}", tuple(dims))
-
-
-def check_same(name: str, types: Types) -> None:
-    """Refuse operands of different types."""
-    if any(t != types[0] for t in types[1:]):
-        raise mismatch(name, "operands of one type", " and ".join(str(t) for t in types))
-
-
-def result_elements(op: Op) -> int:
-    """Useful arithmetic of an elementwise op: one per result element."""
-    return sum(r.type.num_elements for r in op.results)
+class _MismatchError(ValueError):
+    """What a type rule requires and what it got, not yet of which op."""
 
 
 def no_flops(op: Op) -> int:
@@ -59,16 +31,71 @@ def no_flops(op: Op) -> int:
     return 0
 
 
+def define(
+    name: str,
+    kind: Kind,
+    attrs: type | None,
+    rule: Rule,
+    meaning: Meaning,
+    *,
+    operands: int | None = None,
+    **facts: Any,
+) -> None:
+    """Register an op with this many operands (None: `rule` counts them); `facts` are other fields
+    of `OpDef`. The rule of an op that runs regions gets them as `regions`.
+    """
+    runs = kind is Kind.CONTROL
+
+    def infer(types: Types, given: Any, regions: Sequence[Graph]) -> tuple[TensorType, ...]:
+        try:
+            if attrs is not None and type(given) is not attrs:
+                raise mismatch(f"attributes of class {attrs.__name__}", type(given).__name__)
+            if operands is not None and len(types) != operands:
+                raise mismatch(f"{operands} operand{'s' * (operands != 1)}", len(types))
+            results = rule(given, *types, regions=regions) if runs else rule(given, *types)
+        except _MismatchError as error:
+            raise ValueError(f"{name} {error}") from None
+        return results if isinstance(results, tuple) else (results,)
+
+    def reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        results = meaning(op, *args)
+        return results if isinstance(results, tuple) else (np.asarray(results),)
+
+    facts.setdefault("flops", no_flops)
+    register(OpDef(name=name, kind=kind, attrs=attrs, infer=infer, reference=reference, **facts))
+
+
+def mismatch(requires: str, got: object) -> ValueError:
+    """The error that a type rule raises: what the op requires, and what it got."""
+    return _MismatchError(f"requires {requires}, got {got}")
+
+
+def check_dims(what: str, dims: Sequence[int], rank: int) -> None:
+    """Refuse dims outside of `rank` and repeated dims."""
+    if len(set(dims)) != len(dims) or any(not 0 <= d < rank for d in dims):
+        raise mismatch(f"distinct {what} below rank {rank}", tuple(dims))
+
+
+def check_same(*types: TensorType) -> None:
+    """Refuse operands of different types."""
+    if types.count(types[0]) < len(types):
+        raise mismatch("operands of one type", " and ".join(str(t) for t in types))
+
+
+def result_elements(op: Op) -> int:
+    """Useful arithmetic of an elementwise op: one per result element."""
+    return sum(r.type.num_elements for r in op.results)
+
+
 def widen(x: np.ndarray) -> np.ndarray:
     """Narrow floats as fp32, everything else unchanged: the type arithmetic is done in."""
     return x.astype(np.float32) if DType.from_numpy(x.dtype).is_narrow else x
 
 
-def reference_of(fn: Callable[..., Any]) -> Reference:
-    """A reference that computes `fn` on widened operands and rounds once to the result type."""
+def rounded_once(fn: Callable[..., Any]) -> Meaning:
+    """The meaning that computes `fn` on widened operands and rounds once to the result type."""
 
-    def reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        value = fn(*(widen(a) for a in args))
-        return (cast(np.asarray(value), op.results[0].type.dtype),)
+    def meaning(op: Op, *args: np.ndarray) -> np.ndarray:
+        return cast(np.asarray(fn(*map(widen, args))), op.results[0].type.dtype)
 
-    return reference
+    return meaning

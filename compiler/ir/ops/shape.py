@@ -23,20 +23,10 @@ from shardwright.compiler.ir.factors import (
     repeated,
     where_equal,
 )
-from shardwright.compiler.ir.opdef import Factors, Infer, Kind, OpDef, Reference, Resize, define
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    no_flops,
-)
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.ops.rules import Types, check_dims, define, mismatch
 from shardwright.compiler.ir.roles import DIM, DIMS, PLACES, SIZES, per_dim
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
-
-Types1 = tuple[TensorType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,103 +123,84 @@ class DynamicSliceAttrs:
     sizes: tuple[int, ...]
 
 
-def _infer_broadcast(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("broadcast_in_dim", attrs, BroadcastInDimAttrs)
-    check_arity("broadcast_in_dim", types, 1)
-    operand = types[0]
+def _infer_broadcast(attrs: BroadcastInDimAttrs, operand: TensorType) -> TensorType:
     if len(attrs.dims) != operand.rank:
-        raise mismatch("broadcast_in_dim", f"{operand.rank} dims for {operand}", attrs.dims)
-    check_dims("broadcast_in_dim", "dims", attrs.dims, len(attrs.shape))
+        raise mismatch(f"{operand.rank} dims for {operand}", attrs.dims)
+    check_dims("dims", attrs.dims, len(attrs.shape))
     for i, d in enumerate(attrs.dims):
         if operand.shape[i] not in (1, attrs.shape[d]):
-            need = f"operand dim {i} of size 1 or {attrs.shape[d]}"
-            raise mismatch("broadcast_in_dim", need, operand.shape[i])
-    return (tensor_type(attrs.shape, operand.dtype),)
+            raise mismatch(f"operand dim {i} of size 1 or {attrs.shape[d]}", operand.shape[i])
+    return tensor_type(attrs.shape, operand.dtype)
 
 
-def _broadcast_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    (x,), attrs = args, op.attrs
+def _broadcast_reference(op: Op, x: np.ndarray) -> np.ndarray:
+    attrs = op.attrs
     placed = [1] * len(attrs.shape)
     for i, d in enumerate(attrs.dims):
         placed[d] = x.shape[i]
     order = sorted(range(x.ndim), key=lambda i: attrs.dims[i])
-    return (np.broadcast_to(x.transpose(order).reshape(placed), attrs.shape),)
+    return np.broadcast_to(x.transpose(order).reshape(placed), attrs.shape)
 
 
-def _infer_reshape(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("reshape", attrs, ReshapeAttrs)
-    check_arity("reshape", types, 1)
-    result = tensor_type(attrs.shape, types[0].dtype)
-    if result.num_elements != types[0].num_elements or min(attrs.shape, default=1) < 0:
-        raise mismatch("reshape", f"{types[0].num_elements} elements", f"shape {attrs.shape}")
-    return (result,)
+def _infer_reshape(attrs: ReshapeAttrs, operand: TensorType) -> TensorType:
+    result = tensor_type(attrs.shape, operand.dtype)
+    if result.num_elements != operand.num_elements or min(attrs.shape, default=1) < 0:
+        raise mismatch(f"{operand.num_elements} elements", f"shape {attrs.shape}")
+    return result
 
 
-def _infer_transpose(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("transpose", attrs, TransposeAttrs)
-    check_arity("transpose", types, 1)
-    operand = types[0]
+def _infer_transpose(attrs: TransposeAttrs, operand: TensorType) -> TensorType:
     if sorted(attrs.permutation) != list(range(operand.rank)):
-        raise mismatch("transpose", f"a permutation of {operand.rank} dims", attrs.permutation)
-    return (tensor_type(tuple(operand.shape[d] for d in attrs.permutation), operand.dtype),)
+        raise mismatch(f"a permutation of {operand.rank} dims", attrs.permutation)
+    return tensor_type(tuple(operand.shape[d] for d in attrs.permutation), operand.dtype)
 
 
-def _infer_slice(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("slice", attrs, SliceAttrs)
-    check_arity("slice", types, 1)
-    operand = types[0]
+def _infer_slice(attrs: SliceAttrs, operand: TensorType) -> TensorType:
     for what in (attrs.start, attrs.limit, attrs.stride):
         if len(what) != operand.rank:
-            raise mismatch("slice", f"{operand.rank} starts, limits and strides", what)
+            raise mismatch(f"{operand.rank} starts, limits and strides", what)
     bounds = list(zip(attrs.start, attrs.limit, attrs.stride, strict=True))
     for size, (start, limit, stride) in zip(operand.shape, bounds, strict=True):
         if not 0 <= start <= limit <= size or stride < 1:
-            raise mismatch("slice", f"bounds inside of {size}", f"{start}:{limit}:{stride}")
+            raise mismatch(f"bounds inside of {size}", f"{start}:{limit}:{stride}")
     shape = tuple((limit - start + stride - 1) // stride for start, limit, stride in bounds)
-    return (tensor_type(shape, operand.dtype),)
+    return tensor_type(shape, operand.dtype)
 
 
-def _slice_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _slice_reference(op: Op, x: np.ndarray) -> np.ndarray:
     attrs = op.attrs
-    index = tuple(slice(*b) for b in zip(attrs.start, attrs.limit, attrs.stride, strict=True))
-    return (args[0][index],)
+    return x[tuple(map(slice, attrs.start, attrs.limit, attrs.stride))]
 
 
-def _infer_concatenate(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("concatenate", attrs, ConcatenateAttrs)
+def _infer_concatenate(attrs: ConcatenateAttrs, *types: TensorType) -> TensorType:
     if not types:
-        raise mismatch("concatenate", "at least one operand", 0)
+        raise mismatch("at least one operand", 0)
     first, dim = types[0], attrs.dim
     if not 0 <= dim < first.rank:
-        raise mismatch("concatenate", f"a dim below rank {first.rank}", dim)
+        raise mismatch(f"a dim below rank {first.rank}", dim)
     for t in types:
         others = (*t.shape[:dim], *t.shape[dim + 1 :])
         if t.dtype is not first.dtype or others != (*first.shape[:dim], *first.shape[dim + 1 :]):
-            need = f"operands that differ from {first} only in dim {dim}"
-            raise mismatch("concatenate", need, t)
+            raise mismatch(f"operands that differ from {first} only in dim {dim}", t)
     total = sum(t.shape[dim] for t in types)
-    return (tensor_type((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype),)
+    return tensor_type((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
 
 
-def _infer_pad(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("pad", attrs, PadAttrs)
-    check_arity("pad", types, 2)
-    operand, value = types
+def _infer_pad(attrs: PadAttrs, operand: TensorType, value: TensorType) -> TensorType:
     if value != tensor_type((), operand.dtype):
-        raise mismatch("pad", f"a scalar padding value of {operand.dtype.value}", value)
+        raise mismatch(f"a scalar padding value of {operand.dtype.value}", value)
     for what in (attrs.low, attrs.high, attrs.interior):
         if len(what) != operand.rank:
-            raise mismatch("pad", f"{operand.rank} paddings", what)
+            raise mismatch(f"{operand.rank} paddings", what)
     rows = zip(operand.shape, attrs.low, attrs.high, attrs.interior, strict=True)
     shape = tuple(n + max(n - 1, 0) * inner + low + high for n, low, high, inner in rows)
     if min(shape, default=0) < 0 or min(attrs.interior, default=0) < 0:
-        raise mismatch("pad", "padding that leaves no dim below 0", shape)
-    return (tensor_type(shape, operand.dtype),)
+        raise mismatch("padding that leaves no dim below 0", shape)
+    return tensor_type(shape, operand.dtype)
 
 
-def _pad_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    attrs = op.attrs
-    return (pad_array(args[0], args[1], attrs.low, attrs.high, attrs.interior),)
+def _pad_reference(op: Op, x: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return pad_array(x, value, op.attrs.low, op.attrs.high, op.attrs.interior)
 
 
 def pad_array(
@@ -253,66 +224,62 @@ def pad_array(
     return out
 
 
-def _infer_reverse(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("reverse", attrs, ReverseAttrs)
-    check_arity("reverse", types, 1)
-    check_dims("reverse", "dims", attrs.dims, types[0].rank)
-    return (types[0],)
+def _infer_reverse(attrs: ReverseAttrs, operand: TensorType) -> TensorType:
+    check_dims("dims", attrs.dims, operand.rank)
+    return operand
 
 
-def _infer_iota(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("iota", attrs, IotaAttrs)
-    check_arity("iota", types, 0)
+def _infer_iota(attrs: IotaAttrs) -> TensorType:
     if not 0 <= attrs.dim < attrs.type.rank:
-        raise mismatch("iota", f"a dim below rank {attrs.type.rank}", attrs.dim)
-    return (attrs.type,)
+        raise mismatch(f"a dim below rank {attrs.type.rank}", attrs.dim)
+    return attrs.type
 
 
-def _iota_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _iota_reference(op: Op) -> np.ndarray:
     dim, shape = op.attrs.dim, op.attrs.type.shape
     column = [n if d == dim else 1 for d, n in enumerate(shape)]
     count = np.arange(shape[dim]).astype(op.attrs.type.dtype.numpy)
-    return (np.broadcast_to(count.reshape(column), shape),)
+    return np.broadcast_to(count.reshape(column), shape)
 
 
-def _infer_constant(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("constant", attrs, ConstantAttrs)
-    check_arity("constant", types, 0)
+def _infer_constant(attrs: ConstantAttrs) -> TensorType:
     width = attrs.type.dtype.bytes
     if len(attrs.data) not in (width, width * attrs.type.num_elements):
         need = f"{attrs.type.num_bytes} bytes for {attrs.type}, or one element"
-        raise mismatch("constant", need, f"{len(attrs.data)} bytes")
-    return (attrs.type,)
+        raise mismatch(need, f"{len(attrs.data)} bytes")
+    return attrs.type
 
 
-def _check_starts(name: str, operand: TensorType, starts: Types) -> None:
+def _check_starts(operand: TensorType, starts: Types) -> None:
     """Refuse start operands that are not one integer scalar per dim."""
     if len(starts) != operand.rank:
-        raise mismatch(name, f"{operand.rank} start indices", len(starts))
+        raise mismatch(f"{operand.rank} start indices", len(starts))
     for start in starts:
         if start.rank or not start.dtype.is_integer:
-            raise mismatch(name, "scalar integer start indices", start)
+            raise mismatch("scalar integer start indices", start)
 
 
-def _infer_dynamic_slice(types: Types, attrs: Any, regions: Regions) -> Types1:
-    check_attrs("dynamic_slice", attrs, DynamicSliceAttrs)
-    operand = types[0]
-    _check_starts("dynamic_slice", operand, types[1:])
+def infer_dynamic_slice(
+    attrs: DynamicSliceAttrs, operand: TensorType, *starts: TensorType
+) -> TensorType:
+    """Any attributes with `sizes` do."""
+    _check_starts(operand, starts)
     fits = len(attrs.sizes) == operand.rank
     if not fits or any(not 0 <= s <= n for s, n in zip(attrs.sizes, operand.shape, strict=True)):
-        raise mismatch("dynamic_slice", f"sizes within {operand.shape}", attrs.sizes)
-    return (tensor_type(attrs.sizes, operand.dtype),)
+        raise mismatch(f"sizes within {operand.shape}", attrs.sizes)
+    return tensor_type(attrs.sizes, operand.dtype)
 
 
-def _infer_dynamic_update(types: Types, attrs: Any, regions: Regions) -> Types1:
+def infer_dynamic_update(attrs: None, *types: TensorType) -> TensorType:
+    """The type of what is written to."""
     if len(types) < 2:
-        raise mismatch("dynamic_update_slice", "2 or more operands", len(types))
-    operand, update = types[0], types[1]
-    _check_starts("dynamic_update_slice", operand, types[2:])
+        raise mismatch("2 or more operands", len(types))
+    operand, update, *starts = types
+    _check_starts(operand, starts)
     fits = update.rank == operand.rank and update.dtype is operand.dtype
     if not fits or any(u > n for u, n in zip(update.shape, operand.shape, strict=True)):
-        raise mismatch("dynamic_update_slice", f"an update within {operand}", update)
-    return (operand,)
+        raise mismatch(f"an update within {operand}", update)
+    return operand
 
 
 def _window(starts: Sequence[np.ndarray], sizes: Sequence[int], shape: Sequence[int]) -> Any:
@@ -321,14 +288,16 @@ def _window(starts: Sequence[np.ndarray], sizes: Sequence[int], shape: Sequence[
     return tuple(slice(b, b + k) for b, k in zip(begin, sizes, strict=True))
 
 
-def _dynamic_slice_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    return (args[0][_window(args[1:], op.attrs.sizes, args[0].shape)],)
+def sliced_at(op: Op, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+    """The meaning of `dynamic_slice`."""
+    return np.asarray(x[_window(starts, op.attrs.sizes, x.shape)])
 
 
-def _dynamic_update_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    out = np.array(args[0])
-    out[_window(args[2:], args[1].shape, out.shape)] = args[1]
-    return (out,)
+def updated_at(op: Op, x: np.ndarray, update: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+    """The meaning of `dynamic_update_slice`."""
+    out = np.array(x)
+    out[_window(starts, update.shape, out.shape)] = update
+    return out
 
 
 def _of_limit(op: Op, shape: tuple[int, ...]) -> Any:
@@ -430,101 +399,96 @@ def _counted(op: Op) -> list[Factor]:
     return repeated(0, (d for d in range(op.result.type.rank) if d != op.attrs.dim))
 
 
-def _shaped(op: Op, shape: tuple[int, ...]) -> Any:
+def _of_shape(op: Op, shape: tuple[int, ...]) -> Any:
     return replace(op.attrs, shape=shape)
 
 
-def _define(
-    name: str,
-    kind: Kind,
-    attrs: type | None,
-    infer: Infer,
-    reference: Reference,
-    factors: Factors,
-    resize: Resize | None = None,
-) -> None:
-    define(
-        OpDef(
-            name=name,
-            kind=kind,
-            attrs=attrs,
-            infer=infer,
-            flops=no_flops,
-            reference=reference,
-            factors=factors,
-            resize=resize,
-        )
-    )
-
-
-_define(
+define(
     "broadcast_in_dim",
     Kind.VIEW,
     BroadcastInDimAttrs,
     _infer_broadcast,
     _broadcast_reference,
-    _spread,
-    _shaped,
+    operands=1,
+    factors=_spread,
+    resize=_of_shape,
 )
-_define(
+define(
     "reshape",
     Kind.VIEW,
     ReshapeAttrs,
     _infer_reshape,
-    lambda op, a: (a[0].reshape(op.attrs.shape),),
-    _regrouped,
-    _shaped,
+    lambda op, x: x.reshape(op.attrs.shape),
+    operands=1,
+    factors=_regrouped,
+    resize=_of_shape,
 )
-_define(
+define(
     "transpose",
     Kind.VIEW,
     TransposeAttrs,
     _infer_transpose,
-    lambda op, a: (a[0].transpose(op.attrs.permutation),),
-    _permuted,
+    lambda op, x: x.transpose(op.attrs.permutation),
+    operands=1,
+    factors=_permuted,
 )
-_define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference, _taken, _of_limit)
-_define(
+define(
+    "slice",
+    Kind.PART,
+    SliceAttrs,
+    _infer_slice,
+    _slice_reference,
+    operands=1,
+    factors=_taken,
+    resize=_of_limit,
+)
+define(
     "concatenate",
     Kind.JOIN,
     ConcatenateAttrs,
     _infer_concatenate,
-    lambda op, a: (np.concatenate(a, axis=op.attrs.dim),),
-    _joined,
+    lambda op, *parts: np.concatenate(parts, axis=op.attrs.dim),
+    factors=_joined,
 )
-_define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, _padded)
-_define(
+define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, operands=2, factors=_padded)
+define(
     "reverse",
     Kind.PART,
     ReverseAttrs,
     _infer_reverse,
-    lambda op, a: (np.flip(a[0], op.attrs.dims),),
-    _in_order,
+    lambda op, x: np.flip(x, op.attrs.dims),
+    operands=1,
+    factors=_in_order,
 )
-_define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference, _counted, _of_type)
-_define(
+define(
+    "iota",
+    Kind.LITERAL,
+    IotaAttrs,
+    _infer_iota,
+    _iota_reference,
+    operands=0,
+    factors=_counted,
+    resize=_of_type,
+)
+define(
     "constant",
     Kind.LITERAL,
     ConstantAttrs,
     _infer_constant,
-    lambda op, a: (op.attrs.array(),),
-    _alike,
-    _of_type,
+    lambda op: op.attrs.array(),
+    operands=0,
+    factors=_alike,
+    resize=_of_type,
 )
-_define(
+define(
     "dynamic_slice",
     Kind.PART,
     DynamicSliceAttrs,
-    _infer_dynamic_slice,
-    _dynamic_slice_reference,
-    _taken,
-    lambda op, shape: replace(op.attrs, sizes=shape),
+    infer_dynamic_slice,
+    sliced_at,
+    factors=_taken,
+    resize=lambda op, shape: replace(op.attrs, sizes=shape),
 )
-_define(
-    "dynamic_update_slice",
-    Kind.UPDATE,
-    None,
-    _infer_dynamic_update,
-    _dynamic_update_reference,
-    _updated,
+define(
+    "dynamic_update_slice", Kind.UPDATE, None, infer_dynamic_update, updated_at, factors=_updated
 )

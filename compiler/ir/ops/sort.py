@@ -8,15 +8,13 @@ all NaNs are equal and come after inf).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.ir.factors import Factor, along
-from shardwright.compiler.ir.opdef import Kind, OpDef, define
-from shardwright.compiler.ir.ops.rules import Regions, Types, check_attrs, check_dims, mismatch
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch
 from shardwright.compiler.ir.types import Op, TensorType
 
 ORDERS = ("total", "numeric")
@@ -31,18 +29,17 @@ class SortAttrs:
     keys: tuple[tuple[int, str, str], ...]
 
 
-def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("sort", attrs, SortAttrs)
+def _infer(attrs: SortAttrs, *types: TensorType) -> tuple[TensorType, ...]:
     if not types or any(t.shape != types[0].shape for t in types):
-        raise mismatch("sort", "operands of one shape", [str(t) for t in types])
-    check_dims("sort", "dim", (attrs.dim,), types[0].rank)
+        raise mismatch("operands of one shape", [str(t) for t in types])
+    check_dims("dim", (attrs.dim,), types[0].rank)
     for operand, direction, order in attrs.keys:
         known = direction in DIRECTIONS and order in ORDERS
         if not known or not 0 <= operand < len(types):
-            raise mismatch("sort", "keys (operand, LT or GT, total or numeric)", attrs.keys)
+            raise mismatch("keys (operand, LT or GT, total or numeric)", attrs.keys)
     if not attrs.keys:
-        raise mismatch("sort", "at least one key", attrs.keys)
-    return tuple(types)
+        raise mismatch("at least one key", attrs.keys)
+    return types
 
 
 def _flops(op: Op) -> int:
@@ -66,7 +63,7 @@ def rank_of(x: np.ndarray, order: str) -> np.ndarray:
     return np.asarray(np.where(bits < 0, bits ^ mask, bits))
 
 
-def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _reference(op: Op, *args: np.ndarray) -> tuple[np.ndarray, ...]:
     keys = [rank_of(args[operand], order) for operand, _, order in op.attrs.keys]
     turned = [
         ~key if direction == "GT" else key
@@ -82,14 +79,4 @@ def _factors(op: Op) -> list[Factor]:
     return [along(numbers, d) for d in range(op.operands[0].type.rank) if d != op.attrs.dim]
 
 
-define(
-    OpDef(
-        name="sort",
-        kind=Kind.SORT,
-        attrs=SortAttrs,
-        infer=_infer,
-        flops=_flops,
-        reference=_reference,
-        factors=_factors,
-    )
-)
+define("sort", Kind.SORT, SortAttrs, _infer, _reference, flops=_flops, factors=_factors)

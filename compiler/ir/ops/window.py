@@ -8,7 +8,6 @@ reduction, and what pads a `reduce_window` is that identity too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,18 +16,9 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType, strided
 from shardwright.compiler.ir.factors import Factor, along
-from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind, OpDef, define
+from shardwright.compiler.ir.opdef import FIRST, SECOND, Kind
 from shardwright.compiler.ir.ops.reduce import check_reduction, identity, reduce_array
-from shardwright.compiler.ir.ops.rules import (
-    Regions,
-    Types,
-    check_arity,
-    check_attrs,
-    check_dims,
-    mismatch,
-    no_flops,
-    widen,
-)
+from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
 from shardwright.compiler.ir.ops.shape import pad_array
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
@@ -108,25 +98,21 @@ def window_array(
     return strided(first, (*shape, *sizes), (*step, *inner))
 
 
-def _infer_unfold(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("unfold", attrs, UnfoldAttrs)
-    check_arity("unfold", types, 1)
-    (operand,) = types
-    check_dims("unfold", "dims", attrs.dims, operand.rank)
+def _infer_unfold(attrs: UnfoldAttrs, operand: TensorType) -> TensorType:
+    check_dims("dims", attrs.dims, operand.rank)
     shape = list(operand.shape)
     rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
     for d, (start, count, stride, size, dilation) in zip(attrs.dims, rows, strict=True):
         last = start + (count - 1) * stride + (size - 1) * dilation
         leaves = start < 0 or last >= shape[d]
         if min(count, size, stride, dilation) < 1 or (leaves and not attrs.padded):
-            raise mismatch("unfold", f"windows inside of {shape[d]}", (start, count, size))
+            raise mismatch(f"windows inside of {shape[d]}", (start, count, size))
         shape[d] = count
-    return (tensor_type((*shape, *attrs.sizes), operand.dtype),)
+    return tensor_type((*shape, *attrs.sizes), operand.dtype)
 
 
-def _unfold_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    a, (x,) = op.attrs, args
-    starts = a.starts
+def _unfold_reference(op: Op, x: np.ndarray) -> np.ndarray:
+    a, starts = op.attrs, op.attrs.starts
     if a.padded:
         sides = [(0, 0)] * x.ndim
         rows = zip(a.starts, a.counts, a.strides, a.sizes, a.dilations, strict=True)
@@ -135,25 +121,23 @@ def _unfold_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, .
             sides[d] = (max(0, -start), max(0, last + 1 - x.shape[d]))
         x = np.pad(x, sides)
         starts = tuple(max(0, s) for s in a.starts)
-    return (np.array(window_array(x, a.dims, starts, a.counts, a.strides, a.sizes, a.dilations)),)
+    return np.array(window_array(x, a.dims, starts, a.counts, a.strides, a.sizes, a.dilations))
 
 
-def _windowed(name: str, operand: TensorType, attrs: Any) -> tuple[int, ...]:
+def _windowed(operand: TensorType, attrs: Any) -> tuple[int, ...]:
     """Windows per dim. Refuses attributes that do not fit the operand."""
     per_dim = (attrs.sizes, attrs.strides, attrs.low, attrs.high)
     if any(len(given) != operand.rank for given in per_dim):
-        raise mismatch(name, f"{operand.rank} window sizes, strides and paddings", per_dim)
+        raise mismatch(f"{operand.rank} window sizes, strides and paddings", per_dim)
     if min((*attrs.sizes, *attrs.strides), default=1) < 1:
-        raise mismatch(name, "window sizes and strides of 1 or more", per_dim)
+        raise mismatch("window sizes and strides of 1 or more", per_dim)
     rows = zip(operand.shape, *per_dim, strict=True)
     return tuple(window_count(n + low + high, size, step) for n, size, step, low, high in rows)
 
 
-def _infer_reduce(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("reduce_window", attrs, ReduceWindowAttrs)
-    check_arity("reduce_window", types, 1)
-    check_reduction("reduce_window", attrs.kind, types[0].dtype)
-    return (tensor_type(_windowed("reduce_window", types[0], attrs), types[0].dtype),)
+def _infer_reduce(attrs: ReduceWindowAttrs, operand: TensorType) -> TensorType:
+    check_reduction(attrs.kind, operand.dtype)
+    return tensor_type(_windowed(operand, attrs), operand.dtype)
 
 
 def _padded_windows(x: np.ndarray, value: Any, attrs: Any, counts: Dims) -> np.ndarray:
@@ -165,28 +149,27 @@ def _padded_windows(x: np.ndarray, value: Any, attrs: Any, counts: Dims) -> np.n
     return window_array(padded, dims, none, counts, attrs.strides, attrs.sizes, ones)
 
 
-def _reduce_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    attrs, x = op.attrs, widen(args[0])
+def _reduce_reference(op: Op, operand: np.ndarray) -> np.ndarray:
+    attrs, x = op.attrs, widen(operand)
     start = identity(attrs.kind, DType.from_numpy(x.dtype))[()]
     windows = _padded_windows(x, start, attrs, op.result.type.shape)
     folded = reduce_array(attrs.kind, windows, tuple(range(x.ndim, 2 * x.ndim)))
-    return (folded.astype(args[0].dtype, copy=False),)
+    return folded.astype(operand.dtype, copy=False)
 
 
-def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    check_attrs("select_and_scatter", attrs, SelectAndScatterAttrs)
-    check_arity("select_and_scatter", types, 2)
-    operand, source = types
+def _infer_scatter(
+    attrs: SelectAndScatterAttrs, operand: TensorType, source: TensorType
+) -> TensorType:
     if attrs.select not in SELECTIONS:
-        raise mismatch("select_and_scatter", f"a selection of {' '.join(SELECTIONS)}", attrs.select)
-    expected = tensor_type(_windowed("select_and_scatter", operand, attrs), operand.dtype)
+        raise mismatch(f"a selection of {' '.join(SELECTIONS)}", attrs.select)
+    expected = tensor_type(_windowed(operand, attrs), operand.dtype)
     if source != expected:
-        raise mismatch("select_and_scatter", f"a source of {expected}", source)
-    return (operand,)
+        raise mismatch(f"a source of {expected}", source)
+    return operand
 
 
-def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    attrs, x, source = op.attrs, widen(args[0]), widen(args[1])
+def _scatter_reference(op: Op, operand: np.ndarray, source: np.ndarray) -> np.ndarray:
+    attrs, x, source = op.attrs, widen(operand), widen(source)
     kind = SELECTIONS[attrs.select]
     worst = identity(kind, DType.from_numpy(x.dtype))[()]
     windows = _padded_windows(x, worst, attrs, source.shape)
@@ -209,7 +192,7 @@ def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, 
         if hit[at].any():
             out[tuple(o * s + int(k) - c for o, s, k, c in steps)] += source[at]
     kept = tuple(slice(low, low + n) for n, low in zip(x.shape, before, strict=True))
-    return (out[kept].astype(args[0].dtype, copy=False),)
+    return out[kept].astype(operand.dtype, copy=False)
 
 
 def _flops(op: Op) -> int:
@@ -225,38 +208,27 @@ def _factors(op: Op) -> list[Factor]:
     return [along(numbers, d) for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
 
 
+define("unfold", Kind.PART, UnfoldAttrs, _infer_unfold, _unfold_reference, operands=1)
 define(
-    OpDef(
-        name="unfold",
-        kind=Kind.PART,
-        attrs=UnfoldAttrs,
-        infer=_infer_unfold,
-        flops=no_flops,
-        reference=_unfold_reference,
-    )
+    "reduce_window",
+    Kind.WINDOW,
+    ReduceWindowAttrs,
+    _infer_reduce,
+    _reduce_reference,
+    operands=1,
+    combines=True,
+    flops=_flops,
+    linear=(FIRST,),
+    factors=_factors,
 )
 define(
-    OpDef(
-        name="reduce_window",
-        kind=Kind.WINDOW,
-        combines=True,
-        attrs=ReduceWindowAttrs,
-        infer=_infer_reduce,
-        flops=_flops,
-        reference=_reduce_reference,
-        linear=(FIRST,),
-        factors=_factors,
-    )
-)
-define(
-    OpDef(
-        name="select_and_scatter",
-        kind=Kind.WINDOW,
-        attrs=SelectAndScatterAttrs,
-        infer=_infer_scatter,
-        flops=_flops,
-        reference=_scatter_reference,
-        linear=(SECOND,),
-        factors=_factors,
-    )
+    "select_and_scatter",
+    Kind.WINDOW,
+    SelectAndScatterAttrs,
+    _infer_scatter,
+    _scatter_reference,
+    operands=2,
+    flops=_flops,
+    linear=(SECOND,),
+    factors=_factors,
 )

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.joins import joins_stages
-from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.cut.pipeline.places import Backward, Code, Forward, Placed, place_forward
@@ -86,8 +87,7 @@ class _Piece:
 
     def program(self) -> StepProgram:
         """The finished program."""
-        outputs = tuple(self.outputs.values())
-        graph = Graph(tuple(self.inputs), tuple(self.ops), outputs, self.name)
+        graph = subgraph(self.inputs, self.ops, self.outputs.values(), self.name)
         return StepProgram(
             name=self.name,
             graph=graph,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
@@ -39,7 +40,7 @@ Place = At | Partial | None
 
 MOVING = VIEWS | {"all_gather", "all_slice", "all_to_all", "slice"}
 """Ops that only move elements: any kind of partial value passes."""
-JOINING = {"add": "add", "maximum": "max", "minimum": "min"}
+JOINING = {ELEMENTWISE_OF[kind]: kind for kind in ("add", *EXTREMES)}
 """The kind of partial value that an elementwise op of two values joins."""
 
 Emit = Callable[[Op, int], Value]

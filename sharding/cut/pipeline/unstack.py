@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
@@ -26,10 +27,9 @@ from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
 from shardwright.sharding.cut.pipeline.balance import PartShare
 from shardwright.sharding.cut.pipeline.loops import split_loop
 from shardwright.sharding.indices.dims import factors
-from shardwright.sharding.indices.layers import scanned_layers
+from shardwright.sharding.indices.layers import scan_of
 from shardwright.sharding.partition.partitioned import Slot
 
-COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 """The op that joins what two parts reduced, by kind of reduction."""
 DISTRIBUTED = of(Kind.VIEW, Kind.JOIN, Kind.REDUCTION) | {"dot_general", "reverse", "slice"}
 """Ops besides elementwise ones whose work on a stack is that on its layers."""
@@ -161,8 +161,7 @@ class _Unstack:
         """`op` by parts, if it reads a stack or is a loop over layers."""
         trips = self.assignment.trips.get(op)
         if trips is not None:
-            scan = next(s for s in scanned_layers(Graph((), (op,), ())) if s.loop is op)
-            for part in split_loop(scan, trips).ops:
+            for part in split_loop(scan_of(op), trips).ops:
                 self._split(part)
         elif joined_dim(op) is not None and self._joins(op):
             return
@@ -260,7 +259,7 @@ class _Unstack:
     def _reduces(self, op: Op, dims: Mapping[Value, int]) -> bool:
         """True when the dim of layers is reduced away, in a way that can be joined."""
         if op.name in REDUCTIONS:
-            return op.attrs.kind in COMBINE and dims[op.operands[0]] in op.attrs.dims
+            return dims[op.operands[0]] in op.attrs.dims
         return pairing(op) is not None and op.operands[0] in dims and op.operands[1] in dims
 
     def _distribute_barrier(self, op: Op) -> None:
@@ -300,7 +299,7 @@ class _Unstack:
 
     def _combined(self, op: Op, values: Sequence[Value]) -> Value:
         """What the parts reduced, joined in the order of parts."""
-        name = COMBINE[combination(op)]
+        name = ELEMENTWISE_OF[combination(op)]
         total = values[0]
         for value in values[1:]:
             total = self._add(make_op(name, (total, value), None, (), op.loc)).result

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AllReduceAttrs, ConstantAttrs
+from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.pipeline.places import Placed
 from shardwright.sharding.cut.pipeline.terms import JOINING, At, Partial, Place, Stages, Terms
-
-_IDENTITY = {"add": 0.0, "max": -np.inf, "min": np.inf}
 
 
 @dataclass(slots=True)
@@ -123,7 +120,8 @@ class Update:
         for stage in range(self.num_stages):
             term = partial.terms.get(stage)
             if term is None:
-                data = ConstantAttrs.full(_IDENTITY[partial.kind], value.type)
+                start = identity(partial.kind, value.type.dtype)[()]
+                data = ConstantAttrs.full(start, value.type)
                 term = self.placed.emit(make_op("constant", (), data), stage)
             self.placed.emit(Op("all_reduce", (term,), (result,), attrs), stage)
         self.placed.now[value] = result

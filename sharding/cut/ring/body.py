@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.build import Builder, subgraph
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination, pairing
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.cse import cse
@@ -91,7 +91,7 @@ class Body:
         """The type a reduction is carried in."""
         if op.name in REDUCTIONS_OF_RANKS:
             return op.operands[0].type
-        kept = op.name in REDUCTIONS and op.attrs.kind in ELEMENTWISE_OF
+        kept = op.name in REDUCTIONS and op.attrs.kind in EXTREMES
         return op.result.type if kept else wide(op.result.type)
 
     def localized(self) -> Graph:
@@ -118,8 +118,7 @@ class Body:
         carried = [self._carried[op] for op in self.folds]
         still = [self._sources[v] for v in self.invariants]
         results = (*(outputs[op] for op in self.folds), *collected)
-        inputs = (*blocks, *carried, *still)
-        return Graph(inputs, tuple(self._builder.ops), results, "block")
+        return subgraph((*blocks, *carried, *still), self._builder.ops, results, "block")
 
     def _carried_now(self) -> dict[Value, Value]:
         """Results of reductions as they were before the block."""
@@ -222,7 +221,7 @@ class Body:
         if term.shift is not None:
             carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
         kind = combination(op)
-        total = self._builder.op(ELEMENTWISE_OF.get(kind, kind), carried, part)
+        total = self._builder.op(ELEMENTWISE_OF[kind], carried, part)
         self._now[op.result] = total
         return total
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AxisIndexAttrs
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
+from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
@@ -110,7 +111,7 @@ class _Ring:
             return self._zeros(op.result.type)
         kind = combination(op)
         number = float(identity(kind, type.dtype))
-        if kind in ELEMENTWISE_OF and type.dtype.is_float:
+        if kind in EXTREMES and type.dtype.is_float:
             far = FARTHEST.get(type.dtype, FARTHEST_WIDE)
             number = -far if kind == "max" else far
         return self.outer.full(type.shape, number, type.dtype)

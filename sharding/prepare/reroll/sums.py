@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.prepare.reroll.batched import can_batch
 from shardwright.sharding.prepare.reroll.packs import Pack, Packer, RefusedError
 
-KINDS = {ELEMENTWISE_OF.get(kind, kind): kind for kind in REDUCTIONS}
+KINDS = {name: kind for kind, name in ELEMENTWISE_OF.items()}
 """Kind of a reduction by the op that joins two terms."""
 
 Mark = tuple[int, int]  # number of the way a value is computed from packs, and its layer

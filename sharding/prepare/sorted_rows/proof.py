@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, UPDATES
@@ -32,8 +33,6 @@ from shardwright.sharding.prepare.sorted_rows.order import masks_behind
 
 POSITION_FIRST = ("LT", "GE")
 POSITION_LAST = ("GT", "LE")
-REPEATABLE = ("add", "and", "max", "min", "multiply", "or")
-"""Kinds of scatter that do not mind the order of their updates (but for rounding)."""
 
 
 class OrderMattersError(Exception):
@@ -195,7 +194,7 @@ class Shuffle:
         clash = any(v in self.marks and not self._is_marked(v, d) for v, d in given)
         if not alike or not whole or clash:
             raise self._refused(op)
-        if op.name == "scatter" and op.attrs.kind not in REPEATABLE:
+        if op.name == "scatter" and op.attrs.kind not in ELEMENTWISE_OF:
             raise self._refused(op)
 
     def _follow_places(self, op: Op) -> None:

@@ -8,9 +8,9 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir import facts
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
-    COLLECTIVES,
     AllGatherAttrs,
     AllReduceAttrs,
     BroadcastInDimAttrs,
@@ -22,7 +22,8 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from shardwright.compiler.ir.traits import IDENTITIES
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.traits import IDENTITIES, TRAFFIC
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, outputs
 from tests.harnesses.all_cases import CASES
@@ -149,7 +150,17 @@ def test_the_dim_that_a_collective_resizes() -> None:
         sizes = zip(x.type.shape, op.result.type.shape, strict=True)
         changed = [d for d, (before, after) in enumerate(sizes) if before != after]
         assert ([] if (dim := facts.resized_dim(op)) is None else [dim]) == changed
-    assert {op.name for op in ops} <= set(COLLECTIVES)
+    assert {op.name for op in ops} <= TRAFFIC
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE_OF)
+def test_an_elementwise_op_combines_two_values_as_their_reduction_does(kind: str) -> None:
+    b = Builder()
+    x, y = b.input((2,), DType.I32), b.input((2,), DType.I32)
+    pair = b.concatenate([b.reshape(x, (1, 2)), b.reshape(y, (1, 2))], 0)
+    graph = b.finish(b.op(ELEMENTWISE_OF[kind], x, y), b.reduce(pair, kind, (0,)))
+    joined, reduced = evaluate(graph, [np.array([5, -3], np.int32), np.array([6, 2], np.int32)])
+    assert joined.tolist() == reduced.tolist()
 
 
 LINEAR = [

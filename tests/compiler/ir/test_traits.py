@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir import traits
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.reference import RANK_OPS, evaluate
+from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Op
 from tests.harnesses.all_cases import CASES, GAPS
 from tests.harnesses.case import OpCase, build_graph, case_inputs
@@ -162,8 +164,22 @@ def test_what_combines_says_how() -> None:
 
 
 def test_what_needs_ranks() -> None:
-    assert traits.of(Kind.COLLECTIVE, Kind.RANK) == RANK_OPS
+    """Its attributes name axes of a mesh."""
+    names = {name for name in OPS if "axes" in attrs_of(name)}
+    assert names == traits.of(Kind.COLLECTIVE, Kind.RANK)
     assert {"all_slice", "axis_index"} == traits.of(Kind.RANK)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.commutes])
+def test_what_commutes_does_so_bit_by_bit(name: str) -> None:
+    rng = np.random.default_rng(0)
+    kinds = (np.int32, np.float32) if name in ("add", "multiply") else (np.int32,)
+    for kind in kinds:
+        x, y = (rng.normal(0, 1e6, 64).astype(kind) for _ in range(2))
+        b = Builder()
+        pair = [b.input((64,), DType.from_numpy(np.dtype(kind))) for _ in range(2)]
+        graph = b.finish(b.op(name, *pair))
+        assert evaluate(graph, [x, y])[0].tobytes() == evaluate(graph, [y, x])[0].tobytes()
 
 
 def test_elementwise_ops_are_of_their_kind_or_an_identity() -> None:
