@@ -1,0 +1,46 @@
+"""Collectives counted move by move along their schedules: the oracle of the closed forms, and what
+the busiest rank, link and EFA device carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.timing.loads import Loads, schedule_loads
+from shardwright.collectives.timing.times import _chunk_bytes, closed_time, loads_of, wires_ps
+
+
+@lru_cache(maxsize=64)
+def counted(choice: Choice, costs: CollectiveCosts) -> Loads:
+    """Loads along the schedules of all groups."""
+    return schedule_loads(choice, costs)
+
+
+schedule_time = partial(closed_time, counted=counted)
+schedule_wires_ps = partial(wires_ps, counted=counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes that the busiest rank receives, and that cross the busiest directed link and the
+    busiest EFA device in one direction."""
+
+    rank: int
+    link: int
+    efa: int
+
+
+def carried(choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts) -> Carried:
+    """What a collective carries where it is busiest, phase after phase."""
+    loads = loads_of(choice, costs)
+    chunk = _chunk_bytes(loads, size_bytes, element_bytes)
+    received = sum(
+        max(c for c, _, _, _ in p.ranks) + max(r for _, r, _, _ in p.ranks) for p in loads.phases
+    )
+    link, efa = (
+        sum(max((n for _, n in wires), default=0) for wires in kind)
+        for kind in ([p.links for p in loads.phases], [p.efa for p in loads.phases])
+    )
+    return Carried(received * chunk, link * chunk, efa * chunk)
