@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.algorithms.tiers import tiers
-from shardwright.collectives.groups.layout import Layout, Orders, chip_order, inside_rings
+from shardwright.collectives.groups.layout import Layout, Orders, chip_order, inside_rings, on_chip
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.topology import IntArray
@@ -106,7 +106,7 @@ def _recipe(
     grid, chips = layout.grid[group], layout.local_chips(group)
     if len(along) == 2:
         order = chip_order(layout.topology, chips)
-        grid = grid[:, np.array([_on_chip(chips, chip) for chip in order], dtype=np.int64)]
+        grid = grid[:, np.array([on_chip(chips, chip) for chip in order], dtype=np.int64)]
     rings = inside_rings(layout.topology, chips) if row.along[-1].cycles else ()
     flat = tuple(grid.ravel().tolist())
     return Recipe(kind, algorithm, grid.shape, (across or "ring", *along), rings, flat)
@@ -114,10 +114,6 @@ def _recipe(
 
 def _in_rank_order(layout: Layout, group: int) -> Orders:
     return (tuple(np.argsort(layout.ranks[group], kind="stable").tolist()),)
-
-
-def _on_chip(chips: tuple[int, ...], chip: int) -> list[int]:
-    return [i for i, c in enumerate(chips) if c == chip]
 
 
 @lru_cache(maxsize=512)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.groups.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose, collective_time
 from shardwright.collectives.timing.times import bus_bytes_per_s, closed_time, wires_ps
 from shardwright.collectives.topology import line, ring, switched, torus, unlinked
@@ -423,10 +423,6 @@ def test_bus_bandwidth_uses_the_published_factors():
     assert bus_bytes_per_s(REDUCE, 4, 1000, 10**12) == 1500
     assert bus_bytes_per_s(GATHER, 4, 1000, 10**12) == 750
     assert bus_bytes_per_s(CollectiveKind.COLLECTIVE_PERMUTE, 4, 1000, 10**12) == 1000
-
-
-def test_sizes_follow_the_larger_side():
-    assert [size_bytes(k, 100, 8) for k in (GATHER, SCATTER, REDUCE)] == [800, 100, 100]
 
 
 def test_misuse_is_refused(trn1n):

@@ -16,7 +16,7 @@ import pytest
 from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.costs import CollectiveCosts
 from shardwright.collectives.groups.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose
 from shardwright.collectives.timing.runtimes import (
     CURRENT,
@@ -287,12 +287,11 @@ def test_instances_that_are_not_alike_keep_step() -> None:
 
 def test_bus_bandwidth() -> None:
     """nccom-test: 2 (r - 1) / r for all_reduce, 1 for permutes, else (r - 1) / r. 1000 B in 1 us
-    over 8 ranks are 1 GB/s times 1.75, 0.875 and 1; sizes are those of the larger side."""
+    over 8 ranks are 1 GB/s times 1.75, 0.875 and 1."""
     assert bus_bytes_per_s(REDUCE, 8, 1000, 10**6) == 1.75e9
     for kind in (GATHER, SCATTER, ALL_TO_ALL):
         assert bus_bytes_per_s(kind, 8, 1000, 10**6) == 0.875e9
     assert bus_bytes_per_s(PERMUTE, 8, 1000, 10**6) == 1e9
-    assert [size_bytes(kind, 96, 8) for kind in (GATHER, REDUCE, SCATTER)] == [768, 96, 96]
 
 
 # Which algorithms may be used.

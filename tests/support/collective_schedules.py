@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 
 from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.timing.loads import Loads, schedule_loads
 from shardwright.collectives.timing.times import _chunk_bytes, closed_time, loads_of, wires_ps
 
@@ -16,6 +18,30 @@ from shardwright.collectives.timing.times import _chunk_bytes, closed_time, load
 def counted(choice: Choice, costs: CollectiveCosts) -> Loads:
     """Loads along the schedules of all groups."""
     return schedule_loads(choice, costs)
+
+
+def num_steps(schedule: Schedule) -> int:
+    """Steps of all phases."""
+    return sum(len(phase.starts) - 1 for phase in schedule.phases)
+
+
+def num_moves(schedule: Schedule) -> int:
+    """Moves of all phases."""
+    return sum(len(phase.source) for phase in schedule.phases)
+
+
+def rendered(schedule: Schedule) -> str:
+    """Text form: one line per step."""
+    lines = [
+        f"{schedule.algorithm} {schedule.kind.value}: {schedule.num_ranks} ranks,"
+        f" {schedule.parts} parts, {num_steps(schedule)} steps, {num_moves(schedule)} moves"
+    ]
+    for p in schedule.phases:
+        lines.append(f"  {p.name} ({'reduce' if p.reduce else 'copy'}, {len(p.starts) - 1} steps)")
+        for i, (first, end) in enumerate(pairwise(p.starts.tolist())):
+            moves = zip(p.source[first:end], p.target[first:end], p.chunk[first:end], strict=True)
+            lines.append(f"    {i}: " + " ".join(f"{s}>{t}:{c}" for s, t, c in moves))
+    return "\n".join(lines)
 
 
 schedule_time = partial(closed_time, counted=counted)
