@@ -82,8 +82,7 @@ class Choice:
 
     def recipe(self, group: int = 0) -> Recipe:
         """The recipe of one group."""
-        names = (self.algorithm, self.inside, self.across)
-        return _recipe(self.kind, self.layout, names, self.pairs, group)
+        return _recipe(self, group)
 
     def schedule(self, group: int = 0) -> Schedule:
         """The schedule of one group."""
@@ -91,14 +90,12 @@ class Choice:
 
 
 @lru_cache(maxsize=4096)
-def _recipe(
-    kind: CollectiveKind, layout: Layout, names: tuple[str, str, str], pairs: Pairs, group: int
-) -> Recipe:
+def _recipe(choice: Choice, group: int) -> Recipe:
     """The recipe of `group`: orders from the chips its ranks sit on."""
-    algorithm, inside, across = names
+    kind, layout, algorithm = choice.kind, choice.layout, choice.algorithm
     if kind is CollectiveKind.COLLECTIVE_PERMUTE:
-        return Recipe(kind, algorithm, (layout.group_size,), pairs=pairs)
-    row = ALGORITHMS[inside or algorithm]
+        return Recipe(kind, algorithm, (layout.group_size,), pairs=choice.pairs)
+    row = ALGORITHMS[choice.inside or algorithm]
     along = tuple(pattern.name for pattern in row.along)
     if row.orders is not None or layout.grid is None:
         orders = (row.orders or _in_rank_order)(layout, group)
@@ -109,7 +106,7 @@ def _recipe(
         grid = grid[:, np.array([on_chip(chips, chip) for chip in order], dtype=np.int64)]
     rings = inside_rings(layout.topology, chips) if row.along[-1].cycles else ()
     flat = tuple(grid.ravel().tolist())
-    return Recipe(kind, algorithm, grid.shape, (across or "ring", *along), rings, flat)
+    return Recipe(kind, algorithm, grid.shape, (choice.across or "ring", *along), rings, flat)
 
 
 def _in_rank_order(layout: Layout, group: int) -> Orders:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
-from shardwright.collectives.algorithms.tiers import flat, tiers
+from shardwright.collectives.algorithms.tiers import tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Phase, Schedule
 from shardwright.collectives.values.execute import ROW_LOOP_BYTES, execute
 from tests.support.collective_reference import reference
-from tests.support.collective_schedules import num_moves, num_steps, rendered
+from tests.support.collective_schedules import flat, num_moves, num_steps, rendered
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

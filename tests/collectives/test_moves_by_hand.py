@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.tiers import flat, tiers
+from shardwright.collectives.algorithms.tiers import tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Charge, Schedule
 from shardwright.collectives.values.execute import _assign_rows, _plan
-from tests.support.collective_schedules import rendered
+from tests.support.collective_schedules import flat, rendered
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,

@@ -3,12 +3,17 @@ the busiest rank, link and EFA device carry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
+import numpy as np
+
 from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.algorithms.tiers import tiers
 from shardwright.collectives.costs import CollectiveCosts
+from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.timing.loads import Loads, schedule_loads
 from shardwright.collectives.timing.times import _chunk_bytes, closed_time, loads_of, wires_ps
@@ -18,6 +23,13 @@ from shardwright.collectives.timing.times import _chunk_bytes, closed_time, load
 def counted(choice: Choice, costs: CollectiveCosts) -> Loads:
     """Loads along the schedules of all groups."""
     return schedule_loads(choice, costs)
+
+
+def flat(kind: CollectiveKind, name: str, orders: Sequence[Sequence[int]]) -> Schedule:
+    """all_gather, reduce_scatter or all_reduce by the algorithm `name` over `orders` of all
+    positions, one part of each chunk per order.
+    """
+    return tiers(kind, np.arange(len(orders[0])), (name,), orders, name)
 
 
 def num_steps(schedule: Schedule) -> int:
