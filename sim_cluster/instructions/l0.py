@@ -19,9 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
-from shardwright.compiler.machine.target import Limits
 from shardwright.sim_cluster.instructions.checks import check_instruction, check_tiles
 from shardwright.sim_cluster.instructions.engines import DECODERS, overwrites
 from shardwright.sim_cluster.instructions.operands import HbmOperand, HbmTensors, TileOperand
@@ -38,7 +36,6 @@ from shardwright.sim_cluster.instructions.tiles import OnChip, Slot, make_slots
 Step = Callable[[], None]
 _FAILURES = (SimulationError, ValueError, TypeError, IndexError, KeyError, OverflowError)
 ACCUMULATING = ("matmul", "tensor_reduce")
-DEFAULT_TARGET = "trn1n.32xlarge"
 _PRUNE_AT = 512  # records of one HBM history before the ones everybody has passed are dropped
 
 
@@ -61,22 +58,6 @@ class _Call:
     """
 
     tensors: HbmTensors
-
-
-def run_region(
-    region: Region,
-    tensors: Sequence[np.ndarray],
-    registers: Mapping[int, int],
-    limits: Limits | None = None,
-) -> None:
-    """Execute a region's instructions on flat typed arrays, one per tensor of the function, in
-    place.
-
-    Raises SimulationError (SW_L0_...) naming region, instruction and engine when any check fails.
-    """
-    chip = OnChip(limits or limits_for(DEFAULT_TARGET))
-    code = RegionCode(region, tuple(DType.from_numpy(t.dtype) for t in tensors), chip)
-    code.run(HbmTensors(tensors), registers)
 
 
 class RegionCode:

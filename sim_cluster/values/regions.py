@@ -33,15 +33,6 @@ Prepared = Callable[[Arrays, Registers], None]
 _STORES = ("store", "store_indexed")
 
 
-def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) -> None:
-    """Execute a `compute` region on flat typed arrays, one per tensor of the function, in place.
-
-    Raises SimulationError when a view leaves its tensor or an op is unknown.
-    """
-    with np.errstate(all="ignore"):
-        prepare(program, tuple(DType.from_numpy(t.dtype) for t in tensors))(tensors, registers)
-
-
 def prepare(
     program: RegionProgram,
     dtypes: Sequence[DType],
