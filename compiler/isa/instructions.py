@@ -13,6 +13,8 @@ from shardwright.compiler.isa.program import Engine
 
 COMPUTE = (Engine.VECTOR, Engine.GPSIMD)
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
+TOKENS_ONLY = ("wait", "signal")
+"""Instructions without a destination: they take or give tokens, and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.machine.target import Limits, load_target
 
@@ -106,7 +106,7 @@ def _check_pattern(
     if write and any(stride == 0 and size > 1 for stride, size in moving):
         yield f"a destination requires strides other than 0, got {pattern.dims}"
     if pattern.space is Space.HBM:
-        if instr.engine not in (Engine.DMA_IN, Engine.DMA_OUT):
+        if instr.engine not in DMA:
             yield f"{instr.engine.value} cannot touch HBM"
         return
     yield from _check_on_chip(pattern, instr, tiles[pattern.buffer], limits)
@@ -115,7 +115,7 @@ def _check_pattern(
 def _check_on_chip(
     pattern: AccessPattern, instr: Instr, tile: Tile, limits: Limits
 ) -> Iterator[str]:
-    is_dma = instr.engine in (Engine.DMA_IN, Engine.DMA_OUT)
+    is_dma = instr.engine in DMA
     count, elements = pattern.dims[0][1], math.prod(pattern.shape[1:])
     if pattern.start + count > tile.partitions:
         yield f"tile {tile.name} has {tile.partitions} partitions, got {pattern.start}+{count}"

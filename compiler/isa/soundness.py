@@ -19,7 +19,7 @@ from shardwright.compiler.isa.attributes import (
     NODE_FORMS,
     REGION_ATTRIBUTES,
 )
-from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.instructions import INSTRUCTIONS, TOKENS_ONLY
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     TRANSFERS,
@@ -84,7 +84,6 @@ _COLLECTIVE: Mapping[str, Rule] = {
 _TENSOR_KIND = one_of("input", "output", "constant", "scratch")
 _REGION_KIND = one_of(*REGION_ATTRIBUTES)
 _STORES = ("store", "store_indexed")
-_TOKENS_ONLY = ("wait", "signal")
 
 
 def check_collective(call: CollectiveCall, where: str) -> None:
@@ -315,7 +314,7 @@ class _Regions:
             raise ValueError(f"{instr.engine.value} cannot issue it")
         if len(instr.srcs) not in definition.sources:
             raise ValueError(f"{definition.sources} sources required, got {len(instr.srcs)}")
-        if (instr.dst is None) != (instr.opcode in _TOKENS_ONLY):
+        if (instr.dst is None) != (instr.opcode in TOKENS_ONLY):
             raise ValueError("wait and signal have no destination, all others have one")
         self._attributes(INSTRUCTION_ATTRIBUTES[instr.opcode], instr.attrs)
         if "start" in instr.attrs:

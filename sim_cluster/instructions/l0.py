@@ -29,6 +29,7 @@ from shardwright.sim_cluster.instructions.races import (
     NUMBER,
     Clock,
     History,
+    Key,
     strides_overlap,
 )
 from shardwright.sim_cluster.instructions.tiles import OnChip, Slot, make_slots
@@ -218,7 +219,7 @@ class RegionCode:
         sources = [self._reader(instr, n) for n in range(len(instr.srcs))]
         write, mark = self._writer(instr)
         if instr.row_sum is not None:
-            sources.append(self._second_writer(instr, instr.row_sum))
+            sources.append(self._tile_operand(instr, instr.row_sum).write)  # behind the sources
 
         def work(clock: Clock, time: int) -> None:
             views = tuple([read(clock, time) for read in sources])
@@ -236,16 +237,12 @@ class RegionCode:
         return self.dtypes[pattern.buffer]
 
     def _reader(self, instr: Instr, number: int) -> Callable[[Clock, int], np.ndarray]:
-        pattern = instr.srcs[number]
+        pattern, call = instr.srcs[number], self.call
         if pattern.space is not Space.HBM:
-            return TileOperand(
-                instr, pattern, self.slots[pattern.buffer], self.chip, self.registers
-            ).read
-        operand = self._hbm_operand(
-            instr, pattern, indexed=instr.opcode == "dma_gather" and number == 0
-        )
+            return self._tile_operand(instr, pattern).read
+        indexed = instr.opcode == "dma_gather" and number == 0
+        operand = self._hbm_operand(instr, pattern, indexed)
         self.hbm_reads.setdefault(pattern.buffer, set()).add(instr.engine)
-        call = self.call
         return lambda clock, time: operand.read(call.tensors, clock, time)
 
     def _writer(
@@ -255,11 +252,9 @@ class RegionCode:
         pattern = instr.dst
         assert pattern is not None
         if pattern.space is not Space.HBM:
-            tile = TileOperand(
-                instr, pattern, self.slots[pattern.buffer], self.chip, self.registers
-            )
+            tile = self._tile_operand(instr, pattern)
             if instr.opcode not in ACCUMULATING:
-                return lambda clock, time: tile.write(clock, time, False), None
+                return tile.write, None
             zero, registers = overwrites(instr.attrs.get("zero_when", ())), self.registers
             return lambda clock, time: tile.write(clock, time, not zero(registers)), None
         scatter, call = instr.opcode == "dma_scatter", self.call
@@ -270,12 +265,8 @@ class RegionCode:
             lambda views: operand.mark(call.tensors, views[1].reshape(-1) if scatter else None),
         )
 
-    def _second_writer(
-        self, instr: Instr, pattern: AccessPattern
-    ) -> Callable[[Clock, int], np.ndarray]:
-        """The view of the sums of rows; a kernel gets it behind the sources."""
-        tile = TileOperand(instr, pattern, self.slots[pattern.buffer], self.chip, self.registers)
-        return lambda clock, time: tile.write(clock, time, False)
+    def _tile_operand(self, instr: Instr, pattern: AccessPattern) -> TileOperand:
+        return TileOperand(instr, pattern, self.slots[pattern.buffer], self.chip, self.registers)
 
     def _hbm_operand(self, instr: Instr, pattern: AccessPattern, indexed: bool) -> HbmOperand:
         dims = pattern.dims
@@ -309,15 +300,8 @@ class _HbmHistory(History):
         super().__init__(strides_overlap)
         self._clocks, self._engines = clocks, engines
 
-    def add_read(self, key: tuple[int, ...], engine: int, time: int) -> None:
-        super().add_read(key, engine, time)
-        self._shed()
-
-    def add_write(self, key: tuple[int, ...], engine: int, time: int) -> None:
-        super().add_write(key, engine, time)
-        self._shed()
-
-    def _shed(self) -> None:
+    def add(self, key: Key, engine: int, time: int, writes: bool) -> None:
+        super().add(key, engine, time, writes)
         if (len(self.reads) + len(self.writes)) % _PRUNE_AT == 0:
             self.forget_before(self._clocks, self._engines)
 

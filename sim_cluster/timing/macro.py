@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
+from shardwright.compiler.isa.instructions import DMA
+from shardwright.compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.compiler.neff.schedule import (
     STAGE_AXIS,
@@ -27,7 +28,6 @@ from shardwright.compiler.neff.schedule import (
 from shardwright.compiler.timing.evaluate import Segment, Shares, segments_at
 from shardwright.sim_cluster.timing.contention import NO_DEMAND, Demand
 
-_DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
 interpolated."""
@@ -178,7 +178,7 @@ class _Code:
         )
         if not even:
             return _MOVES_NOTHING
-        dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in _DMA)
+        dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in DMA)
         hbm_bytes = sum(own[n].hbm_bytes for n in moving)
         hbm_ps = hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
         bank = min(bank, even)

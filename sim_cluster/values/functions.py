@@ -243,7 +243,7 @@ class FunctionCode:
             for tensor, is_written in touched:
                 array = bound.tensors.arrays[tensor]
                 key = strided_key(array.ctypes.data, (), array.nbytes)
-                (watch.write if is_written else watch.read)(tensor, key)
+                watch.touch(tensor, key, is_written)
             if program.kind == "collective_start":
                 watch.fly(flight)
             return action(bound)
