@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View
 from shardwright.compiler.support.rounding import Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.l0 import RegionCode
@@ -133,7 +133,7 @@ class FunctionCode:
         self.function, self.level, self.outside, self.draws = function, level, outside, draws
         self.dtypes = tuple(t.dtype for t in function.tensors)
         require_memory(
-            sum(_bytes(t) for t in function.tensors if t.kind == "constant"),
+            sum(t.num_bytes for t in function.tensors if t.kind == "constant"),
             f"constants of function {function.name}",
         )
         self.constants = {
@@ -168,7 +168,7 @@ class FunctionCode:
             arrays[number] = typed
         for number, tensor in enumerate(function.tensors):
             if tensor.kind == "scratch":
-                end = tensor.offset_bytes + _bytes(tensor)
+                end = tensor.offset_bytes + tensor.num_bytes
                 arrays[number] = self._typed(number, scratch[max(tensor.offset_bytes, 0) : end])
         self._check_donation(arrays)
         return Bound(self, [a for a in arrays if a is not None])
@@ -180,8 +180,8 @@ class FunctionCode:
 
     def _typed(self, number: int, memory: np.ndarray) -> np.ndarray:
         tensor = self.function.tensors[number]
-        if memory.nbytes != _bytes(tensor):
-            self._refuse(f"requires {_bytes(tensor)} bytes, got {memory.nbytes}", number)
+        if memory.nbytes != tensor.num_bytes:
+            self._refuse(f"requires {tensor.num_bytes} bytes, got {memory.nbytes}", number)
         return memory.view(tensor.dtype.numpy).reshape(-1)
 
     def _check_donation(self, arrays: Sequence[np.ndarray | None]) -> None:
@@ -332,7 +332,7 @@ class FunctionCode:
     def _start(self, program: RegionProgram) -> Action:
         number = program.attrs["collective"]
         call = self.function.collectives[number]
-        elements = sum(math.prod(part) for part in call.parts or (call.source_shape,))
+        elements = call.num_elements
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
         self.started.add(number)
@@ -418,12 +418,7 @@ class FunctionCode:
 
 def _stored(program: RegionProgram) -> set[int]:
     """Tensors a region stores to."""
-    stores = ("store", "store_indexed")
-    return {node.attrs["view"].tensor for node in program.nodes if node.op in stores}
-
-
-def _bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.bytes
+    return {node.attrs["view"].tensor for node in program.nodes if node.op in STORES}
 
 
 def _constant(tensor: Tensor) -> np.ndarray:
