@@ -60,23 +60,6 @@ class CollectiveUse:
     exposed_ps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LoopState:
-    """Classes that share nothing with others at an instant."""
-
-    actors: tuple[object, ...] = field(repr=False)
-    jobs: tuple[object, ...] = field(repr=False)
-    pending: tuple[object, ...] = field(repr=False)
-
-    def repeats(self, earlier: LoopState) -> bool:
-        """Whether the loop goes on from here as it did from an earlier state."""
-        return (self.actors, self.jobs, self.pending) == (
-            earlier.actors,
-            earlier.jobs,
-            earlier.pending,
-        )
-
-
 @dataclass(slots=True)
 class ClassResult:
     """One class: when it finished, how its time was charged, what it did."""

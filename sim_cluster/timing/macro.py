@@ -8,7 +8,6 @@ list of every class of ranks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,17 +15,10 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import DMA
 from shardwright.compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from shardwright.compiler.machine.target import PS_PER_S, Target
-from shardwright.compiler.neff.schedule import (
-    STAGE_AXIS,
-    Schedule,
-    Transfer,
-    counted_as,
-    counted_runs,
-    flat,
-    run_counts,
-)
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from shardwright.compiler.timing.evaluate import Segment, Shares, segments_at
 from shardwright.sim_cluster.timing.contention import NO_DEMAND, Demand
+from shardwright.sim_cluster.timing.stage_order import runs_of
 
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
@@ -246,17 +238,11 @@ def schedule_macros(
     """One whole step of a core of a stage: every program of its schedule with what it receives
     before and sends after. `macros` are those of the programs by name.
     """
-    shown, runs, done = run_counts(schedule), counted_runs(schedule), Counter[str]()
     out: list[MacroOp] = []
-    for name in flat(schedule):
-        counted = counted_as(name)
-        number = done[counted]
-        done[counted] += 1
-        own = [t for t in transfers if (t.target, t.reader) == (stage, counted)]
-        out += [Receive(message_call(t)) for t in own if not t.once or not number]
-        out += [Mark(f"{name} {number}" if shown[name] > 1 else name), *macros[name], Mark("")]
-        own = [t for t in transfers if (t.source, t.writer) == (stage, counted)]
-        out += [Send(message_call(t)) for t in own if not t.once or done[counted] == runs[counted]]
+    for run in runs_of(schedule, transfers, stage):
+        out += [Receive(message_call(t)) for t in run.received]
+        out += [Mark(run.label), *macros[run.program], Mark("")]
+        out += [Send(message_call(t)) for t in run.sent]
     return tuple(out)
 
 

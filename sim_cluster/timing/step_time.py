@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,12 +84,15 @@ class Replayed(StepTiming):
     @property
     def last(self) -> ClassResult:
         """The class that finishes last, whose time is that of the step."""
-        return max(self.results, key=lambda result: result.end_ps)
+        return _last(self.results)
 
     def last_of(self, stage: int) -> ClassResult:
         """The class that finishes last of a pipeline stage."""
-        own = (r for r, s in zip(self.results, self.stage_of, strict=True) if s == stage)
-        return max(own, key=lambda result: result.end_ps)
+        return _last(r for r, s in zip(self.results, self.stage_of, strict=True) if s == stage)
+
+
+def _last(results: Iterable[ClassResult]) -> ClassResult:
+    return max(results, key=lambda result: result.end_ps)
 
 
 def time_step(
@@ -232,7 +235,7 @@ def band(step: Step) -> dict[str, StepTiming]:
 
 
 def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> Replayed:
-    last = max(results, key=lambda result: result.end_ps)
+    last = _last(results)
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
@@ -269,5 +272,5 @@ def _of_stages(
 ) -> Iterator[dict[str, int]]:
     """The breakdown of the last-finishing class of every stage."""
     for stage in range(max(stages) + 1):
-        own = [r for r, s in zip(results, stages, strict=True) if s == stage]
-        yield _breakdown(max(own, key=lambda r: r.end_ps), step_time_ps)
+        own = (r for r, s in zip(results, stages, strict=True) if s == stage)
+        yield _breakdown(_last(own), step_time_ps)
