@@ -76,7 +76,7 @@ class RegionCode:
         self.hbm_writes: dict[int, set[Engine]] = {}
         self.num_instructions = 0
         self.executed = 0
-        with _Context(region, -1, None):
+        with _Context(region):
             check_tiles(region.tiles, chip.limits)
         self.slots = make_slots(region)
         self.body = self._decode(region.body)
@@ -153,15 +153,15 @@ class RegionCode:
                 fresh = [g for g in self.slots if g and g[0].tile.loop == item.register]
                 decoded.append(_LoopCode(item.register, item.trip, self._decode(item.body), fresh))
             else:
-                with _Context(self.region, self.num_instructions, item):
-                    decoded.append(self._step(item))
+                context = _Context(self.region, self.num_instructions, item)
+                with context:
+                    decoded.append(self._step(item, context))
                 self.num_instructions += 1
         return decoded
 
-    def _step(self, instr: Instr) -> Step:
+    def _step(self, instr: Instr, context: _Context) -> Step:
         """One instruction as a closure: tokens, operands with their checks, arithmetic, tokens."""
         check_instruction(instr, self.region.tiles, self.chip.limits)
-        context = _Context(self.region, self.num_instructions, instr)
         take, give = self._tokens(instr)
         engine, clocks = NUMBER[instr.engine], self.clocks
         work = self._work(instr)
@@ -325,13 +325,13 @@ def _overlapping(tensors: HbmTensors, ordered: Sequence[int]) -> list[list[int]]
     return groups
 
 
+@dataclass(frozen=True, slots=True)
 class _Context:
     """Adds region, instruction and engine to errors raised below."""
 
-    __slots__ = ("instr", "number", "region")
-
-    def __init__(self, region: Region, number: int, instr: Instr | None) -> None:
-        self.region, self.number, self.instr = region, number, instr
+    region: Region
+    number: int = -1
+    instr: Instr | None = None
 
     def __enter__(self) -> None:
         return None

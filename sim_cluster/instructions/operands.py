@@ -33,11 +33,9 @@ class HbmTensors:
 
     __slots__ = ("arrays", "between", "histories", "masks", "watch")
 
-    def __init__(
-        self, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray | None] = ()
-    ) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = list(arrays)
-        self.masks: list[np.ndarray | None] = list(masks) or [None] * len(self.arrays)
+        self.masks: list[np.ndarray | None] = [None] * len(self.arrays)
         self.histories: list[History | None] = [None] * len(self.arrays)
         self.between: HbmWatch | None = None
         self.watch: CoreWatch | None = None

@@ -45,7 +45,7 @@ class FunctionTime:
     regions: tuple[RegionTime, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProgramRun:
     """One run of a program on a stage, or `runs` in a row."""
 
@@ -148,15 +148,9 @@ def _runs(timing: Replayed, stage: int) -> Iterator[ProgramRun]:
     for place, span in enumerate(spans):
         if place == kept and missing:
             before = spans[kept - 1].end_ps if kept else 0
-            yield _run(stage, "repeated", runs[kept].number, missing, before, span.start_ps)
+            yield ProgramRun(stage, "repeated", runs[kept].number, missing, before, span.start_ps)
         run = runs[place if place < kept else place + missing]
-        yield _run(stage, run.program, run.number, 1, span.start_ps, span.end_ps)
-
-
-def _run(stage: int, name: str, number: int, runs: int, start: int, end: int) -> ProgramRun:
-    return ProgramRun(
-        stage=stage, program=name, number=number, runs=runs, start_ps=start, end_ps=end
-    )
+        yield ProgramRun(stage, run.program, run.number, 1, span.start_ps, span.end_ps)
 
 
 def _bounded(runs: list[ProgramRun]) -> list[ProgramRun]:

@@ -103,15 +103,18 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.clip(result, -1, 1), F32)
 
 
+def _normal(x: Array) -> Array:
+    """The normal distribution function."""
+    return (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
+
+
 def _gelu(x: Array) -> Array:
-    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
-    return np.asarray(np.multiply(x, gate, dtype=F32))
+    return np.asarray(np.multiply(x, _normal(x), dtype=F32))
 
 
 def _gelu_dx(x: Array) -> Array:
-    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
     density = np.exp(x * x * np.float32(-0.5)) * np.float32(1 / math.sqrt(2 * math.pi))
-    return np.asarray(np.add(gate, x * density, dtype=F32))
+    return np.asarray(np.add(_normal(x), x * density, dtype=F32))
 
 
 def _gelu_apprx_tanh(x: Array) -> Array:
@@ -163,35 +166,19 @@ def _integer_power(a: Array, b: Array) -> Array:
     return np.where(b < 0, unit, result)
 
 
-def _bits(x: Array) -> int:
-    return int(x.dtype.itemsize) * 8
+def _shift(shift: np.ufunc, arithmetic: bool = False) -> Function:
+    """A shift whose counts of the width or more (negative ones too) shift everything out. The sign
+    moves in only with `arithmetic`, for unsigned operands too, as XLA has it."""
 
+    def shifted(a: Array, b: Array) -> Array:
+        width, kind = a.dtype.itemsize, "i" if arithmetic else "u"
+        bits, count = a.view(f"{kind}{width}"), b.view(f"u{width}")
+        inside = count < 8 * width
+        safe = np.where(inside, count, 8 * width - 1 if arithmetic else 0).astype(bits.dtype)
+        result: Array = shift(bits, safe).view(a.dtype)
+        return result if arithmetic else np.where(inside, result, np.zeros((), a.dtype))
 
-def _unsigned(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
-def _in_range(count: Array, bits: int) -> Array:
-    return (_unsigned(count) < bits).reshape(count.shape)
-
-
-def _shift_left(a: Array, b: Array) -> Array:
-    keep = _in_range(b, _bits(a))
-    return np.where(keep, np.left_shift(a, np.where(keep, b, 0)), np.zeros((), a.dtype))
-
-
-def _shift_right_logical(a: Array, b: Array) -> Array:
-    keep = _in_range(b, _bits(a))
-    unsigned = _unsigned(a).reshape(a.shape)
-    count = np.where(keep, b, 0).astype(unsigned.dtype)
-    shifted = np.right_shift(unsigned, count)
-    return np.where(keep, shifted, np.zeros((), unsigned.dtype)).astype(a.dtype)
-
-
-def _shift_right_arithmetic(a: Array, b: Array) -> Array:
-    signed = _unsigned(a).reshape(a.shape).view(f"i{a.dtype.itemsize}")
-    count = np.where(_in_range(b, _bits(a)), b, _bits(a) - 1).astype(signed.dtype)
-    return np.asarray(np.right_shift(signed, count).astype(a.dtype))
+    return shifted
 
 
 def _random_bits(counter: Array, key: Array) -> Array:
@@ -205,6 +192,8 @@ def _mixed(x: Array) -> Array:
     return np.asarray(x ^ (x >> np.uint32(16)))
 
 
+_SHIFT_LEFT, _SHIFT_RIGHT_LOGICAL = _shift(np.left_shift), _shift(np.right_shift)
+_SHIFT_RIGHT_ARITHMETIC = _shift(np.right_shift, arithmetic=True)
 _COMMON: dict[str, Function] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -256,9 +245,9 @@ _INTEGER: dict[str, Function] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.bitwise_not,
-    "shift_left": _shift_left,
-    "shift_right_logical": _shift_right_logical,
-    "shift_right_arithmetic": _shift_right_arithmetic,
+    "shift_left": _SHIFT_LEFT,
+    "shift_right_logical": _SHIFT_RIGHT_LOGICAL,
+    "shift_right_arithmetic": _SHIFT_RIGHT_ARITHMETIC,
     "random_bits": _random_bits,
 }
 _PRED: dict[str, Function] = {

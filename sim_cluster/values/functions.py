@@ -33,17 +33,15 @@ from shardwright.sim_cluster.values.regions import affine, prepare
 L0, L1 = "L0", "L1"
 
 
+@dataclass(slots=True, eq=False)
 class CollectiveRequest:
     """One rank waits for a collective: what it sends (captured at the start) and where the result
     goes.
     """
 
-    __slots__ = ("call", "deliver", "source")
-
-    def __init__(
-        self, call: CollectiveCall, source: np.ndarray, deliver: Callable[[np.ndarray], None]
-    ) -> None:
-        self.call, self.source, self.deliver = call, source, deliver
+    call: CollectiveCall
+    source: np.ndarray
+    deliver: Callable[[np.ndarray], None]
 
 
 @dataclass(slots=True)

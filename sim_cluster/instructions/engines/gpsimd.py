@@ -40,11 +40,7 @@ def iota(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst[p, i...] = start + p * partition_step + sum(i_k * steps[k])."""
     pattern = _pattern(instr)
     start, write = instr.attrs["start"], writer(dst, DType.I64)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, pattern + start.value(registers))
-
-    return kernel
+    return lambda out, views, registers: write(out, pattern + start.value(registers))
 
 
 @executes("affine_select")

@@ -89,22 +89,10 @@ def writer(target: DType, compute: DType) -> Callable[[np.ndarray, np.ndarray], 
     if compute.is_float and target is DType.PRED:
         return lambda view, value: np.not_equal(value, 0, out=view)
     if compute.is_float and target.is_integer:
-
-        def write_rounded(view: np.ndarray, value: np.ndarray) -> None:
-            view[...] = ew.saturate(np.rint(value), target)
-
-        return write_rounded
+        return lambda view, value: np.copyto(view, ew.saturate(np.rint(value), target))
     if target.is_narrow and target is not compute:
-
-        def write_narrow(view: np.ndarray, value: np.ndarray) -> None:
-            view[...] = narrow(value, target)
-
-        return write_narrow
-
-    def write(view: np.ndarray, value: np.ndarray) -> None:
-        view[...] = value
-
-    return write
+        return lambda view, value: np.copyto(view, narrow(value, target))
+    return lambda view, value: np.copyto(view, value, casting="unsafe")
 
 
 def same_shape(instr: Instr, *sources: int) -> None:

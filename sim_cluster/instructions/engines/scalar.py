@@ -51,11 +51,7 @@ def _arithmetic(instr: Instr, srcs: tuple[DType, ...]) -> Arithmetic:
 def activation(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst = func(scale * src + bias)."""
     value_of, write = _arithmetic(instr, srcs), writer(dst, DType.F32)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, value_of(views))
-
-    return kernel
+    return lambda out, views, registers: write(out, value_of(views))
 
 
 @executes("activation_reduce")

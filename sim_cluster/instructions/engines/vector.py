@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -137,11 +136,7 @@ def bitcast_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         f"bitcast_copy requires equal widths, got {srcs[0].value} and {dst.value}",
     )
     bits = np.dtype(f"u{dst.bytes}")
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        out.view(bits)[...] = views[0].view(bits)
-
-    return kernel
+    return lambda out, views, registers: np.copyto(out.view(bits), views[0].view(bits))
 
 
 @executes("select")
@@ -151,22 +146,16 @@ def select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     compute = compute_type(instr.engine, srcs[1:])
     read_true, read_false = (reader(s, compute) for s in srcs[1:])
     write = writer(dst, compute)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, np.where(views[0] != 0, read_true(views[1]), read_false(views[2])))
-
-    return kernel
+    return lambda out, views, registers: write(
+        out, np.where(views[0] != 0, read_true(views[1]), read_false(views[2]))
+    )
 
 
 @executes("memset")
 def memset(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst = value."""
-    value: Any = np.asarray(instr.attrs["value"]).astype(dst.numpy)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        out[...] = value
-
-    return kernel
+    value = np.asarray(instr.attrs["value"]).astype(dst.numpy)
+    return lambda out, views, registers: np.copyto(out, value)
 
 
 @executes("tensor_unary")
