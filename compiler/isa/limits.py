@@ -28,17 +28,12 @@ def limits_for(machine: str | Limits) -> Limits:
 
 def check_region(region: Region, limits: Limits) -> list[str]:
     """Everything in `region` the machine would refuse, as readable findings."""
-    found = [f"{region.program.name}: {text}" for text in _check_tiles(region.tiles, limits)]
+    found = list(_check_tiles(region.tiles, limits))
     for instr in walk(region.body):
-        found.extend(
-            f"{region.program.name}: {t}" for t in check_instr(instr, region.tiles, limits)
-        )
+        found += check_instr(instr, region.tiles, limits)
     if len(region.tokens) > limits.semaphores:
-        found.append(
-            f"{region.program.name}: requires at most {limits.semaphores} semaphores,"
-            f" got {len(region.tokens)}"
-        )
-    return found
+        found.append(f"requires at most {limits.semaphores} semaphores, got {len(region.tokens)}")
+    return [f"{region.program.name}: {text}" for text in found]
 
 
 def walk(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
@@ -78,19 +73,12 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
         found.append(f"{instr.opcode} has one destination")
     if len(instr.srcs) not in definition.sources:
         found.append(f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}")
-    operands = _operands(instr)
-    found += [
-        t
-        for pattern, write in operands
-        for t in _check_pattern(pattern, write, instr, tiles, limits)
-    ]
+    for patterns, write in ((instr.srcs, False), (instr.dsts, True)):
+        for pattern in patterns:
+            found += _check_pattern(pattern, write, instr, tiles, limits)
     if not found and instr.opcode in _RULES:
         found += _RULES[instr.opcode](instr, tiles, limits)
     return [f"{instr.opcode}: {text}" for text in found]
-
-
-def _operands(instr: Instr) -> list[tuple[AccessPattern, bool]]:
-    return [*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts)]
 
 
 def _check_pattern(

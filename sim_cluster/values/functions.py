@@ -316,11 +316,7 @@ class FunctionCode:
 
         def load(bound: Bound) -> None:
             at = _start_of(offset, 1, bound, tensor, program)
-            mask = bound.tensors.masks[tensor]
-            if mask is not None and not mask[at]:
-                raise SimulationError(
-                    "SW_L0_UNINITIALISED", f"region {program.name} loads a register nobody wrote"
-                )
+            _require_written(bound, tensor, slice(at, at + 1), program, "loads a register")
             value = int(bound.tensors.arrays[tensor][at])
             value = value if low is None else max(value, low)
             bound.registers[register] = value if high is None else min(value, high)
@@ -338,12 +334,9 @@ class FunctionCode:
 
         def start(bound: Bound) -> None:
             at = _start_of(source_at, elements, bound, source, program)
-            mask = bound.tensors.masks[source]
-            if mask is not None and not mask[at : at + elements].all():
-                raise SimulationError(
-                    "SW_L0_UNINITIALISED", f"region {program.name} sends elements nobody wrote"
-                )
-            window = bound.tensors.arrays[source][at : at + elements]
+            sent = slice(at, at + elements)
+            _require_written(bound, source, sent, program, "sends elements")
+            window = bound.tensors.arrays[source][sent]
             data = window if still else window.copy()
             behind = _start_of(target_at, 0, bound, target, program)
             bound.flight[number] = _Flight(data, source, target, behind)
@@ -448,6 +441,15 @@ def _start_of(
             f" has {size}",
         )
     return at
+
+
+def _require_written(
+    bound: Bound, tensor: int, elements: slice, program: RegionProgram, does: str
+) -> None:
+    """Raises SimulationError SW_L0_UNINITIALISED for elements that nobody wrote."""
+    mask = bound.tensors.masks[tensor]
+    if mask is not None and not mask[elements].all():
+        raise SimulationError("SW_L0_UNINITIALISED", f"region {program.name} {does} nobody wrote")
 
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:
