@@ -23,7 +23,6 @@ from shardwright.collectives.timing.times import (
     COPY_TOUCHES,
     REDUCE_TOUCHES,
     closed_time,
-    schedule_time,
 )
 from shardwright.collectives.topology import torus
 from shardwright.compiler.machine.target import Target, load_target, logical, target_names
@@ -36,6 +35,7 @@ from shardwright.sim_cluster.network.collective_costs import collective_costs
 from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
+from tests.support.collective_schedules import schedule_time
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
 MARK = "<!-- below: benchmarks/network.py -->"

@@ -22,7 +22,7 @@ class CollectiveCosts:
     """What a collective costs besides links.
 
     Units: `_ps` picoseconds; rates are bytes per second and rank, of payload received; thresholds
-    are sizes of the larger of source and target of a rank (`ops.size_bytes`). A copied byte touches
+    are sizes of the larger of source and target of a rank. A copied byte touches
     memory twice (read, write), a reduced one three times (two reads, one write), so
     `rank_copy_bytes_per_s` is 3/2 of `rank_reduce_bytes_per_s` for one touch rate;
     `rank_hbm_bytes_per_s` is what a rank has of its HBM bank beside the others, for all touches.

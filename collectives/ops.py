@@ -80,11 +80,3 @@ def group_index(mesh: Mapping[str, int], axes: Sequence[str], rank: int) -> int:
     for axis in axes:
         index = index * mesh[axis] + rank // strides[axis] % mesh[axis]
     return index
-
-
-def size_bytes(kind: CollectiveKind, source_bytes: int, group_size: int) -> int:
-    """Bytes of the larger of source and target of one rank, from its source: what costs are given.
-
-    Source: documented: sizes follow the larger of input and output (nccom-test page).
-    """
-    return source_bytes * (group_size if kind is CollectiveKind.ALL_GATHER else 1)

@@ -147,7 +147,7 @@ def _gray_slots(
     width = 0
     for axis in reversed(list(inside)):
         inner = coordinates[axis] % inside[axis]
-        address = address + ((inner ^ (inner >> 1)) << width)
+        address = address + (_gray(inner) << width)
         width += inside[axis].bit_length() - 1
     for axis in inside:
         outer = coordinates[axis] // inside[axis]
@@ -155,25 +155,19 @@ def _gray_slots(
     core, rest = address % topology.ranks_per_chip, address // topology.ranks_per_chip
     chip, stride = np.zeros(1, np.int64), 1
     for side in reversed(topology.shape):
-        chip, rest, stride = chip + stride * _along(rest % side), rest // side, stride * side
+        chip, rest, stride = chip + stride * _gray(rest % side), rest // side, stride * side
     local = chip * topology.ranks_per_chip + core
     return instance * topology.ranks_per_instance + local
 
 
-def _along(bits: IntArray) -> IntArray:
-    """The place on a side of up to 4 chips whose Gray code is `bits`: 0, 1, 3, 2 follow each
-    other.
-    """
-    return bits ^ (bits >> 1)
+def _gray(number: IntArray) -> IntArray:
+    """The Gray code of a number, 0, 1, 3, 2 in order; up to 3 also the number of a Gray code."""
+    return number ^ (number >> 1)
 
 
 def where(placement: Placement, mesh: Mapping[str, int], axes: Sequence[str]) -> str:
     """Where the first group over `axes` lies, for reports."""
-    groups = placement.groups(mesh, axes)
-    return _line(np.asarray(groups.groups[0]), placement.topology)
-
-
-def _line(members: IntArray, topology: Topology) -> str:
+    members, topology = np.asarray(placement.groups(mesh, axes).groups[0]), placement.topology
     instances = np.unique(topology.instance_of(members))
     first = members[topology.instance_of(members) == instances[0]]
     text = _shape(tuple(np.unique(topology.chip_of(first)).tolist()), topology)

@@ -49,11 +49,6 @@ class Phase:
     reduce: bool
     charge: Charge = Charge.MOVE
 
-    @property
-    def num_steps(self) -> int:
-        """Steps of this phase."""
-        return len(self.starts) - 1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
@@ -88,16 +83,6 @@ class Schedule:
         if self.kind in GATHERED:
             return self.num_ranks * self.parts
         return 2 if self.kind is CollectiveKind.COLLECTIVE_PERMUTE else 2 * self.num_ranks
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of all phases."""
-        return sum(p.num_steps for p in self.phases)
-
-    @property
-    def num_moves(self) -> int:
-        """Moves of all phases."""
-        return sum(len(p.source) for p in self.phases)
 
     def steps(self) -> Iterator[Step]:
         """All steps in order."""
@@ -162,29 +147,10 @@ class Schedule:
         rank, chunk = final_chunks(self)
         everything = np.bitwise_or.reduce(_bits(np.arange(self.num_ranks), self.num_ranks))
         slots = self.slot(rank, chunk)
-        if self.kind is CollectiveKind.ALL_GATHER:
-            return rank, slots, _bits(chunk // self.parts, self.num_ranks)
-        if self.kind is CollectiveKind.ALL_TO_ALL:
-            return rank, slots, _bits(chunk // self.num_ranks, self.num_ranks)
-        if self.kind is CollectiveKind.COLLECTIVE_PERMUTE:
-            return rank, slots, _bits(chunk, self.num_ranks)
-        return rank, slots, np.broadcast_to(everything, (len(rank), len(everything)))
-
-    def render(self, max_steps: int = 8) -> str:
-        """Text form: one line per step, at most `max_steps` of each phase."""
-        head = (
-            f"{self.algorithm} {self.kind.value}: {self.num_ranks} ranks, {self.parts} parts,"
-            f" {self.num_steps} steps, {self.num_moves} moves"
-        )
-        lines = [head]
-        for p in self.phases:
-            lines.append(f"  {p.name} ({'reduce' if p.reduce else 'copy'}, {p.num_steps} steps)")
-            for i in range(min(p.num_steps, max_steps)):
-                cut = slice(p.starts[i], min(p.starts[i + 1], p.starts[i] + 6))
-                moves = zip(p.source[cut], p.target[cut], p.chunk[cut], strict=True)
-                more = " ..." if p.starts[i + 1] - p.starts[i] > 6 else ""
-                lines.append(f"    {i}: " + " ".join(f"{s}>{t}:{c}" for s, t, c in moves) + more)
-        return "\n".join(lines)
+        if self.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+            return rank, slots, np.broadcast_to(everything, (len(rank), len(everything)))
+        of_one = {CollectiveKind.ALL_GATHER: self.parts, CollectiveKind.ALL_TO_ALL: self.num_ranks}
+        return rank, slots, _bits(chunk // of_one.get(self.kind, 1), self.num_ranks)
 
 
 def final_chunks(schedule: Schedule) -> tuple[IntArray, IntArray]:

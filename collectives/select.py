@@ -144,12 +144,9 @@ def _fastest(
     best = times.index(min(times))
     taken = found[best]
     others = [
-        f"{_name(c)} {ps / 1e6:.1f} us" for c, ps in zip(found, times, strict=True) if c != taken
+        f"{full_name(replace(c, inside=''))} {ps / 1e6:.1f} us"
+        for c, ps in zip(found, times, strict=True)
+        if c != taken
     ]
     why = f"{taken.why}; {times[best] / 1e6:.1f} us, {', '.join(others)}"
-    return Choice(taken.kind, taken.layout, taken.algorithm, why, taken.inside, taken.across)
-
-
-def _name(choice: Choice) -> str:
-    name = choice.algorithm.replace("_", " ")
-    return f"{name} ({choice.across} across)" if choice.across else name
+    return replace(taken, why=why)

@@ -114,16 +114,6 @@ class Topology:
             table[int(a)].append(int(b))
         return {chip: tuple(sorted(found)) for chip, found in table.items()}
 
-    def describe(self) -> str:
-        """One line for reports."""
-        efa = int(self.bytes_per_s[self.is_efa].sum()) // 2
-        wires = int((~self.is_efa).sum())
-        tail = f", EFA {efa / 1e9:g} GB/s each" if efa else ""
-        return (
-            f"{self.name}: {self.num_instances} x {self.num_chips} chips x {self.ranks_per_chip}"
-            f" ranks, {wires} directed links{tail}"
-        )
-
 
 class Tier(TypedDict, total=False):
     """What every builder takes besides chips and links: instances joined by EFA, and latencies.
@@ -225,38 +215,34 @@ def _rates(given: int | Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
     return rates
 
 
+_ALONE = Tier(instances=1, efa_bytes_per_s=0, efa_devices=0, efa_latency_ps=0, link_latency_ps=0)
+
+
 def _build(fabric: _Fabric, ranks_per_chip: int, tier: Tier) -> Topology:
-    return _built(
-        fabric,
-        ranks_per_chip,
-        tier.get("instances", 1),
-        tier.get("efa_bytes_per_s", 0),
-        tier.get("efa_devices", 0),
-        tier.get("efa_latency_ps", 0),
-        tier.get("link_latency_ps", 0),
-    )
+    return _built(fabric, ranks_per_chip, **(_ALONE | tier))
 
 
 @lru_cache(maxsize=64)
 def _built(
     fabric: _Fabric,
     ranks_per_chip: int,
+    *,
     instances: int,
     efa_bytes_per_s: int,
-    devices: int,
+    efa_devices: int,
     efa_latency_ps: int,
     link_latency_ps: int,
 ) -> Topology:
     """The one Topology of these numbers: topologies are compared by identity."""
-    _check(fabric, ranks_per_chip, instances, devices, efa_bytes_per_s)
+    _check(fabric, ranks_per_chip, instances, efa_devices, efa_bytes_per_s)
     chips = math.prod(fabric.shape)
     wires = _switch_wires(fabric) if fabric.domains else _grid_wires(fabric)
-    device_of = np.arange(chips) * devices // chips if devices else np.full(chips, -1)
-    first = [int(np.argmax(device_of == d)) for d in range(devices)]
+    device_of = np.arange(chips) * efa_devices // chips if efa_devices else np.full(chips, -1)
+    first = [int(np.argmax(device_of == d)) for d in range(efa_devices)]
     ends = wires.ends + [(chip, -1) for chip in first] + [(-1, chip) for chip in first]
     inside = len(wires.ends)
     is_efa = np.arange(len(ends)) >= inside
-    efa_rate = efa_bytes_per_s // devices if devices else 0
+    efa_rate = efa_bytes_per_s // efa_devices if efa_devices else 0
     table = np.array(ends, dtype=np.int64).reshape(-1, 2)
     has = device_of >= 0
     return Topology(
@@ -266,12 +252,12 @@ def _built(
         num_instances=instances,
         link_source=table[:, 0],
         link_target=table[:, 1],
-        bytes_per_s=np.array(wires.rates + [efa_rate] * 2 * devices, dtype=np.int64),
+        bytes_per_s=np.array(wires.rates + [efa_rate] * 2 * efa_devices, dtype=np.int64),
         latency_ps=np.where(is_efa, efa_latency_ps, link_latency_ps).astype(np.int64),
         is_efa=is_efa,
         routes=wires.routes,
         efa_out=np.where(has, inside + device_of, -1),
-        efa_in=np.where(has, inside + devices + device_of, -1),
+        efa_in=np.where(has, inside + efa_devices + device_of, -1),
     )
 
 
@@ -356,10 +342,7 @@ def _place(chip: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _chip(place: Sequence[int], shape: Sequence[int]) -> int:
-    number = 0
-    for at, size in zip(place, shape, strict=True):
-        number = number * size + at
-    return number
+    return int(np.ravel_multi_index(tuple(place), tuple(shape)))
 
 
 def _with(place: tuple[int, ...], side: int, value: int) -> tuple[int, ...]:

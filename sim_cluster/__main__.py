@@ -21,7 +21,6 @@ from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import Bundle, load_bundle
 from shardwright.sim_cluster.timing.contention import Packets
 from shardwright.sim_cluster.timing.step_time import Step, band
-from shardwright.sim_cluster.values.layout import num_ranks
 from shardwright.sim_cluster.values.run_values import ValueRun
 
 Arrays = Mapping[str, np.ndarray]
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if bool(args.inputs) != bool(args.outputs):
             raise UsageError("SW_USAGE", "--inputs and --outputs require each other")
         bundle = load_bundle(args.bundle)
-        cores, target = num_ranks(bundle.manifest.mesh), bundle.manifest.target
+        cores, target = bundle.manifest.num_cores, bundle.manifest.target
         print(
             f"{args.bundle}: {len(bundle.programs)} programs for {cores} cores of {target}, sound"
         )

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
 from shardwright.collectives.algorithms.tiers import tiers
-from shardwright.collectives.groups.layout import Layout, Orders, chip_order, inside_rings
+from shardwright.collectives.groups.layout import Layout, Orders, chip_order, inside_rings, on_chip
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.schedule import Schedule
 from shardwright.collectives.topology import IntArray
@@ -82,8 +82,7 @@ class Choice:
 
     def recipe(self, group: int = 0) -> Recipe:
         """The recipe of one group."""
-        names = (self.algorithm, self.inside, self.across)
-        return _recipe(self.kind, self.layout, names, self.pairs, group)
+        return _recipe(self, group)
 
     def schedule(self, group: int = 0) -> Schedule:
         """The schedule of one group."""
@@ -91,14 +90,12 @@ class Choice:
 
 
 @lru_cache(maxsize=4096)
-def _recipe(
-    kind: CollectiveKind, layout: Layout, names: tuple[str, str, str], pairs: Pairs, group: int
-) -> Recipe:
+def _recipe(choice: Choice, group: int) -> Recipe:
     """The recipe of `group`: orders from the chips its ranks sit on."""
-    algorithm, inside, across = names
+    kind, layout, algorithm = choice.kind, choice.layout, choice.algorithm
     if kind is CollectiveKind.COLLECTIVE_PERMUTE:
-        return Recipe(kind, algorithm, (layout.group_size,), pairs=pairs)
-    row = ALGORITHMS[inside or algorithm]
+        return Recipe(kind, algorithm, (layout.group_size,), pairs=choice.pairs)
+    row = ALGORITHMS[choice.inside or algorithm]
     along = tuple(pattern.name for pattern in row.along)
     if row.orders is not None or layout.grid is None:
         orders = (row.orders or _in_rank_order)(layout, group)
@@ -106,18 +103,14 @@ def _recipe(
     grid, chips = layout.grid[group], layout.local_chips(group)
     if len(along) == 2:
         order = chip_order(layout.topology, chips)
-        grid = grid[:, np.array([_on_chip(chips, chip) for chip in order], dtype=np.int64)]
+        grid = grid[:, np.array([on_chip(chips, chip) for chip in order], dtype=np.int64)]
     rings = inside_rings(layout.topology, chips) if row.along[-1].cycles else ()
     flat = tuple(grid.ravel().tolist())
-    return Recipe(kind, algorithm, grid.shape, (across or "ring", *along), rings, flat)
+    return Recipe(kind, algorithm, grid.shape, (choice.across or "ring", *along), rings, flat)
 
 
 def _in_rank_order(layout: Layout, group: int) -> Orders:
     return (tuple(np.argsort(layout.ranks[group], kind="stable").tolist()),)
-
-
-def _on_chip(chips: tuple[int, ...], chip: int) -> list[int]:
-    return [i for i, c in enumerate(chips) if c == chip]
 
 
 @lru_cache(maxsize=512)

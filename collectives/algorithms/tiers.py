@@ -22,13 +22,6 @@ from shardwright.collectives.schedule import Charge, Phase, Schedule, halves
 from shardwright.collectives.topology import IntArray
 
 
-def flat(kind: CollectiveKind, name: str, orders: Sequence[Sequence[int]]) -> Schedule:
-    """all_gather, reduce_scatter or all_reduce by the algorithm `name` over `orders` of all
-    positions, one part of each chunk per order.
-    """
-    return tiers(kind, np.arange(len(orders[0])), (name,), orders, name)
-
-
 def tiers(
     kind: CollectiveKind,
     grid: IntArray,

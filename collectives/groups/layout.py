@@ -133,7 +133,7 @@ def inside_rings(topology: Topology, chips: tuple[int, ...]) -> Orders:
     directions."""
     rings = []
     for cycle in chip_cycles(topology, tuple(sorted(set(chips)))):
-        order = tuple(i for chip in cycle for i in _on_chip(chips, chip))
+        order = tuple(i for chip in cycle for i in on_chip(chips, chip))
         rings += [order] if len(order) < 3 else [order, order[::-1]]
     return tuple(rings)
 
@@ -186,10 +186,10 @@ def flat_rings(topology: Topology, chips: tuple[int, ...]) -> Orders:
         turned = cycle[start:] + cycle[:start]
         if start % 2:
             turned = (turned[0], *reversed(turned[1:]))
-        order = [i for chip in turned for i in _on_chip(chips, chip)]
-        rings.append(tuple(order))
+        rings.append(tuple(i for chip in turned for i in on_chip(chips, chip)))
     return tuple(rings)
 
 
-def _on_chip(chips: Sequence[int], chip: int) -> list[int]:
+def on_chip(chips: Sequence[int], chip: int) -> list[int]:
+    """The local indices on a chip; `chips` has the chip of each."""
     return [i for i, c in enumerate(chips) if c == chip]

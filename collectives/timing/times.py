@@ -21,16 +21,15 @@ from shardwright.collectives.timing.loads import Loads, PhaseLoad, closed_loads,
 
 PS_PER_S = 10**12
 COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write
+LoadsOf = Callable[[Choice, CollectiveCosts], Loads]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
     """The time of one collective over all its groups, and what it used.
 
-    Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `bytes_per_rank` is the payload the
-    busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
-    crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
-    `phases_ps` sum to `transfer_ps`.
+    Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `touch_bytes_per_rank` is what the DMA
+    of the busiest rank reads and writes. `phases_ps` sum to `transfer_ps`.
     `bound` names what limits the longest phase: rank, hbm, link or efa.
     """
 
@@ -41,12 +40,20 @@ class CollectiveTime:
     algorithm: str
     why: str
     bound: str
-    bytes_per_rank: int
     touch_bytes_per_rank: int
-    link_bytes: int
-    efa_bytes: int
-    uses_efa: bool
     phases_ps: tuple[int, ...] = ()
+
+
+_NOTHING = CollectiveTime(
+    total_ps=0,
+    launch_ps=0,
+    latency_ps=0,
+    transfer_ps=0,
+    algorithm="none",
+    why="a group of one rank moves nothing",
+    bound="none",
+    touch_bytes_per_rank=0,
+)
 
 
 def in_step(times: Sequence[CollectiveTime]) -> CollectiveTime:
@@ -65,37 +72,46 @@ def in_step(times: Sequence[CollectiveTime]) -> CollectiveTime:
     )
 
 
+@lru_cache(maxsize=1024)
+def loads_of(choice: Choice, costs: CollectiveCosts) -> Loads:
+    """Counts in closed form; permutes, which have none, link by link."""
+    permutes = choice.kind is CollectiveKind.COLLECTIVE_PERMUTE
+    return (schedule_loads if permutes else closed_loads)(choice, costs)
+
+
 def closed_time(
-    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
-) -> CollectiveTime:
-    """Time in closed form; permutes, which have none, are counted link by link.
-
-    Raises CollectiveError for sizes below one element.
-    """
-    return _timed(choice, size_bytes, element_bytes, costs, _loads_of)
-
-
-def schedule_time(
-    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
-) -> CollectiveTime:
-    """Time of the schedules of `choice`, link by link; the oracle of `closed_time`.
-
-    Raises CollectiveError for sizes below one element.
-    """
-    return _timed(choice, size_bytes, element_bytes, costs, _schedule_loads)
-
-
-def _timed(
     choice: Choice,
     size_bytes: int,
     element_bytes: int,
     costs: CollectiveCosts,
-    loads_of: Callable[[Choice, CollectiveCosts], Loads],
+    counted: LoadsOf = loads_of,
 ) -> CollectiveTime:
-    _check_size(size_bytes, element_bytes)
+    """Loads times chunk bytes, phase after phase; loads in closed form unless `counted` otherwise.
+
+    Raises CollectiveError for sizes below one element.
+    """
+    if element_bytes < 1 or size_bytes < element_bytes:
+        raise CollectiveError(
+            f"a collective requires at least one element of {element_bytes} B, got {size_bytes} B"
+        )
     if choice.layout.group_size == 1:
-        return _nothing()
-    return _time(choice, loads_of(choice, costs), size_bytes, element_bytes, costs)
+        return _NOTHING
+    loads = counted(choice, costs)
+    chunk = _chunk_bytes(loads, size_bytes, element_bytes)
+    busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
+    slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
+    transfer = sum(ps for ps, _ in slowest)
+    return CollectiveTime(
+        total_ps=costs.launch_ps + loads.latency_ps + transfer,
+        launch_ps=costs.launch_ps,
+        latency_ps=loads.latency_ps,
+        transfer_ps=transfer,
+        algorithm=choice.algorithm,
+        why=choice.why,
+        bound=max(slowest, default=(0, "none"))[1],
+        touch_bytes_per_rank=sum(map(_touches, loads.phases)) * chunk,
+        phases_ps=tuple(ps for ps, _ in slowest),
+    )
 
 
 def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_ps: int) -> float:
@@ -113,29 +129,18 @@ def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_
 
 
 def wires_ps(
-    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+    choice: Choice,
+    size_bytes: int,
+    element_bytes: int,
+    costs: CollectiveCosts,
+    counted: LoadsOf = loads_of,
 ) -> tuple[tuple[int, int], ...]:
     """How long the collective keeps every link and EFA device of an instance busy, as (number,
     picoseconds), where it is busiest; what other collectives on the same wires have to share.
     """
     if choice.layout.group_size == 1:
         return ()
-    return _wires(choice, _loads_of(choice, costs), size_bytes, element_bytes, costs)
-
-
-def schedule_wires_ps(
-    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
-) -> tuple[tuple[int, int], ...]:
-    """The same, counted along the schedules; the oracle of `wires_ps`."""
-    if choice.layout.group_size == 1:
-        return ()
-    return _wires(choice, _schedule_loads(choice, costs), size_bytes, element_bytes, costs)
-
-
-def _wires(
-    choice: Choice, loads: Loads, size_bytes: int, element_bytes: int, costs: CollectiveCosts
-) -> tuple[tuple[int, int], ...]:
-    topology = choice.layout.topology
+    topology, loads = choice.layout.topology, counted(choice, costs)
     chunk = _chunk_bytes(loads, size_bytes, element_bytes)
     share = np.where(topology.is_efa, costs.efa_efficiency, 1.0)
     rates = (topology.bytes_per_s * share).astype(np.int64).tolist()
@@ -145,60 +150,9 @@ def _wires(
     return tuple(sorted(busy.items()))
 
 
-def _loads_of(choice: Choice, costs: CollectiveCosts) -> Loads:
-    """Counts in closed form; permutes, which have none, link by link."""
-    permutes = choice.kind is CollectiveKind.COLLECTIVE_PERMUTE
-    return (_schedule_loads if permutes else _closed_loads)(choice, costs)
-
-
 def _chunk_bytes(loads: Loads, size_bytes: int, element_bytes: int) -> int:
     elements = -(-size_bytes // element_bytes)
     return -(-elements // loads.chunks_per_buffer) * element_bytes
-
-
-@lru_cache(maxsize=1024)
-def _closed_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
-    return closed_loads(choice, costs)
-
-
-@lru_cache(maxsize=64)
-def _schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
-    return schedule_loads(choice, costs)
-
-
-def _check_size(size_bytes: int, element_bytes: int) -> None:
-    if element_bytes < 1 or size_bytes < element_bytes:
-        raise CollectiveError(
-            f"a collective requires at least one element of {element_bytes} B, got {size_bytes} B"
-        )
-
-
-def _time(
-    choice: Choice, loads: Loads, size_bytes: int, element_bytes: int, costs: CollectiveCosts
-) -> CollectiveTime:
-    """Loads times chunk bytes, phase after phase."""
-    chunk = _chunk_bytes(loads, size_bytes, element_bytes)
-    busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
-    slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
-    transfer = sum(ps for ps, _ in slowest)
-    copied = sum(max(c for c, _, _, _ in p.ranks) for p in loads.phases)
-    reduced = sum(max(r for _, r, _, _ in p.ranks) for p in loads.phases)
-    efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
-    return CollectiveTime(
-        total_ps=costs.launch_ps + loads.latency_ps + transfer,
-        launch_ps=costs.launch_ps,
-        latency_ps=loads.latency_ps,
-        transfer_ps=transfer,
-        algorithm=choice.algorithm,
-        why=choice.why,
-        bound=max(slowest, default=(0, "none"))[1],
-        bytes_per_rank=(copied + reduced) * chunk,
-        touch_bytes_per_rank=sum(map(_touches, loads.phases)) * chunk,
-        link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
-        efa_bytes=efa * chunk,
-        uses_efa=efa > 0,
-        phases_ps=tuple(ps for ps, _ in slowest),
-    )
 
 
 def _touches(phase: PhaseLoad) -> int:
@@ -227,21 +181,3 @@ def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, 
 def _ps(num_bytes: int, bytes_per_s: int) -> int:
     """Picoseconds, rounded up."""
     return -(-num_bytes * PS_PER_S // bytes_per_s)
-
-
-def _nothing() -> CollectiveTime:
-    """A group of one rank communicates nothing."""
-    return CollectiveTime(
-        total_ps=0,
-        launch_ps=0,
-        latency_ps=0,
-        transfer_ps=0,
-        algorithm="none",
-        why="a group of one rank moves nothing",
-        bound="none",
-        bytes_per_rank=0,
-        touch_bytes_per_rank=0,
-        link_bytes=0,
-        efa_bytes=0,
-        uses_efa=False,
-    )

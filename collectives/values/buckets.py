@@ -14,8 +14,7 @@ import numpy as np
 
 from shardwright.collectives.ops import CollectiveError
 from shardwright.collectives.schedule import Schedule
-from shardwright.collectives.values.execute import Shape, execute
-from shardwright.collectives.values.reference import Array
+from shardwright.collectives.values.execute import Array, Shape, execute
 
 
 def execute_parts(

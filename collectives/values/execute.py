@@ -2,7 +2,7 @@
 
 The moves are followed once per schedule, symbolically: copies only say where a chunk ends up, so no
 bytes move for them; reductions become a list of row operations, in the order of the moves. A call
-then does those operations and writes each distinct result once. `reference.py` is the oracle.
+then does those operations and writes each distinct result once.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Schedule, final_chunks, rounds
 from shardwright.collectives.topology import IntArray
-from shardwright.collectives.values.reference import Array, check_divides, ufunc
 
 # Rows of at least this size are reduced one by one straight from the sources; smaller ones a round
 # at a time from a table. Bits are the same; measured crossover on a 2-core host.
 ROW_LOOP_BYTES = 12 * 1024
 REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 SPLITTING = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+Array = npt.NDArray[Any]
 Shape = tuple[int, int, int]
 Rows = slice | IntArray
+REDUCTIONS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "multiply": np.multiply,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,18 +56,17 @@ def execute(
     *,
     shape: Shape | None = None,
     reduction: str = "add",
-    targets: Sequence[Array] | None = None,
     wanted: Sequence[int] | None = None,
 ) -> list[Array]:
     """The result of every rank, in group order, or of the ranks `wanted`, ascending. For these the
     sources of a kind that splits hold only their pieces (`pieces_of`); the bits are the same.
 
     Each hop reduces two payloads in fp32 (fp64, integers and bools in their own type) and rounds to
-    the payload type, always in the same order. Ranks with equal results share one read-only array;
-    with `targets` results are written there as well (any shape of the right size, contiguous).
+    the payload type, always in the same order. Ranks with equal results share one read-only array.
 
-    Shapes: `shape` is [outer, dim, inner] of one source (default (1, size, 1)); results as in
-    `reference`.
+    Shapes: `shape` is [outer, dim, inner] of one source, default (1, size, 1). Gathers concatenate
+    and scatters split along dim, in group order: results of all_gather are [outer, n * dim, inner],
+    of reduce_scatter [outer, dim / n, inner], all others have the shape of the source.
     Raises CollectiveError when sources do not fit the schedule or a dim does not divide.
     """
     ranks = tuple(wanted) if wanted is not None else tuple(range(schedule.num_ranks))
@@ -72,8 +79,6 @@ def execute(
         results = _copy(schedule, blocks, ranks)
     for result in results:
         result.flags.writeable = False
-    for target, result in zip(targets or (), results, strict=bool(targets)):
-        np.copyto(target.reshape(result.shape, copy=False), result)
     return results
 
 
@@ -280,3 +285,18 @@ def _as_slice(rows: IntArray) -> Rows:
     if len(rows) and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
+
+
+def ufunc(reduction: str) -> np.ufunc:
+    """The NumPy function of a reduction. Raises CollectiveError for an unknown one."""
+    if reduction not in REDUCTIONS:
+        raise CollectiveError(f"reductions are {', '.join(REDUCTIONS)}, got {reduction!r}")
+    return REDUCTIONS[reduction]
+
+
+def check_divides(kind: CollectiveKind, dim: int, num_ranks: int) -> None:
+    """Raises CollectiveError unless the split dim divides by the group size."""
+    if dim % num_ranks:
+        raise CollectiveError(
+            f"{kind.value} requires a dim that divides by its {num_ranks} ranks, got {dim}"
+        )

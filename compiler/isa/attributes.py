@@ -26,7 +26,6 @@ from shardwright.compiler.support.schema import (
 )
 
 _DIRECTION = one_of("EQ", "NE", "LT", "LE", "GT", "GE")
-_COMBINES = one_of("add", "max", "min", "and", "or", "xor", "multiply")
 _LIMIT = either(WHOLE, NOTHING)
 _OPERAND = either(COUNT, VIEW)
 _ROWS: dict[str, Rule] = {"view": VIEW, "stride": WHOLE, "rows": COUNT}

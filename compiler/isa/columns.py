@@ -12,10 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine, Space
 from shardwright.compiler.support.schema import MOST
 
 INSTRUCTION, LOOP, END = 0, 1, 2
 """The first number of a row of code."""
+
+
+DTYPES, ENGINES, SPACES = tuple(DType), tuple(Engine), tuple(Space)
+"""Pools that every file has."""
 
 
 class Field(NamedTuple):
@@ -121,9 +127,7 @@ def numbers(name: str, sections: Mapping[str, Any]) -> np.ndarray:
     return column.astype(np.int64)
 
 
-def read_rows(
-    name: str, sections: Mapping[str, Any], pools: Mapping[str, int]
-) -> list[tuple[int, ...]]:
+def read_rows(name: str, sections: Mapping[str, Any], pools: Mapping[str, int]) -> list[list[Any]]:
     """The rows of a column; `pools` are sizes by name. Raises ValueError for a row that is none."""
     values, ends = numbers(name, sections), numbers(f"{name}.end", sections)
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if ends.size else ends
@@ -135,7 +139,7 @@ def read_rows(
     else:
         _check_kinds(name, heads, values, starts, ends, pools)
     flat, bounds = values.tolist(), pairwise([0, *ends.tolist()])
-    return [tuple(flat[start:end]) for start, end in bounds]
+    return [flat[start:end] for start, end in bounds]
 
 
 def _check_kinds(

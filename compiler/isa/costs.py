@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.instructions import DMA, TOKENS_ONLY
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
 from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import PS_PER_S, CoreModel
@@ -142,10 +143,10 @@ def instr_interval_ps(
     instr: Instr, tiles: Sequence[Tile], tensors: Sequence[Tensor], core: CoreModel
 ) -> int:
     """Initiation interval of an instruction in ps; 0 for bare waits and signals."""
-    if instr.opcode in ("wait", "signal"):
+    if instr.opcode in TOKENS_ONLY:
         return 0
     operands = _operands(instr, tiles, tensors)
-    if instr.engine in (Engine.DMA_IN, Engine.DMA_OUT):
+    if instr.engine in DMA:
         return dma_interval_ps(operands, core)
     if instr.engine is Engine.TENSOR:
         cycles = _tensor_cycles(instr, operands)
@@ -205,7 +206,7 @@ def _descriptors(o: Operands, core: CoreModel) -> tuple[int, float]:
     """(number of descriptors, bytes of each) of a transfer: the side with the shorter runs
     decides."""
     total = math.prod(o.patterns[0].shape)
-    run = min(_run_elements(p) for p, _ in zip(o.patterns[:2], o.dtypes[:2], strict=True))
+    run = min(map(_run_elements, o.patterns[:2]))
     width = max(d.bytes for d in o.dtypes[:2])
     run_bytes = min(run * width, core.dma_descriptor_max_bytes)
     return math.ceil(total * width / run_bytes), run_bytes

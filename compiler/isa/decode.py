@@ -14,16 +14,17 @@ from typing import Any
 import msgpack
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.columns import INSTRUCTION, LOOP, numbers, read_rows
-from shardwright.compiler.isa.encode import (
-    AFFINE_EXT,
-    BOUND_EXT,
-    DTYPE_EXT,
+from shardwright.compiler.isa.columns import (
     DTYPES,
     ENGINES,
+    HEADS,
+    INSTRUCTION,
+    LOOP,
     SPACES,
-    VIEW_EXT,
+    numbers,
+    read_rows,
 )
+from shardwright.compiler.isa.encode import DTYPE_EXT, EXTENSIONS
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     AccessPattern,
@@ -46,21 +47,27 @@ from shardwright.compiler.support.schema import MOST_DEPTH, TEXT, Rule, several
 
 _STRINGS = several(TEXT)
 _ATTRIBUTE_SETS = several(Rule("attributes", lambda v: isinstance(v, bytes)))
-_EXTENSIONS: Mapping[int, tuple[type, Rule]] = {
-    AFFINE_EXT: (Affine, AFFINE),
-    VIEW_EXT: (View, VIEW),
-    BOUND_EXT: (Bound, BOUND),
+_RULES: Mapping[type, Rule] = {Affine: AFFINE, View: VIEW, Bound: BOUND}
+_POOLED = {
+    name: [
+        [(at, f.pool) for at, f in enumerate(head.fields) if f.pool not in ("", "tensors")]
+        for head in heads
+    ]
+    for name, heads in HEADS.items()
 }
+"""Per column and kind of row, the places of a head that name something of a pool. A tensor stays a
+number."""
+Row = list[Any]
 
 
 def _unext(code: int, data: bytes) -> Any:
     if code == DTYPE_EXT:
         return DType(data.decode())
-    if code not in _EXTENSIONS:
+    if code not in EXTENSIONS:
         raise ValueError(f"no attribute has the code {code}")
-    kind, rule = _EXTENSIONS[code]
+    kind = EXTENSIONS[code]
     value = kind(*unpack_attrs(data))
-    rule.require(value, "an attribute")
+    _RULES[kind].require(value, "an attribute")
     return value
 
 
@@ -74,79 +81,60 @@ class _Decoder:
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self.sections = sections
-        self.strings: tuple[str, ...] = unpack_attrs(bytes(sections["strings"]))
-        _STRINGS.require(self.strings, "strings")
+        strings = unpack_attrs(bytes(sections["strings"]))
+        _STRINGS.require(strings, "strings")
         packed = unpack_attrs(bytes(sections["attrs"]))
         _ATTRIBUTE_SETS.require(packed, "attrs")
-        self.attrs = [unpack_attrs(a) for a in packed]
-        self.pools = {
-            "strings": len(self.strings),
-            "attrs": len(self.attrs),
-            "dtypes": len(DTYPES),
-            "engines": len(ENGINES),
-            "spaces": len(SPACES),
+        self.pools: dict[str, Sequence[Any]] = {
+            "strings": strings,
+            "attrs": [unpack_attrs(a) for a in packed],
+            "dtypes": DTYPES,
+            "engines": ENGINES,
+            "spaces": SPACES,
         }
-        self.affines = [
-            Affine(row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
-            for row in self.rows("affines")
-        ]
+        self.pools["affines"] = [Affine(row[0], _pairs(row[1:])) for row in self.rows("affines")]
         self.patterns = [self.pattern(row) for row in self.rows("patterns")]
+        self.pools["patterns"] = self.patterns
         self.code = self.rows("code")
-        self.tiles = [self.tile(row) for row in self.rows("tiles")]
+        self.tiles = [Tile(*row) for row in self.rows("tiles")]
         self.nodes = [self.node(row) for row in self.rows("nodes")]
 
-    def rows(self, name: str) -> list[tuple[int, ...]]:
-        """The checked rows of a column, which others may name from now on."""
-        found = read_rows(name, self.sections, self.pools)
-        self.pools[name] = len(found)
+    def rows(self, name: str) -> list[Row]:
+        """The checked rows of a column. A head has what its numbers name, None for a negative
+        one."""
+        sizes = {pool: len(items) for pool, items in self.pools.items()}
+        found, pooled = read_rows(name, self.sections, sizes), _POOLED[name]
+        for row in found:
+            for at, pool in pooled[row[0]] if len(pooled) > 1 else pooled[0]:
+                row[at] = self.pools[pool][row[at]] if row[at] >= 0 else None
         return found
 
-    def pattern(self, row: tuple[int, ...]) -> AccessPattern:
+    def pattern(self, row: Row) -> AccessPattern:
         space, buffer, offset, start, *dims = row
         if min(dims[1::2]) < 1:
             raise ValueError(f"patterns: positive sizes are required, got {dims[1::2]}")
-        pairs = tuple(zip(dims[::2], dims[1::2], strict=True))
-        return AccessPattern(SPACES[space], buffer, self.affines[offset], pairs, start)
+        return AccessPattern(space, buffer, offset, _pairs(dims), start)
 
-    def tile(self, row: tuple[int, ...]) -> Tile:
-        name, space, partitions, elements, dtype, slots, loop, address = row
-        return Tile(
-            self.strings[name],
-            SPACES[space],
-            partitions,
-            elements,
-            DTYPES[dtype],
-            slots,
-            loop,
-            address,
-        )
-
-    def node(self, row: tuple[int, ...]) -> Node:
+    def node(self, row: Row) -> Node:
         op, dtype, attrs, count, *rest = row
-        return Node(
-            self.strings[op],
-            tuple(rest[:count]),
-            tuple(rest[count:]),
-            DTYPES[dtype],
-            self.attrs[attrs],
-        )
+        return Node(op, tuple(rest[:count]), tuple(rest[count:]), dtype, attrs)
 
-    def instr(self, row: tuple[int, ...]) -> Instr:
+    def instr(self, row: Row) -> Instr:
         _, opcode, engine, attrs, dst, sources, waits, *rest = row
         if sources + waits > len(rest):
             raise ValueError(f"code: {sources} sources and {waits} waits in {len(rest)} numbers")
         check_indices(rest[:sources], len(self.patterns), "patterns of sources")
         return Instr(
-            self.strings[opcode],
-            ENGINES[engine],
-            None if dst < 0 else self.patterns[dst],
-            tuple(self.patterns[s] for s in rest[:sources]),
-            self.attrs[attrs],
+            opcode,
+            engine,
+            dst,
+            tuple([self.patterns[s] for s in rest[:sources]]),
+            attrs,
             tuple(rest[sources : sources + waits]),
             tuple(rest[sources + waits :]),
         )
 
-    def body(self, rows: Sequence[tuple[int, ...]], registers: int) -> list[Instr | Loop]:
+    def body(self, rows: Sequence[Row], registers: int) -> list[Instr | Loop]:
         stack: list[list[Instr | Loop]] = [[]]
         for row in rows:
             if row[0] == INSTRUCTION:
@@ -170,21 +158,15 @@ class _Decoder:
         out: list[Region] = []
         begun, whole = (0, 0, 0), (len(self.tiles), len(self.nodes), len(self.code))
         for row in self.rows("regions"):
-            kind, name, attrs, loc, *rest = row
-            ends, num_atoms, rest = (rest[0], rest[1], rest[2]), rest[3], rest[4:]
+            kind, name, attrs, loc, *ends_of, num_atoms = row[:8]
+            ends, rest = tuple(ends_of), row[8:]
             if num_atoms > len(rest) or not all(
                 a <= b <= c for a, b, c in zip(begun, ends, whole, strict=True)
             ):
                 raise ValueError(f"regions: ends between {begun} and {whole} required, got {ends}")
             (tiles, nodes, code) = (slice(a, b) for a, b in zip(begun, ends, strict=True))
-            program = RegionProgram(
-                self.strings[kind],
-                self.strings[name],
-                tuple(rest[:num_atoms]),
-                tuple(self.nodes[nodes]),
-                self.attrs[attrs],
-                loc,
-            )
+            atoms = tuple(rest[:num_atoms])
+            program = RegionProgram(kind, name, atoms, tuple(self.nodes[nodes]), attrs, loc)
             body = self.body(self.code[code], registers)
             out.append(Region(program, self.tiles[tiles], body, tuple(rest[num_atoms:])))
             begun = ends
@@ -237,25 +219,18 @@ class _Decoder:
     def tensors(self) -> list[Tensor]:
         constants = bytes(self.sections["constants"])
         ends = numbers("tensors.end", self.sections)
-        self.pools["tensors"] = len(ends)
+        self.pools["tensors"] = range(len(ends))
         out = []
-        for row in self.rows("tensors"):
-            name, kind, dtype, alias, offset, start, size, *shape = row
+        for name, kind, dtype, alias, offset, start, size, *shape in self.rows("tensors"):
             if start + size > len(constants):
                 raise ValueError(f"tensors: {len(constants)} bytes of constants, {start}+{size}")
             data = constants[start : start + size]
-            out.append(
-                Tensor(
-                    self.strings[name],
-                    tuple(shape),
-                    DTYPES[dtype],
-                    self.strings[kind],
-                    alias,
-                    offset,
-                    data,
-                )
-            )
+            out.append(Tensor(name, tuple(shape), dtype, kind, alias, offset, data))
         return out
+
+
+def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def decode_function(sections: Mapping[str, Any]) -> Function:
@@ -267,19 +242,8 @@ def decode_function(sections: Mapping[str, Any]) -> Function:
     for number, call in enumerate(calls):
         check_collective(call, f"collective {number}")
     regions, partner = dec.subgraphs(head["num_registers"])
-    function = Function(
-        name=head["name"],
-        tensors=dec.tensors(),
-        inputs=head["inputs"],
-        outputs=head["outputs"],
-        parameters=head["parameters"],
-        num_registers=head["num_registers"],
-        regions=regions,
-        collectives=calls,
-        scratch_bytes=head["scratch_bytes"],
-        target=head["target"],
-        partner=partner,
-    )
+    parts = {"tensors": dec.tensors(), "regions": regions, "partner": partner}
+    function = Function(**{**head, "collectives": calls, **parts})
     check_function(function)
     return function
 
@@ -302,17 +266,13 @@ def decode_program(
         raise ValueError(f"{head['num_functions']} functions required, got {len(by_function)}")
     locations = unpack_attrs(bytes(get("locations")))
     LOCATIONS.require(locations, "locations")
-    program = Program(
-        name=head["name"],
-        target=head["target"],
-        functions=[function(by_function[k]) for k in range(len(by_function))],
-        buffers=[ProgramBuffer(*row) for row in head["buffers"]],
-        inputs=head["inputs"],
-        outputs=head["outputs"],
-        steps=tuple(read_step(s) for s in head["steps"]),
-        arena_bytes=head["arena_bytes"],
-        locations=locations,
-        metadata=head["metadata"],
-    )
+    del head["num_functions"]
+    parts = {
+        "functions": [function(by_function[k]) for k in range(len(by_function))],
+        "buffers": [ProgramBuffer(*row) for row in head["buffers"]],
+        "steps": tuple(read_step(s) for s in head["steps"]),
+        "locations": locations,
+    }
+    program = Program(**{**head, **parts})
     check_program(program)
     return program

@@ -7,38 +7,47 @@ byte. Encoding is deterministic: pools fill in program order. `decode.py` is the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import msgpack
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.columns import END, INSTRUCTION, LOOP
+from shardwright.compiler.isa.columns import (
+    DTYPES,
+    END,
+    ENGINES,
+    HEADS,
+    INSTRUCTION,
+    LOOP,
+    SPACES,
+)
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     CollectiveCall,
-    Engine,
     Function,
     Instr,
     Loop,
     Program,
     Region,
     Repeat,
-    Space,
-    Tile,
 )
-from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
+from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
+from shardwright.compiler.isa.soundness import HEAD
 
 Sections = dict[str, "np.ndarray[Any, Any] | bytes"]
 T = TypeVar("T", bound=Hashable)
 
-DTYPES = tuple(DType)
-ENGINES = tuple(Engine)
-SPACES = tuple(Space)
-AFFINE_EXT, VIEW_EXT, DTYPE_EXT, BOUND_EXT = 1, 2, 3, 4
+DTYPE_EXT = 3
+EXTENSIONS: Mapping[int, type] = {1: Affine, 2: View, 4: Bound}
+"""Codes of what attributes hold besides plain data and element types: the fields in order."""
+_COLUMNS = ("tensors", "code", "tiles", "nodes", "regions", "patterns", "affines")
+_CODES = {kind: code for code, kind in EXTENSIONS.items()}
 
 
 class Pool(Generic[T]):
@@ -70,14 +79,14 @@ class Ragged:
         out[f"{name}.end"] = np.asarray(self.ends, np.int64)
 
 
+def _fields(value: Any) -> list[Any]:
+    """What a dataclass with slots holds."""
+    return [getattr(value, name) for name in value.__slots__]
+
+
 def _ext(value: Any) -> Any:
-    if isinstance(value, Affine):
-        return msgpack.ExtType(AFFINE_EXT, pack_attrs([value.const, value.terms]))
-    if isinstance(value, View):
-        return msgpack.ExtType(VIEW_EXT, pack_attrs([value.tensor, value.offset, value.strides]))
-    if isinstance(value, Bound):
-        fields = [value.offset, value.size, value.unit, value.strides]
-        return msgpack.ExtType(BOUND_EXT, pack_attrs(fields))
+    if type(value) in _CODES:
+        return msgpack.ExtType(_CODES[type(value)], pack_attrs(_fields(value)))
     if isinstance(value, DType):
         return msgpack.ExtType(DTYPE_EXT, value.value.encode())
     if isinstance(value, np.generic):
@@ -97,13 +106,6 @@ def _sorted_attrs(attrs: Mapping[str, Any]) -> bytes:
     return pack_attrs({k: attrs[k] for k in sorted(attrs)})
 
 
-def pack_region(program: RegionProgram) -> bytes:
-    """What a region means, as bytes that are equal for equal regions, NaN included."""
-    nodes = [[n.op, n.inputs, n.atoms, n.dtype, _sorted_attrs(n.attrs)] for n in program.nodes]
-    head = [program.kind, program.name, program.atoms, program.loc, _sorted_attrs(program.attrs)]
-    return pack_attrs([*head, nodes])
-
-
 class _Encoder:
     """Pools and columns of one function."""
 
@@ -112,82 +114,55 @@ class _Encoder:
         self.attrs: Pool[bytes] = Pool()
         self.affines: Pool[Affine] = Pool()
         self.patterns: Pool[AccessPattern] = Pool()
-        self.code = Ragged()  # kind, then operands
-        self.tiles = Ragged()
-        self.nodes = Ragged()
-        self.regions = Ragged()
+        self.columns = {name: Ragged() for name in _COLUMNS}
         self.borders = Ragged()  # per region: queue and how far back, in turn, of every border
-        self.behind = (
-            Ragged()
-        )  # per region: 0 at a barrier, else 1; instruction and border, in turn
+        # per region: 0 at a barrier, else 1; instruction and border, in turn
+        self.behind = Ragged()
         self.row_sums = Ragged()  # per region: instruction and second destination, in turn
         self.constants = bytearray()
-        self.counts = [0, 0, 0]  # rows so far of code, tiles, nodes
+        numbers: Mapping[str, Callable[[Any], int]] = {
+            "strings": self.strings.add,
+            "attrs": lambda attrs: self.attrs.add(_sorted_attrs(attrs)),
+            "affines": self.affines.add,
+            "patterns": lambda pattern: -1 if pattern is None else self.patterns.add(pattern),
+            "dtypes": DTYPES.index,
+            "engines": ENGINES.index,
+            "spaces": SPACES.index,
+        }
+        self.heads = {
+            name: [[numbers.get(f.pool) for f in head.fields] for head in HEADS[name]]
+            for name in _COLUMNS
+        }
+
+    def add(self, name: str, head: Iterable[Any], rest: Iterable[int] = (), kind: int = 0) -> None:
+        """A row of a column: its head with numbers for what is in pools, and what follows."""
+        pairs = zip(self.heads[name][kind], head, strict=True)
+        made = [value if number is None else number(value) for number, value in pairs]
+        self.columns[name].append((*made, *rest))
 
     def body(self, body: Sequence[Instr | Loop]) -> None:
         for item in body:
             if isinstance(item, Loop):
-                self.code.append((LOOP, item.register, item.trip))
+                self.add("code", (LOOP, item.register, item.trip), kind=LOOP)
                 self.body(item.body)
-                self.code.append((END,))
+                self.add("code", (END,), kind=END)
             else:
-                self.code.append(self.instr(item))
-
-    def instr(self, i: Instr) -> tuple[int, ...]:
-        return (
-            INSTRUCTION,
-            self.strings.add(i.opcode),
-            ENGINES.index(i.engine),
-            self.attrs.add(_sorted_attrs(i.attrs)),
-            -1 if i.dst is None else self.patterns.add(i.dst),
-            len(i.srcs),
-            len(i.waits),
-            *(self.patterns.add(s) for s in i.srcs),
-            *i.waits,
-            *i.signals,
-        )
-
-    def tile(self, t: Tile) -> tuple[int, ...]:
-        return (
-            self.strings.add(t.name),
-            SPACES.index(t.space),
-            t.partitions,
-            t.elements,
-            DTYPES.index(t.dtype),
-            t.slots,
-            t.loop,
-            t.address,
-        )
-
-    def node(self, n: Node) -> tuple[int, ...]:
-        head = (
-            self.strings.add(n.op),
-            DTYPES.index(n.dtype),
-            self.attrs.add(_sorted_attrs(n.attrs)),
-        )
-        return (*head, len(n.inputs), *n.inputs, *n.atoms)
+                head = (INSTRUCTION, item.opcode, item.engine, item.attrs, item.dst)
+                sources = map(self.patterns.add, item.srcs)
+                rest = chain(sources, item.waits, item.signals)
+                self.add("code", (*head, len(item.srcs), len(item.waits)), rest)
 
     def region(self, r: Region) -> None:
         program = r.program
         for tile in r.tiles:
-            self.tiles.append(self.tile(tile))
-        for node in program.nodes:
-            self.nodes.append(self.node(node))
+            self.add("tiles", _fields(tile))
+        for n in program.nodes:
+            self.add("nodes", (n.op, n.dtype, n.attrs, len(n.inputs)), (*n.inputs, *n.atoms))
         self.body(r.body)
-        self.regions.append(
-            (
-                self.strings.add(program.kind),
-                self.strings.add(program.name),
-                self.attrs.add(_sorted_attrs(program.attrs)),
-                program.loc,
-                len(self.tiles.ends),
-                len(self.nodes.ends),
-                len(self.code.ends),
-                len(program.atoms),
-                *program.atoms,
-                *r.tokens,
-            )
-        )
+        head = (program.kind, program.name, program.attrs, program.loc)
+        ends = (len(self.columns[name].ends) for name in ("tiles", "nodes", "code"))
+        rest = (*program.atoms, *r.tokens)
+        self.add("regions", (*head, *ends, len(program.atoms)), rest)
         borders = r.borders or ()
         self.borders.append(x for b in borders for x in (ENGINES.index(b.queue), b.back))
         waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
@@ -195,96 +170,70 @@ class _Encoder:
         sums = ((n, i.row_sum) for n, i in enumerate(walk(r.body)) if i.row_sum is not None)
         self.row_sums.append(x for n, p in sums for x in (n, self.patterns.add(p)))
 
-    def tensor(self, t: Tensor) -> tuple[int, ...]:
-        start = len(self.constants)
+    def tensor(self, t: Tensor) -> None:
+        head = (t.name, t.kind, t.dtype, t.alias, t.offset_bytes, len(self.constants), len(t.data))
         self.constants += t.data
-        head = (self.strings.add(t.name), self.strings.add(t.kind), DTYPES.index(t.dtype))
-        return (*head, t.alias, t.offset_bytes, start, len(t.data), *t.shape)
+        self.add("tensors", head, t.shape)
 
-    def pattern_row(self, p: AccessPattern) -> tuple[int, ...]:
-        dims = (x for dim in p.dims for x in dim)
-        return (SPACES.index(p.space), p.buffer, self.affines.add(p.offset), p.start, *dims)
+    def pools(self) -> None:
+        """The columns of patterns and affines, once all are known."""
+        for p in self.patterns.items:
+            head = (p.space, p.buffer, p.offset, p.start)
+            self.add("patterns", head, chain.from_iterable(p.dims))
+        for affine in self.affines.items:
+            self.add("affines", (affine.const,), chain.from_iterable(affine.terms))
 
 
 def encode_function(function: Function) -> Sections:
     """The sections of one function."""
     enc = _Encoder()
     out: Sections = {}
-    tensors = Ragged()
     for tensor in function.tensors:
-        tensors.append(enc.tensor(tensor))
-    for subgraph in function.subgraphs:
-        for region in subgraph:
-            enc.region(region)
-    patterns = Ragged()
-    for pattern in enc.patterns.items:
-        patterns.append(enc.pattern_row(pattern))
-    affines = Ragged()
-    for affine in enc.affines.items:
-        affines.append((affine.const, *(x for term in affine.terms for x in term)))
-    columns = {
-        "tensors": tensors,
-        "code": enc.code,
-        "tiles": enc.tiles,
-        "nodes": enc.nodes,
-        "regions": enc.regions,
-        "patterns": patterns,
-        "affines": affines,
-    }
+        enc.tensor(tensor)
+    for region in chain.from_iterable(function.subgraphs):
+        enc.region(region)
+    enc.pools()
+    columns = dict(enc.columns)
+    if function.has_borders:
+        columns |= {"borders": enc.borders, "behind": enc.behind}
+    if enc.row_sums.values:
+        columns["row_sums"] = enc.row_sums
     for name, column in columns.items():
         column.store(name, out)
-    if function.has_borders:
-        enc.borders.store("borders", out)
-        enc.behind.store("behind", out)
-    if enc.row_sums.values:
-        enc.row_sums.store("row_sums", out)
     if len(function.subgraphs) > 1:
         after = [region.after for subgraph in function.subgraphs for region in subgraph]
         out["after"] = np.asarray(after, np.int64)
     out["constants"] = bytes(enc.constants)
     out["strings"] = pack_attrs(list(enc.strings.items))
     out["attrs"] = pack_attrs(list(enc.attrs.items))
+    head = {name: getattr(function, name) for name in HEAD.required}
     out["function"] = pack_attrs(
-        {
-            "name": function.name,
-            "target": function.target,
-            "inputs": function.inputs,
-            "outputs": function.outputs,
-            "parameters": function.parameters,
-            "num_registers": function.num_registers,
-            "scratch_bytes": function.scratch_bytes,
-            "collectives": [_collective_row(c) for c in function.collectives],
-        }
+        head | {"collectives": [_collective_row(c) for c in function.collectives]}
     )
     return out
 
 
-def _collective_row(c: CollectiveCall) -> list[Any]:
-    row = [c.kind, c.axes, c.dtype, c.source_shape, c.reduction, c.stream, c.name, c.pairs]
-    return [*row, c.parts] if c.parts else row
+def _collective_row(call: CollectiveCall) -> list[Any]:
+    """Without parts where it has none."""
+    row = _fields(call)
+    return row if call.parts else row[:-1]
 
 
 def _step_row(step: Call | Repeat) -> list[Any]:
     if isinstance(step, Call):
-        row = ["call", step.function, step.inputs, step.outputs, step.parameters]
-        return [*row, step.scratch]
+        return ["call", *_fields(step)]
     return ["repeat", step.register, step.trip, [_step_row(s) for s in step.steps]]
 
 
 def encode_program(program: Program) -> Sections:
     """The sections of one program: its table, and `f<k>/...` for every function."""
     out: Sections = {}
+    head = {name: getattr(program, name, None) for name in PROGRAM_HEAD.required}
     out["program"] = pack_attrs(
-        {
-            "name": program.name,
-            "target": program.target,
-            "buffers": [
-                [b.name, b.shape, b.dtype, b.kind, b.offset_bytes] for b in program.buffers
-            ],
-            "inputs": program.inputs,
-            "outputs": program.outputs,
+        head
+        | {
+            "buffers": [_fields(b) for b in program.buffers],
             "steps": [_step_row(s) for s in program.steps],
-            "arena_bytes": program.arena_bytes,
             "metadata": {k: program.metadata[k] for k in sorted(program.metadata)},
             "num_functions": len(program.functions),
         }

@@ -1,4 +1,4 @@
-"""Objects that were made of data from a file, held to the types that their classes declare.
+"""Objects as plain data and back, held to the types that their classes declare.
 
 The declaration of a class is its schema: numbers are finite and of a size that arithmetic with them
 stays defined, sequences and maps hold what they say, objects in them are held to theirs.
@@ -19,6 +19,39 @@ from typing import Any
 LARGEST = 10**36
 """Our choice: beyond every count, rate and time, and squares of it are still numbers."""
 _PLAIN = (str, bytes, type(None))
+
+
+def plain(value: Any, kind: type[Any] | None = None) -> Any:
+    """`value` in what msgpack knows, as a `kind` of which its class may be a subclass; the order of
+    mappings is kept, that of sets is theirs no more."""
+    if is_dataclass(value):
+        own: object = kind or type(value)
+        return {name: plain(getattr(value, name)) for name in _hints(own)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def made(hint: Any, value: Any) -> Any:
+    """What a type says of plain data: the inverse of `plain`, whose lists have become tuples. What
+    is of another kind stays as it is, for `check_fields` to find."""
+    origin, args, kind = typing.get_origin(hint), typing.get_args(hint), hint
+    if is_dataclass(hint):
+        hints = _hints(kind)
+        return kind(**{name: made(hints.get(name), item) for name, item in value.items()})
+    if isinstance(hint, enum.EnumType):
+        return kind(value)
+    if origin is frozenset:
+        return frozenset(value)
+    if origin is tuple and args[-1] is Ellipsis and isinstance(value, tuple):
+        return tuple(made(args[0], item) for item in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: made(args[1], item) for key, item in value.items()}
+    return value
 
 
 def check_fields(value: Any, where: str = "") -> None:

@@ -13,6 +13,8 @@ from shardwright.compiler.isa.program import Engine
 
 COMPUTE = (Engine.VECTOR, Engine.GPSIMD)
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
+TOKENS_ONLY = ("wait", "signal")
+"""Instructions without a destination: they take or give tokens, and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,8 @@ class InstrDef:
     name: str
     engines: tuple[Engine, ...]
     sources: tuple[int, ...]  # legal numbers of source operands
-    attrs: tuple[str, ...]
     meaning: str
+    attrs: tuple[str, ...] = ()
 
 
 _TABLE = (
@@ -32,16 +34,14 @@ _TABLE = (
         engines=(Engine.TENSOR,),
         sources=(2,),
         attrs=("zero_when",),
-        meaning="dst PSUM fp32 [M, N] = or += stationary[K, M]^T @ moving[K, N], SBUF operands,"
-        " K, M <= 128, N <= 512, one"
-        " PSUM bank. zero_when: None adds; a tuple of registers overwrites when all of them are 0"
-        " (() always overwrites).",
+        meaning="dst PSUM fp32 [M, N] = or += stationary[K, M]^T @ moving[K, N], SBUF operands, K,"
+        " M <= 128, N <= 512, one PSUM bank. zero_when: None adds; a tuple of registers"
+        " overwrites when all of them are 0 (() always overwrites).",
     ),
     InstrDef(
         name="transpose",
         engines=(Engine.TENSOR,),
         sources=(1,),
-        attrs=(),
         meaning="dst PSUM [F, P] = src[P, F]^T, P, F <= 128 (identity matmul).",
     ),
     InstrDef(
@@ -50,9 +50,8 @@ _TABLE = (
         sources=(2,),
         attrs=("op",),
         meaning="dst = a op b elementwise; sources may have stride 0 in free dims. op: a binary"
-        " elementwise name or a compare"
-        " direction (EQ NE LT LE GT GE). Vector computes in fp32; integer operands need GpSimd,"
-        " which is exact.",
+        " elementwise name or a compare direction (EQ NE LT LE GT GE). Vector computes in"
+        " fp32; integer operands need GpSimd, which is exact.",
     ),
     InstrDef(
         name="tensor_scalar",
@@ -60,23 +59,22 @@ _TABLE = (
         sources=(1, 2, 3),
         attrs=("op0", "scalar0", "reverse0", "op1", "scalar1", "reverse1"),
         meaning="dst = (src op0 s0) op1 s1; op1 may be None. A scalar is an immediate, or None:"
-        " then the next source, [P, 1],"
-        " supplies one value per partition. reverse swaps the two sides of the op.",
+        " then the next source, [P, 1], supplies one value per partition. reverse swaps the"
+        " two sides of the op.",
     ),
     InstrDef(
         name="tensor_reduce",
         engines=(Engine.VECTOR, Engine.GPSIMD),
         sources=(1,),
         attrs=("op", "num_reduced", "zero_when"),
-        meaning="dst = reduce of the last num_reduced dims of src by op (add maximum minimum and"
-        " or xor multiply); zero_when as in"
-        " matmul decides between overwriting dst and combining with it.",
+        meaning="dst = reduce of the last num_reduced dims of src by op (add maximum minimum and or"
+        " xor multiply); zero_when as in matmul decides between overwriting dst and"
+        " combining with it.",
     ),
     InstrDef(
         name="tensor_copy",
         engines=(Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD),
         sources=(1,),
-        attrs=(),
         meaning="dst = src converted to the type of dst (round to nearest even). GpSimd cannot"
         " touch PSUM.",
     ),
@@ -84,14 +82,12 @@ _TABLE = (
         name="bitcast_copy",
         engines=COMPUTE,
         sources=(1,),
-        attrs=(),
         meaning="dst = the bits of src; equal widths.",
     ),
     InstrDef(
         name="select",
         engines=COMPUTE,
         sources=(3,),
-        attrs=(),
         meaning="dst = on_true where pred else on_false; sources (pred, on_true, on_false).",
     ),
     InstrDef(
@@ -107,8 +103,8 @@ _TABLE = (
         sources=(1, 2, 3),
         attrs=("func", "scale", "bias"),
         meaning="dst = func(scale * src + bias); scale and bias are immediates, or None: then the"
-        " next source, [P, 1]. func: a"
-        " unary elementwise name, 'square' or 'identity'. One tensor input only.",
+        " next source, [P, 1]. func: a unary elementwise name, 'square' or 'identity'. One"
+        " tensor input only.",
     ),
     InstrDef(
         name="activation_reduce",
@@ -123,34 +119,32 @@ _TABLE = (
         engines=COMPUTE,
         sources=(1,),
         attrs=("op",),
-        meaning="dst = op(src) for unary names without an activation table (not, negate, abs,"
-        " sign, floor, ceil, is_finite,"
-        " round_nearest_even, reciprocal).",
+        meaning="dst = op(src) for unary names without an activation table (not, negate, abs, sign,"
+        " floor, ceil, is_finite, round_nearest_even, reciprocal).",
     ),
     InstrDef(
         name="iota",
         engines=(Engine.GPSIMD,),
         sources=(0,),
         attrs=("start", "partition_step", "steps"),
-        meaning="dst[p, i...] = start (Affine) + p * partition_step + sum(i_k * steps[k]) over"
-        " the free dims.",
+        meaning="dst[p, i...] = start (Affine) + p * partition_step + sum(i_k * steps[k]) over the"
+        " free dims.",
     ),
     InstrDef(
         name="affine_select",
         engines=(Engine.GPSIMD,),
         sources=(1,),
         attrs=("start", "partition_step", "steps", "direction", "fill"),
-        meaning="dst = src where the number that iota would make there is direction (EQ NE LT LE"
-        " GT GE) 0, elsewhere fill.",
+        meaning="dst = src where the number that iota would make there is direction (EQ NE LT LE GT"
+        " GE) 0, elsewhere fill.",
     ),
     InstrDef(
         name="dma",
         engines=DMA,
         sources=(1,),
-        attrs=(),
         meaning="dst = src, equal shapes dim by dim, any strides, casts through fp32 (integers"
-        " exactly); HBM to or from SBUF, or"
-        " HBM to HBM. Stride 0 in an HBM source replicates.",
+        " exactly); HBM to or from SBUF, or HBM to HBM. Stride 0 in an HBM source"
+        " replicates.",
     ),
     InstrDef(
         name="dma_gather",
@@ -158,9 +152,8 @@ _TABLE = (
         sources=(2,),
         attrs=("row_stride", "rows", "mode"),
         meaning="dst SBUF [P, ...]: partition p reads src (HBM pattern of one row; its dims[0] is"
-        " (0, P)) shifted by"
-        " index[p] * row_stride elements; index SBUF int32 [P, 1]; mode clamp keeps the index"
-        " within rows, fill writes 0.",
+        " (0, P)) shifted by index[p] * row_stride elements; index SBUF int32 [P, 1]; mode"
+        " clamp keeps the index within rows, fill writes 0.",
     ),
     InstrDef(
         name="dma_scatter",
@@ -168,15 +161,10 @@ _TABLE = (
         sources=(2,),
         attrs=("row_stride", "rows"),
         meaning="HBM rows picked by index [P, 1] = src [P, ...]; rows outside 0..rows-1 are"
-        " dropped; equal rows must carry equal"
-        " values (checked by L0).",
+        " dropped; equal rows must carry equal values (checked by L0).",
     ),
-    InstrDef(
-        name="wait", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only takes tokens."
-    ),
-    InstrDef(
-        name="signal", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only gives tokens."
-    ),
+    InstrDef(name="wait", engines=tuple(Engine), sources=(0,), meaning="Only takes tokens."),
+    InstrDef(name="signal", engines=tuple(Engine), sources=(0,), meaning="Only gives tokens."),
 )
 
 INSTRUCTIONS: dict[str, InstrDef] = {d.name: d for d in _TABLE}

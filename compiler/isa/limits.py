@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.machine.target import Limits, load_target
 
@@ -28,17 +28,12 @@ def limits_for(machine: str | Limits) -> Limits:
 
 def check_region(region: Region, limits: Limits) -> list[str]:
     """Everything in `region` the machine would refuse, as readable findings."""
-    found = [f"{region.program.name}: {text}" for text in _check_tiles(region.tiles, limits)]
+    found = list(_check_tiles(region.tiles, limits))
     for instr in walk(region.body):
-        found.extend(
-            f"{region.program.name}: {t}" for t in check_instr(instr, region.tiles, limits)
-        )
+        found += check_instr(instr, region.tiles, limits)
     if len(region.tokens) > limits.semaphores:
-        found.append(
-            f"{region.program.name}: requires at most {limits.semaphores} semaphores,"
-            f" got {len(region.tokens)}"
-        )
-    return found
+        found.append(f"requires at most {limits.semaphores} semaphores, got {len(region.tokens)}")
+    return [f"{region.program.name}: {text}" for text in found]
 
 
 def walk(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
@@ -78,19 +73,12 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
         found.append(f"{instr.opcode} has one destination")
     if len(instr.srcs) not in definition.sources:
         found.append(f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}")
-    operands = _operands(instr)
-    found += [
-        t
-        for pattern, write in operands
-        for t in _check_pattern(pattern, write, instr, tiles, limits)
-    ]
+    for patterns, write in ((instr.srcs, False), (instr.dsts, True)):
+        for pattern in patterns:
+            found += _check_pattern(pattern, write, instr, tiles, limits)
     if not found and instr.opcode in _RULES:
         found += _RULES[instr.opcode](instr, tiles, limits)
     return [f"{instr.opcode}: {text}" for text in found]
-
-
-def _operands(instr: Instr) -> list[tuple[AccessPattern, bool]]:
-    return [*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts)]
 
 
 def _check_pattern(
@@ -106,7 +94,7 @@ def _check_pattern(
     if write and any(stride == 0 and size > 1 for stride, size in moving):
         yield f"a destination requires strides other than 0, got {pattern.dims}"
     if pattern.space is Space.HBM:
-        if instr.engine not in (Engine.DMA_IN, Engine.DMA_OUT):
+        if instr.engine not in DMA:
             yield f"{instr.engine.value} cannot touch HBM"
         return
     yield from _check_on_chip(pattern, instr, tiles[pattern.buffer], limits)
@@ -115,7 +103,7 @@ def _check_pattern(
 def _check_on_chip(
     pattern: AccessPattern, instr: Instr, tile: Tile, limits: Limits
 ) -> Iterator[str]:
-    is_dma = instr.engine in (Engine.DMA_IN, Engine.DMA_OUT)
+    is_dma = instr.engine in DMA
     count, elements = pattern.dims[0][1], math.prod(pattern.shape[1:])
     if pattern.start + count > tile.partitions:
         yield f"tile {tile.name} has {tile.partitions} partitions, got {pattern.start}+{count}"

@@ -8,6 +8,7 @@ executes and the evaluator times.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -190,6 +191,16 @@ class CollectiveCall:
         return self.kind in TRANSFERS
 
     @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Outer, dim, inner of each of its parts."""
+        return self.parts or (self.source_shape,)
+
+    @property
+    def num_elements(self) -> int:
+        """What one rank sends."""
+        return sum(map(math.prod, self.shapes))
+
+    @property
     def queue(self) -> int | str:
         """What serves it in order: a stream of the collective engine, or a direction of the host's
         link, which has DMA rings of its own."""
@@ -252,6 +263,11 @@ class ProgramBuffer:
     dtype: DType
     kind: str  # named, host, arena
     offset_bytes: int = NO_PLACE  # arena only; named buffers are placed by the manifest
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its elements."""
+        return math.prod(self.shape) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.isa.attributes import (
     ELEMENTWISE,
     INSTRUCTION_ATTRIBUTES,
     NODE_FORMS,
     REGION_ATTRIBUTES,
 )
-from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.instructions import INSTRUCTIONS, TOKENS_ONLY
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     TRANSFERS,
@@ -30,7 +31,7 @@ from shardwright.compiler.isa.program import (
     Region,
     Space,
 )
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import STORES, Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.isa.schema import DTYPE
 from shardwright.compiler.isa.tokens import check_tokens
 from shardwright.compiler.support.schema import (
@@ -68,10 +69,7 @@ HEAD = Table(
 )
 """What the section `function` holds."""
 _COLLECTIVE: Mapping[str, Rule] = {
-    "kind": one_of(
-        *("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute"),
-        *TRANSFERS,
-    ),
+    "kind": one_of(*(kind.value for kind in CollectiveKind), *TRANSFERS),
     "axes": several(TEXT),
     "dtype": DTYPE,
     "source_shape": _TRIPLE,
@@ -83,15 +81,13 @@ _COLLECTIVE: Mapping[str, Rule] = {
 }
 _TENSOR_KIND = one_of("input", "output", "constant", "scratch")
 _REGION_KIND = one_of(*REGION_ATTRIBUTES)
-_STORES = ("store", "store_indexed")
-_TOKENS_ONLY = ("wait", "signal")
 
 
 def check_collective(call: CollectiveCall, where: str) -> None:
     """Its fields are of the kinds they must be."""
     for name, rule in _COLLECTIVE.items():
         rule.require(getattr(call, name), f"{where}: {name}")
-    if not all(map(math.prod, call.parts or (call.source_shape,))):
+    if not all(map(math.prod, call.shapes)):
         raise ValueError(f"{where}: at least one element is required to be sent")
 
 
@@ -237,7 +233,7 @@ class _Regions:
     def _operands(self, program: RegionProgram) -> None:
         """Tensors of a collective, and enough elements to send."""
         call = self.function.collectives[program.attrs["collective"]]
-        needed = sum(math.prod(part) for part in call.parts or (call.source_shape,))
+        needed = call.num_elements
         for name in ("source", "target"):
             place = program.attrs[name]
             if isinstance(place, View):
@@ -253,7 +249,7 @@ class _Regions:
         if len(node.inputs) not in form.inputs:
             raise ValueError(f"{form.inputs} inputs are required, got {len(node.inputs)}")
         check_indices(node.inputs, number, "inputs")
-        if any(program.nodes[i].op in _STORES for i in node.inputs):
+        if any(program.nodes[i].op in STORES for i in node.inputs):
             raise ValueError("a store has no value")
         check_indices(atoms, len(program.atoms), "atoms")
         if list(atoms) != sorted(set(atoms)):
@@ -315,7 +311,7 @@ class _Regions:
             raise ValueError(f"{instr.engine.value} cannot issue it")
         if len(instr.srcs) not in definition.sources:
             raise ValueError(f"{definition.sources} sources required, got {len(instr.srcs)}")
-        if (instr.dst is None) != (instr.opcode in _TOKENS_ONLY):
+        if (instr.dst is None) != (instr.opcode in TOKENS_ONLY):
             raise ValueError("wait and signal have no destination, all others have one")
         self._attributes(INSTRUCTION_ATTRIBUTES[instr.opcode], instr.attrs)
         if "start" in instr.attrs:

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.attributes import OPTIONAL_ATTRIBUTES
-from shardwright.compiler.isa.instructions import INSTRUCTIONS, InstrDef
+from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS, TOKENS_ONLY, InstrDef
 from shardwright.compiler.isa.limits import check_instr, start_is_legal
-from shardwright.compiler.isa.program import Engine, Instr, Space, Tile
+from shardwright.compiler.isa.program import AccessPattern, Instr, Space, Tile
 from shardwright.compiler.machine.target import Limits
 from shardwright.sim_cluster.instructions.engines.registry import require
-
-DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
 
 
 def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> None:
@@ -32,16 +30,14 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
         f" got {instr.engine.value}",
     )
     require(
-        (instr.dst is None) == (instr.opcode in ("wait", "signal")),
+        (instr.dst is None) == (instr.opcode in TOKENS_ONLY),
         "SW_L0_OPERANDS",
         f"{instr.opcode} has {'no' if instr.dst is None else 'a'} destination",
     )
     _check_attrs(instr, definition)
     for pattern in (*instr.srcs, *instr.dsts):
         if pattern.space is not Space.HBM:
-            _check_tile_pattern(
-                instr, pattern.buffer, pattern.space, pattern.start, pattern.dims, tiles
-            )
+            _check_tile_pattern(instr, pattern, tiles)
     findings = check_instr(instr, tiles, limits)
     require(not findings, "SW_L0_ILLEGAL", "; ".join(findings))
 
@@ -57,14 +53,8 @@ def _check_attrs(instr: Instr, definition: InstrDef) -> None:
     )
 
 
-def _check_tile_pattern(
-    instr: Instr,
-    buffer: int,
-    space: Space,
-    start: int,
-    dims: tuple[tuple[int, int], ...],
-    tiles: Sequence[Tile],
-) -> None:
+def _check_tile_pattern(instr: Instr, pattern: AccessPattern, tiles: Sequence[Tile]) -> None:
+    buffer, space, start, dims = pattern.buffer, pattern.space, pattern.start, pattern.dims
     require(0 <= buffer < len(tiles), "SW_L0_OPERANDS", f"the region has no tile {buffer}")
     tile, count = tiles[buffer], dims[0][1]
     require(
@@ -78,7 +68,7 @@ def _check_tile_pattern(
         f"partitions {start}..{start + count} lie outside tile {tile.name} of {tile.partitions}",
     )
     require(
-        instr.engine in DMA_ENGINES or start_is_legal(start, count),
+        instr.engine in DMA or start_is_legal(start, count),
         "SW_L0_PARTITION_START",
         f"{count} partitions cannot start at {start}: up to 32 start at a multiple of 32,"
         " up to 64 at 0 or 64, more at 0",

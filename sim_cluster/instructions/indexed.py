@@ -12,6 +12,8 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.collectives.values.execute import REDUCTIONS
+
 
 def split_atoms(
     sizes: Sequence[int], strides: Sequence[int], atoms: Sequence[int], index: Sequence[int]
@@ -38,6 +40,12 @@ def window(
     return np.ndarray(shape, array.dtype, array, offset * item, tuple(s * item for s in strides))
 
 
+def grid(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """Element offset of every point of a strided window."""
+    lines = np.ogrid[tuple(map(slice, shape))]
+    return sum((n * s for n, s in zip(lines, strides, strict=True)), np.zeros(shape, np.int64))
+
+
 def _combine_rows(
     target: np.ndarray, rows: np.ndarray, values: np.ndarray, combine: np.ufunc
 ) -> None:
@@ -60,10 +68,6 @@ def _replace_rows(target: np.ndarray, rows: np.ndarray, values: np.ndarray) -> N
 
 
 PUT_ROWS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = {
-    "add": partial(_combine_rows, combine=np.add),
-    "multiply": partial(_combine_rows, combine=np.multiply),
-    "max": partial(_combine_rows, combine=np.maximum),
-    "min": partial(_combine_rows, combine=np.minimum),
-    "replace": _replace_rows,
-}
+    kind: partial(_combine_rows, combine=ufunc) for kind, ufunc in REDUCTIONS.items()
+} | {"replace": _replace_rows}
 """How an indexed store of each kind writes rows: (target, row numbers, values)."""

@@ -19,9 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
-from shardwright.compiler.machine.target import Limits
 from shardwright.sim_cluster.instructions.checks import check_instruction, check_tiles
 from shardwright.sim_cluster.instructions.engines import DECODERS, overwrites
 from shardwright.sim_cluster.instructions.operands import HbmOperand, HbmTensors, TileOperand
@@ -31,6 +29,7 @@ from shardwright.sim_cluster.instructions.races import (
     NUMBER,
     Clock,
     History,
+    Key,
     strides_overlap,
 )
 from shardwright.sim_cluster.instructions.tiles import OnChip, Slot, make_slots
@@ -38,7 +37,6 @@ from shardwright.sim_cluster.instructions.tiles import OnChip, Slot, make_slots
 Step = Callable[[], None]
 _FAILURES = (SimulationError, ValueError, TypeError, IndexError, KeyError, OverflowError)
 ACCUMULATING = ("matmul", "tensor_reduce")
-DEFAULT_TARGET = "trn1n.32xlarge"
 _PRUNE_AT = 512  # records of one HBM history before the ones everybody has passed are dropped
 
 
@@ -63,22 +61,6 @@ class _Call:
     tensors: HbmTensors
 
 
-def run_region(
-    region: Region,
-    tensors: Sequence[np.ndarray],
-    registers: Mapping[int, int],
-    limits: Limits | None = None,
-) -> None:
-    """Execute a region's instructions on flat typed arrays, one per tensor of the function, in
-    place.
-
-    Raises SimulationError (SW_L0_...) naming region, instruction and engine when any check fails.
-    """
-    chip = OnChip(limits or limits_for(DEFAULT_TARGET))
-    code = RegionCode(region, tuple(DType.from_numpy(t.dtype) for t in tensors), chip)
-    code.run(HbmTensors(tensors), registers)
-
-
 class RegionCode:
     """A decoded region, bound to the on-chip memory of one core."""
 
@@ -94,7 +76,7 @@ class RegionCode:
         self.hbm_writes: dict[int, set[Engine]] = {}
         self.num_instructions = 0
         self.executed = 0
-        with _Context(region, -1, None):
+        with _Context(region):
             check_tiles(region.tiles, chip.limits)
         self.slots = make_slots(region)
         self.body = self._decode(region.body)
@@ -171,15 +153,15 @@ class RegionCode:
                 fresh = [g for g in self.slots if g and g[0].tile.loop == item.register]
                 decoded.append(_LoopCode(item.register, item.trip, self._decode(item.body), fresh))
             else:
-                with _Context(self.region, self.num_instructions, item):
-                    decoded.append(self._step(item))
+                context = _Context(self.region, self.num_instructions, item)
+                with context:
+                    decoded.append(self._step(item, context))
                 self.num_instructions += 1
         return decoded
 
-    def _step(self, instr: Instr) -> Step:
+    def _step(self, instr: Instr, context: _Context) -> Step:
         """One instruction as a closure: tokens, operands with their checks, arithmetic, tokens."""
         check_instruction(instr, self.region.tiles, self.chip.limits)
-        context = _Context(self.region, self.num_instructions, instr)
         take, give = self._tokens(instr)
         engine, clocks = NUMBER[instr.engine], self.clocks
         work = self._work(instr)
@@ -237,7 +219,7 @@ class RegionCode:
         sources = [self._reader(instr, n) for n in range(len(instr.srcs))]
         write, mark = self._writer(instr)
         if instr.row_sum is not None:
-            sources.append(self._second_writer(instr, instr.row_sum))
+            sources.append(self._tile_operand(instr, instr.row_sum).write)  # behind the sources
 
         def work(clock: Clock, time: int) -> None:
             views = tuple([read(clock, time) for read in sources])
@@ -255,16 +237,12 @@ class RegionCode:
         return self.dtypes[pattern.buffer]
 
     def _reader(self, instr: Instr, number: int) -> Callable[[Clock, int], np.ndarray]:
-        pattern = instr.srcs[number]
+        pattern, call = instr.srcs[number], self.call
         if pattern.space is not Space.HBM:
-            return TileOperand(
-                instr, pattern, self.slots[pattern.buffer], self.chip, self.registers
-            ).read
-        operand = self._hbm_operand(
-            instr, pattern, indexed=instr.opcode == "dma_gather" and number == 0
-        )
+            return self._tile_operand(instr, pattern).read
+        indexed = instr.opcode == "dma_gather" and number == 0
+        operand = self._hbm_operand(instr, pattern, indexed)
         self.hbm_reads.setdefault(pattern.buffer, set()).add(instr.engine)
-        call = self.call
         return lambda clock, time: operand.read(call.tensors, clock, time)
 
     def _writer(
@@ -274,11 +252,9 @@ class RegionCode:
         pattern = instr.dst
         assert pattern is not None
         if pattern.space is not Space.HBM:
-            tile = TileOperand(
-                instr, pattern, self.slots[pattern.buffer], self.chip, self.registers
-            )
+            tile = self._tile_operand(instr, pattern)
             if instr.opcode not in ACCUMULATING:
-                return lambda clock, time: tile.write(clock, time, False), None
+                return tile.write, None
             zero, registers = overwrites(instr.attrs.get("zero_when", ())), self.registers
             return lambda clock, time: tile.write(clock, time, not zero(registers)), None
         scatter, call = instr.opcode == "dma_scatter", self.call
@@ -289,12 +265,8 @@ class RegionCode:
             lambda views: operand.mark(call.tensors, views[1].reshape(-1) if scatter else None),
         )
 
-    def _second_writer(
-        self, instr: Instr, pattern: AccessPattern
-    ) -> Callable[[Clock, int], np.ndarray]:
-        """The view of the sums of rows; a kernel gets it behind the sources."""
-        tile = TileOperand(instr, pattern, self.slots[pattern.buffer], self.chip, self.registers)
-        return lambda clock, time: tile.write(clock, time, False)
+    def _tile_operand(self, instr: Instr, pattern: AccessPattern) -> TileOperand:
+        return TileOperand(instr, pattern, self.slots[pattern.buffer], self.chip, self.registers)
 
     def _hbm_operand(self, instr: Instr, pattern: AccessPattern, indexed: bool) -> HbmOperand:
         dims = pattern.dims
@@ -328,15 +300,8 @@ class _HbmHistory(History):
         super().__init__(strides_overlap)
         self._clocks, self._engines = clocks, engines
 
-    def add_read(self, key: tuple[int, ...], engine: int, time: int) -> None:
-        super().add_read(key, engine, time)
-        self._shed()
-
-    def add_write(self, key: tuple[int, ...], engine: int, time: int) -> None:
-        super().add_write(key, engine, time)
-        self._shed()
-
-    def _shed(self) -> None:
+    def add(self, key: Key, engine: int, time: int, writes: bool) -> None:
+        super().add(key, engine, time, writes)
         if (len(self.reads) + len(self.writes)) % _PRUNE_AT == 0:
             self.forget_before(self._clocks, self._engines)
 
@@ -360,13 +325,13 @@ def _overlapping(tensors: HbmTensors, ordered: Sequence[int]) -> list[list[int]]
     return groups
 
 
+@dataclass(frozen=True, slots=True)
 class _Context:
     """Adds region, instruction and engine to errors raised below."""
 
-    __slots__ = ("instr", "number", "region")
-
-    def __init__(self, region: Region, number: int, instr: Instr | None) -> None:
-        self.region, self.number, self.instr = region, number, instr
+    region: Region
+    number: int = -1
+    instr: Instr | None = None
 
     def __enter__(self) -> None:
         return None

@@ -12,6 +12,7 @@ from operator import gt
 
 import numpy as np
 
+from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
 from shardwright.sim_cluster.instructions.checks import check_bank
 from shardwright.sim_cluster.instructions.engines.registry import require
@@ -32,11 +33,9 @@ class HbmTensors:
 
     __slots__ = ("arrays", "between", "histories", "masks", "watch")
 
-    def __init__(
-        self, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray | None] = ()
-    ) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = list(arrays)
-        self.masks: list[np.ndarray | None] = list(masks) or [None] * len(self.arrays)
+        self.masks: list[np.ndarray | None] = [None] * len(self.arrays)
         self.histories: list[History | None] = [None] * len(self.arrays)
         self.between: HbmWatch | None = None
         self.watch: CoreWatch | None = None
@@ -96,32 +95,35 @@ class TileOperand:
         """The view, after checking that its elements were written and that no race is on."""
         view, box, slot, offset = self._entry()
         if not slot.holds(box, self.pattern, offset):
-            self._refuse_unwritten(slot, offset)
-        conflict = slot.history.read_conflict(box, clock)
-        for other in slot.neighbours:
-            conflict = conflict or other.history.read_conflict(box, clock)
-        if conflict:
-            self._refuse_race("read", slot, conflict)
-        slot.history.add_read(box, self.engine, time)
+            raise SimulationError(
+                "SW_L0_UNINITIALISED",
+                f"reads {list(self.pattern.shape)} elements at {offset} of tile {slot.tile.name}"
+                " that were not all written in this iteration",
+            )
+        self._touch(slot, box, clock, time, False)
         return view
 
-    def write(self, clock: Clock, time: int, accumulate: bool) -> np.ndarray:
+    def write(self, clock: Clock, time: int, accumulate: bool = False) -> np.ndarray:
         """The view to write, after the race check; `accumulate` also requires old values of the
         same engine.
         """
         view, box, slot, offset = self._entry()
         if accumulate:
             self._check_accumulation(slot, box, offset)
-        conflict = slot.history.write_conflict(box, clock)
-        for other in slot.neighbours:
-            conflict = conflict or other.history.write_conflict(box, clock)
-        if slot.before is not None and any(map(gt, slot.before, clock)):
-            conflict = conflict or "used by an earlier region"
-        if conflict:
-            self._refuse_race("write", slot, conflict)
-        slot.history.add_write(box, self.engine, time)
+        self._touch(slot, box, clock, time, True)
         slot.write(box, self.dense, self.pattern, offset, self.engine)
         return view
+
+    def _touch(self, slot: Slot, box: Key, clock: Clock, time: int, writes: bool) -> None:
+        """Check an access for races, and record it."""
+        conflict = slot.history.conflict(box, clock, writes)
+        for other in slot.neighbours:
+            conflict = conflict or other.history.conflict(box, clock, writes)
+        if writes and slot.before is not None and any(map(gt, slot.before, clock)):
+            conflict = conflict or "used by an earlier region"
+        if conflict:
+            raise _race(f"{_VERBS[writes]} of tile {slot.tile.name}", conflict)
+        slot.history.add(box, self.engine, time, writes)
 
     def _entry(self) -> tuple[np.ndarray, Key, Slot, int]:
         offset = self.offset(self.registers)
@@ -162,20 +164,12 @@ class TileOperand:
             f"adds onto tile {name}, which another engine wrote: undefined on NeuronCore-v2",
         )
 
-    def _refuse_unwritten(self, slot: Slot, offset: int) -> None:
-        require(
-            False,
-            "SW_L0_UNINITIALISED",
-            f"reads {list(self.pattern.shape)} elements at {offset} of tile {slot.tile.name}"
-            " that were not all written in this iteration",
-        )
 
-    def _refuse_race(self, verb: str, slot: Slot, conflict: str) -> None:
-        require(
-            False,
-            "SW_L0_RACE",
-            f"{verb} of tile {slot.tile.name} is not ordered after it was {conflict}",
-        )
+_VERBS = ("read", "write")  # by whether it writes
+
+
+def _race(what: str, conflict: str) -> SimulationError:
+    return SimulationError("SW_L0_RACE", f"{what} is not ordered after it was {conflict}")
 
 
 class HbmOperand:
@@ -208,45 +202,33 @@ class HbmOperand:
 
     def read(self, tensors: HbmTensors, clock: Clock, time: int) -> np.ndarray:
         """The view, after checking bounds, initialisation and races."""
-        number, offset = self.pattern.buffer, self._offset(tensors)
-        mask = tensors.masks[number]
+        offset, mask = self._offset(tensors), tensors.masks[self.pattern.buffer]
         if mask is not None and not self._view(mask, offset).all():
-            require(
-                False,
+            raise SimulationError(
                 "SW_L0_UNINITIALISED",
-                f"reads elements of tensor {number} that were never written",
+                f"reads elements of tensor {self.pattern.buffer} that were never written",
             )
-        history = tensors.histories[number]
-        if history is not None:
-            key = self._key(tensors, offset)
-            if conflict := history.read_conflict(key, clock):
-                require(
-                    False,
-                    "SW_L0_RACE",
-                    f"read of tensor {number} is not ordered after it was {conflict}",
-                )
-            history.add_read(key, self.engine, time)
-        self._note(tensors, offset, False, clock)
-        if tensors.watch is not None:
-            tensors.watch.read(number, self._key(tensors, offset))
-        return self._view(tensors.arrays[number], offset)
+        return self._touched(tensors, offset, clock, time, False)
 
     def write(self, tensors: HbmTensors, clock: Clock, time: int) -> np.ndarray:
         """The view to write, after checking bounds and races; `mark` records the write."""
-        number, offset = self.pattern.buffer, self._offset(tensors)
+        return self._touched(tensors, self._offset(tensors), clock, time, True)
+
+    def _touched(
+        self, tensors: HbmTensors, offset: int, clock: Clock, time: int, writes: bool
+    ) -> np.ndarray:
+        """The view, after the checks for races within the region, with earlier ones and with the
+        other core."""
+        number = self.pattern.buffer
         history = tensors.histories[number]
         if history is not None:
             key = self._key(tensors, offset)
-            if conflict := history.write_conflict(key, clock):
-                require(
-                    False,
-                    "SW_L0_RACE",
-                    f"write of tensor {number} is not ordered after it was {conflict}",
-                )
-            history.add_write(key, self.engine, time)
-        self._note(tensors, offset, True, clock)
+            if conflict := history.conflict(key, clock, writes):
+                raise _race(f"{_VERBS[writes]} of tensor {number}", conflict)
+            history.add(key, self.engine, time, writes)
+        self._note(tensors, offset, writes, clock)
         if tensors.watch is not None:
-            tensors.watch.write(number, self._key(tensors, offset))
+            tensors.watch.touch(number, self._key(tensors, offset), writes)
         return self._view(tensors.arrays[number], offset)
 
     def mark(self, tensors: HbmTensors, rows: np.ndarray | None) -> None:
@@ -272,14 +254,10 @@ class HbmOperand:
 
     def _offset(self, tensors: HbmTensors) -> int:
         number, offset = self.pattern.buffer, self.offset(self.registers)
-        low, high, size = (
-            self.extent[0] + offset,
-            self.extent[1] + offset,
-            tensors.arrays[number].size,
-        )
+        low, high = self.extent[0] + offset, self.extent[1] + offset
+        size = tensors.arrays[number].size
         if low < 0 or high >= size:
-            require(
-                False,
+            raise SimulationError(
                 "SW_L0_BOUNDS",
                 f"elements {low}..{high} lie outside tensor {number} of {size} elements",
             )

@@ -100,18 +100,15 @@ class CoreWatch:
         """The collective has finished."""
         self._flying.pop(collective, None)
 
-    def read(self, tensor: int, key: Key) -> None:
-        """Raises SimulationError SW_L0_RACE when the other core may write there meanwhile."""
-        self._check("read", "written", self._writes, key)
-        self._check_flying("read", key, (1,))
-        self._reads[self._core][-1].setdefault(tensor, _Accesses()).add(key)
-
-    def write(self, tensor: int, key: Key) -> None:
-        """Raises SimulationError SW_L0_RACE when the other core may touch that meanwhile."""
-        self._check("write", "written", self._writes, key)
-        self._check("write", "read", self._reads, key)
-        self._check_flying("write", key, (0, 1))
-        self._writes[self._core][-1].setdefault(tensor, _Accesses()).add(key)
+    def touch(self, tensor: int, key: Key, writes: bool) -> None:
+        """A read or write. Raises SimulationError SW_L0_RACE when the other core may write there
+        meanwhile, or touch what is written."""
+        verb, record = ("write", self._writes) if writes else ("read", self._reads)
+        self._check(verb, "written", self._writes, key)
+        if writes:
+            self._check(verb, "read", self._reads, key)
+        self._check_flying(verb, key, (0, 1) if writes else (1,))
+        record[self._core][-1].setdefault(tensor, _Accesses()).add(key)
 
     def _check(self, verb: str, done: str, records: Sequence[list[Record]], key: Key) -> None:
         first = self._finished[self._core]

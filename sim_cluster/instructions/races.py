@@ -40,31 +40,20 @@ class History:
         self.reads: dict[tuple[int, Key], int] = {}
         self.writes: dict[tuple[int, Key], int] = {}
 
-    def read_conflict(self, key: Key, clock: Clock) -> str:
-        """What a read of `key` with `clock` races with; empty when nothing."""
-        if any(map(gt, self.last_write, clock)):
-            return self._find(self.writes, key, clock, "written")
-        return ""
-
-    def write_conflict(self, key: Key, clock: Clock) -> str:
-        """What a write of `key` with `clock` races with; empty when nothing."""
+    def conflict(self, key: Key, clock: Clock, writes: bool) -> str:
+        """What a read or write of `key` with `clock` races with; empty when nothing."""
         if any(map(gt, self.last_write, clock)) and (
             found := self._find(self.writes, key, clock, "written")
         ):
             return found
-        if any(map(gt, self.last_read, clock)):
+        if writes and any(map(gt, self.last_read, clock)):
             return self._find(self.reads, key, clock, "read")
         return ""
 
-    def add_read(self, key: Key, engine: int, time: int) -> None:
-        """Record a read by instruction `time` of queue `engine`."""
-        self.last_read[engine] = time
-        self.reads[engine, key] = time
-
-    def add_write(self, key: Key, engine: int, time: int) -> None:
-        """Record a write."""
-        self.last_write[engine] = time
-        self.writes[engine, key] = time
+    def add(self, key: Key, engine: int, time: int, writes: bool) -> None:
+        """Record an access by instruction `time` of queue `engine`."""
+        (self.last_write if writes else self.last_read)[engine] = time
+        (self.writes if writes else self.reads)[engine, key] = time
 
     def forget_before(self, clocks: Sequence[Clock], engines: Sequence[int]) -> None:
         """Drop what is in the past of all `engines`: nothing can race with it any more."""

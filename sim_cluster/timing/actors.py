@@ -60,23 +60,6 @@ class CollectiveUse:
     exposed_ps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LoopState:
-    """Classes that share nothing with others at an instant."""
-
-    actors: tuple[object, ...] = field(repr=False)
-    jobs: tuple[object, ...] = field(repr=False)
-    pending: tuple[object, ...] = field(repr=False)
-
-    def repeats(self, earlier: LoopState) -> bool:
-        """Whether the loop goes on from here as it did from an earlier state."""
-        return (self.actors, self.jobs, self.pending) == (
-            earlier.actors,
-            earlier.jobs,
-            earlier.pending,
-        )
-
-
 @dataclass(slots=True)
 class ClassResult:
     """One class: when it finished, how its time was charged, what it did."""
@@ -118,41 +101,21 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
         total[category] = total.get(category, 0) + ps
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """One collective or message in flight: who takes part, who has arrived, when it ends."""
 
-    __slots__ = (
-        "arrived",
-        "call",
-        "cost",
-        "end_ps",
-        "left",
-        "members",
-        "queue",
-        "rate",
-        "since_ps",
-        "start_ps",
-        "version",
-    )
-
-    def __init__(
-        self,
-        call: CollectiveCall,
-        cost: CollectiveDuration,
-        members: frozenset[int],
-        queue: Hashable,
-    ) -> None:
-        self.call = call
-        self.queue = queue  # jobs of one queue of a core follow each other
-        self.cost = cost
-        self.members = members
-        self.arrived: set[int] = set()
-        self.start_ps = -1
-        self.end_ps = -1
-        self.left = 1.0  # of the whole, as of `since_ps`
-        self.rate = 0.0
-        self.since_ps = 0
-        self.version = 0
+    call: CollectiveCall
+    cost: CollectiveDuration
+    members: frozenset[int]
+    queue: Hashable  # jobs of one queue of a core follow each other
+    arrived: set[int] = field(default_factory=set)
+    start_ps: int = -1
+    end_ps: int = -1
+    left: float = 1.0  # of the whole, as of `since_ps`
+    rate: float = 0.0
+    since_ps: int = 0
+    version: int = 0
 
     def speed(self, rate: float, now: int) -> None:
         """Go on at another rate; `end_ps` is when it ends at this one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.sim_cluster.timing.actors import Actor, Job, LoopState
+from shardwright.sim_cluster.timing.actors import Actor, Job
 
 
 def loop_state(
@@ -17,14 +17,14 @@ def loop_state(
     pending: Iterable[tuple[int, int, Job | None]],
     now: int,
     runs: int,
-) -> LoopState:
+) -> object:
     """The state of `actors` at `now`, when all of them have begun `runs` program runs; `pending`
     are their events in order: when, of which class, or of which job.
     """
     seen = _Jobs(now)
     states = tuple(_actor(actor, seen, now, runs) for actor in actors)
     events = tuple((when - now, index, job and seen.number(job)) for when, index, job in pending)
-    return LoopState(states, tuple(seen.states), events)
+    return states, seen.states, events
 
 
 class _Jobs:

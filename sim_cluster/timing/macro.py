@@ -8,26 +8,18 @@ list of every class of ranks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
+from shardwright.compiler.isa.instructions import DMA
+from shardwright.compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from shardwright.compiler.machine.target import PS_PER_S, Target
-from shardwright.compiler.neff.schedule import (
-    STAGE_AXIS,
-    Schedule,
-    Transfer,
-    counted_as,
-    counted_runs,
-    flat,
-    run_counts,
-)
+from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from shardwright.compiler.timing.evaluate import Segment, Shares, segments_at
 from shardwright.sim_cluster.timing.contention import NO_DEMAND, Demand
+from shardwright.sim_cluster.timing.stage_order import runs_of
 
-_DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
 interpolated."""
@@ -178,7 +170,7 @@ class _Code:
         )
         if not even:
             return _MOVES_NOTHING
-        dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in _DMA)
+        dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in DMA)
         hbm_bytes = sum(own[n].hbm_bytes for n in moving)
         hbm_ps = hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
         bank = min(bank, even)
@@ -246,17 +238,11 @@ def schedule_macros(
     """One whole step of a core of a stage: every program of its schedule with what it receives
     before and sends after. `macros` are those of the programs by name.
     """
-    shown, runs, done = run_counts(schedule), counted_runs(schedule), Counter[str]()
     out: list[MacroOp] = []
-    for name in flat(schedule):
-        counted = counted_as(name)
-        number = done[counted]
-        done[counted] += 1
-        own = [t for t in transfers if (t.target, t.reader) == (stage, counted)]
-        out += [Receive(message_call(t)) for t in own if not t.once or not number]
-        out += [Mark(f"{name} {number}" if shown[name] > 1 else name), *macros[name], Mark("")]
-        own = [t for t in transfers if (t.source, t.writer) == (stage, counted)]
-        out += [Send(message_call(t)) for t in own if not t.once or done[counted] == runs[counted]]
+    for run in runs_of(schedule, transfers, stage):
+        out += [Receive(message_call(t)) for t in run.received]
+        out += [Mark(run.label), *macros[run.program], Mark("")]
+        out += [Send(message_call(t)) for t in run.sent]
     return tuple(out)
 
 

@@ -176,7 +176,8 @@ class ClusterLoop:
             return actor.slots[op.slot]
         ((source, target),) = op.call.pairs
         sender = self.classes.peer(actor.index, source - target, self.stage_stride)
-        return self._message(actor, op.call, (sender, actor.index), False)
+        ends = sender, actor.index
+        return self._job(actor, op.call, frozenset(ends), ends)
 
     def _passed(self, actor: Actor, job: Job, now: int) -> bool:
         """True when a job has finished; otherwise the actor blocks."""
@@ -199,17 +200,12 @@ class ClusterLoop:
         """Hand a message to the link to its receiver, which takes them one by one; go on."""
         ((source, target),) = op.call.pairs
         receiver = self.classes.peer(actor.index, target - source, self.stage_stride)
-        job = self._message(actor, op.call, (actor.index, receiver), True)
+        ends = actor.index, receiver
+        job = self._job(actor, op.call, frozenset(ends), ends, sends=True)
         job.arrived |= job.members
         for member in job.members:
             self.actors[member].queues.setdefault(job.queue, []).append(job)
         self._try_begin(job, now)
-
-    def _message(
-        self, actor: Actor, call: CollectiveCall, ends: tuple[int, int], sends: bool
-    ) -> Job:
-        """The next message of a call between two classes, as its sender or receiver sees it."""
-        return self._job(actor, call, frozenset(ends), ends, sends)
 
     def _job(
         self,
@@ -219,7 +215,8 @@ class ClusterLoop:
         queue: Hashable,
         sends: bool = False,
     ) -> Job:
-        """The next job of a call that `actor` takes part in; shared with the other members."""
+        """The next job of a call that `actor` takes part in, or message that it `sends` or
+        receives; shared with the other members."""
         # Messages are told apart by their buffer's name; a collective is numbered per program.
         met = call.met if STAGE_AXIS in call.axes and not call.pairs else call
         number = actor.occurrences.get((met, members, sends), 0)

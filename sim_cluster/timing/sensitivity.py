@@ -46,46 +46,9 @@ TIMED = (
     "efa_gbps",
     "efa_hop_us",
 )
-"""Facts that a run reads as a rate, a duration, a size of a transfer or a threshold."""
-
-COUNTED = (
-    "access_dim_size_max",
-    "access_dim_stride_max",
-    "access_elements_psum",
-    "access_elements_sbuf",
-    "access_free_dims",
-    "allowed_lnc",
-    "chip_bf16_tflops_published",
-    "chips_per_instance",
-    "collective_mesh",
-    "dma_descriptor_max_bytes",
-    "dma_engines",
-    "dma_partitions_per_engine",
-    "dma_ring_reserve_mb_per_core",
-    "efa_devices",
-    "hbm_gib_per_chip",
-    "host_memory_gib",
-    "kangaring",
-    "model_code_overhead_mb_per_physical_core",
-    "physical_cores_per_chip",
-    "physical_cores_per_hbm_bank",
-    "price_usd_per_hour_capacity_block",
-    "price_usd_per_hour_on_demand",
-    "psum_bank_bytes_per_partition",
-    "psum_bytes_per_partition",
-    "sbuf_bytes_per_partition",
-    "sbuf_partitions",
-    "semaphores",
-    "shape",
-    "tensor_bf16_tflops",
-    "tensor_contraction_max",
-    "tensor_moving_max",
-    "tensor_stationary_max",
-    "tensor_transpose_max",
-    "topology",
-)
-"""Facts that are not moved: how much there is of something, what is there at all, prices, and what
-only code is chosen by."""
+"""Facts that a run reads as a rate, a duration, a size of a transfer or a threshold. Others are not
+moved: how much there is of something, what is there at all, prices, and what only code is chosen
+by."""
 
 EFA = "efa_efficiency"
 TOUCH = "collective_touch"

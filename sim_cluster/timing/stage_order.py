@@ -20,9 +20,42 @@ from shardwright.compiler.neff.schedule import (
     counted_as,
     counted_runs,
     flat,
+    run_counts,
 )
 
 Message = tuple[str, int, int]  # buffer as received, stage that receives, number of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a program on a stage."""
+
+    program: str
+    number: int  # among the runs that are counted as one
+    label: str  # with its number where the program runs several times
+    received: Sequence[Transfer]  # before it
+    sent: Sequence[Transfer]  # after it
+
+
+def runs_of(
+    schedule: Schedule, transfers: Sequence[Transfer] = (), stage: int = 0
+) -> Iterator[Run]:
+    """The runs of a stage in order."""
+    times, runs, done = run_counts(schedule), counted_runs(schedule), Counter[str]()
+    for program in flat(schedule):
+        counted = counted_as(program)
+        number = done[counted]
+        done[counted] += 1
+        is_last = done[counted] == runs[counted]
+        received = [t for t in transfers if (t.target, t.reader) == (stage, counted)]
+        sent = [t for t in transfers if (t.source, t.writer) == (stage, counted)]
+        yield Run(
+            program,
+            number,
+            f"{program} {number}" if times[program] > 1 else program,
+            [t for t in received if not (t.once and number)],
+            [t for t in sent if is_last or not t.once],
+        )
 
 
 class Machine(Protocol):
@@ -104,33 +137,13 @@ class StageOrder:
 
     def _stage(self, stage: int) -> Iterator[_Receive | _Join]:
         """The schedule of one stage, stopping wherever it may have to wait."""
-        done: Counter[str] = Counter()
-        runs = counted_runs(self.schedules[stage])
-        for program in flat(self.schedules[stage]):
-            counted = counted_as(program)
-            number = done[counted]
-            done[counted] += 1
-            yield from self._receive(stage, counted, number)
-            for part in self.machine.run(stage, program, number):
-                yield _Join(program, part)
-            self._send(stage, counted, number, done[counted] == runs[counted])
-
-    def _receive(self, stage: int, program: str, number: int) -> Iterator[_Receive]:
-        """Take what was sent for a run."""
-        for transfer in self.transfers:
-            if (transfer.target, transfer.reader) != (stage, program):
-                continue
-            if transfer.once and number:
-                continue
-            message = (transfer.received, stage, number)
-            yield _Receive(transfer, message)
-            self.machine.write(transfer, number, self.sent.pop(message))
-
-    def _send(self, stage: int, program: str, number: int, last: bool) -> None:
-        """Send what a run made."""
-        for transfer in self.transfers:
-            if (transfer.source, transfer.writer) != (stage, program):
-                continue
-            if last or not transfer.once:
-                message = (transfer.received, transfer.target, 0 if transfer.once else number)
-                self.sent[message] = self.machine.read(transfer, number)
+        for run in runs_of(self.schedules[stage], self.transfers, stage):
+            for transfer in run.received:
+                message = (transfer.received, stage, run.number)
+                yield _Receive(transfer, message)
+                self.machine.write(transfer, run.number, self.sent.pop(message))
+            for part in self.machine.run(stage, run.program, run.number):
+                yield _Join(run.program, part)
+            for transfer in run.sent:
+                message = (transfer.received, transfer.target, 0 if transfer.once else run.number)
+                self.sent[message] = self.machine.read(transfer, run.number)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.neff.schedule import Schedule
-from shardwright.sim_cluster.timing.actors import Actor, ClassResult, CollectiveUse, Job, LoopState
+from shardwright.sim_cluster.timing.actors import Actor, ClassResult, Job
 from shardwright.sim_cluster.timing.classes import RankClasses
 from shardwright.sim_cluster.timing.loop_state import loop_state
 
@@ -73,7 +73,7 @@ class _Moment:
     """A part at the beginning of a repetition."""
 
     now: int
-    state: LoopState
+    state: object
     positions: tuple[int, ...]
     numbers: tuple[Numbers, ...]
 
@@ -106,9 +106,7 @@ class Steady:
             moment = self._moment(part, runs, events, now)
             before = self.seen.get(part)
             self.seen[part] = moment
-            if before is None or not self._alone(part):
-                continue
-            if moment.state.repeats(before.state):
+            if before and self._alone(part) and moment.state == before.state:
                 self._skip(part, before, moment, events)
 
     def _alone(self, part: frozenset[int]) -> bool:
@@ -148,7 +146,7 @@ class Steady:
             more = _added(before.numbers[number], here.numbers[number])
             assert min(more.values()) >= 0, "a repetition takes something away"
             _extend(actor.result, {key: times * n for key, n in more.items()})
-        for job in _in_flight(own):
+        for job in {job for actor in own for job in actor.active}:
             job.skip(later)
         events[:] = [
             (when + later if _belongs(index, job, part) else when, order, index, version, job)
@@ -162,9 +160,9 @@ def _belongs(index: int, job: Job | None, part: frozenset[int]) -> bool:
     return index in part if job is None else not part.isdisjoint(job.members)
 
 
-def _in_flight(actors: Iterable[Actor]) -> set[Job]:
-    """The collectives that have begun and not finished."""
-    return {job for actor in actors for job in actor.active}
+def _tables(result: ClassResult) -> Iterator[tuple[Hashable, dict[str, int]]]:
+    """The picoseconds of a result by category, or engine, under names of their own."""
+    yield from (("charged", result.charged_ps), ("busy", result.busy_ps), *result.placed_ps.items())
 
 
 def _numbers(result: ClassResult) -> Numbers:
@@ -172,10 +170,8 @@ def _numbers(result: ClassResult) -> Numbers:
     and what comes after the repetitions is later than anything in them.
     """
     found: Numbers = {"lone": result.lone_ps}
-    found |= {("charged", k): ps for k, ps in result.charged_ps.items()}
-    found |= {("busy", k): ps for k, ps in result.busy_ps.items()}
-    for place, charged in result.placed_ps.items():
-        found |= {("placed", place, k): ps for k, ps in charged.items()}
+    for name, table in _tables(result):
+        found |= {(name, key): ps for key, ps in table.items()}
     for call, use in result.uses.items():
         found |= {
             (call, "count"): use.count,
@@ -193,17 +189,10 @@ def _added(before: Numbers, after: Numbers) -> Numbers:
 def _extend(result: ClassResult, more: Numbers) -> None:
     """Add to everything in a result."""
     result.lone_ps += more["lone"]
-    for spent, name in ((result.charged_ps, "charged"), (result.busy_ps, "busy")):
-        for key in spent:
-            spent[key] += more[name, key]
-    for place, charged in result.placed_ps.items():
-        for key in charged:
-            charged[key] += more["placed", place, key]
-    for use in result.uses.values():
-        _extend_use(use, more)
-
-
-def _extend_use(use: CollectiveUse, more: Numbers) -> None:
-    use.count += more[use.call, "count"]
-    use.total_ps += more[use.call, "total"]
-    use.exposed_ps += more[use.call, "exposed"]
+    for name, table in _tables(result):
+        for key in table:
+            table[key] += more[name, key]
+    for call, use in result.uses.items():
+        use.count += more[call, "count"]
+        use.total_ps += more[call, "total"]
+        use.exposed_ps += more[call, "exposed"]

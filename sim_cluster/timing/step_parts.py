@@ -9,15 +9,16 @@ without the user's locations. All is plain data and bounded in size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from shardwright.compiler.isa.program import Call, Repeat
-from shardwright.compiler.neff.schedule import counted_as, flat, run_counts
+from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.timing.evaluate import RegionTime
 from shardwright.sim_cluster.timing.actors import ClassResult, Ran
 from shardwright.sim_cluster.timing.macro import Place, Stretch
+from shardwright.sim_cluster.timing.stage_order import runs_of
 from shardwright.sim_cluster.timing.step_time import Replayed
 from shardwright.sim_cluster.timing.trace import Slice, lanes
 
@@ -44,7 +45,7 @@ class FunctionTime:
     regions: tuple[RegionTime, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProgramRun:
     """One run of a program on a stage, or `runs` in a row."""
 
@@ -141,35 +142,15 @@ def _runs(timing: Replayed, stage: int) -> Iterator[ProgramRun]:
     repeat, are one.
     """
     spans = [span for span in timing.last_of(stage).spans if span.lane == "program"]
-    names = list(flat(timing.step.schedules[stage]))
-    numbers = _numbered(names)
-    missing = len(names) - len(spans)
-    counts = run_counts(timing.step.schedules[stage])
-    shown = [f"{name} {number}" if counts[name] > 1 else name for name, number in numbers]
-    kept = next((i for i, s in enumerate(spans) if s.name != shown[i]), len(spans))
+    runs = list(runs_of(timing.step.schedules[stage]))
+    missing = len(runs) - len(spans)
+    kept = next((i for i, s in enumerate(spans) if s.name != runs[i].label), len(spans))
     for place, span in enumerate(spans):
         if place == kept and missing:
-            name, number = numbers[kept]
             before = spans[kept - 1].end_ps if kept else 0
-            yield _run(stage, "repeated", number, missing, before, span.start_ps)
-        name, number = numbers[place if place < kept else place + missing]
-        yield _run(stage, name, number, 1, span.start_ps, span.end_ps)
-
-
-def _numbered(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Every run with its number among those that are counted together."""
-    seen, out = Counter[str](), []
-    for name in names:
-        counted = counted_as(name)
-        out.append((name, seen[counted]))
-        seen[counted] += 1
-    return out
-
-
-def _run(stage: int, name: str, number: int, runs: int, start: int, end: int) -> ProgramRun:
-    return ProgramRun(
-        stage=stage, program=name, number=number, runs=runs, start_ps=start, end_ps=end
-    )
+            yield ProgramRun(stage, "repeated", runs[kept].number, missing, before, span.start_ps)
+        run = runs[place if place < kept else place + missing]
+        yield ProgramRun(stage, run.program, run.number, 1, span.start_ps, span.end_ps)
 
 
 def _bounded(runs: list[ProgramRun]) -> list[ProgramRun]:
@@ -204,7 +185,7 @@ def _timeline(timing: Replayed, place: Place) -> Timeline | None:
         if span.lane != "program" and span.start_ps < end and span.end_ps > start
     ]
     tracks = lanes(ClassResult(spans=spans, ran=ran), timing.lnc)
-    kept, left_out = _longest([(name, slices) for name, slices in tracks])
+    kept, left_out = _longest(list(tracks))
     return Timeline(
         program=place[0],
         number=place[1],

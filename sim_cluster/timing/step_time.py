@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,12 +84,21 @@ class Replayed(StepTiming):
     @property
     def last(self) -> ClassResult:
         """The class that finishes last, whose time is that of the step."""
-        return max(self.results, key=lambda result: result.end_ps)
+        return _last(self.results)
 
     def last_of(self, stage: int) -> ClassResult:
         """The class that finishes last of a pipeline stage."""
-        own = (r for r, s in zip(self.results, self.stage_of, strict=True) if s == stage)
-        return max(own, key=lambda result: result.end_ps)
+        return _last(_of_stage(self.results, self.stage_of, stage))
+
+
+def _of_stage(
+    results: Sequence[ClassResult], stages: Sequence[int], stage: int
+) -> Iterator[ClassResult]:
+    return (result for result, own in zip(results, stages, strict=True) if own == stage)
+
+
+def _last(results: Iterable[ClassResult]) -> ClassResult:
+    return max(results, key=lambda result: result.end_ps)
 
 
 def time_step(
@@ -108,64 +117,35 @@ def time_step(
     Raises SimulationError (SW_DEAD_CORE, SW_TIME_DEADLOCK) when ranks hang, UsageError (SW_FAULT)
     for faults of cores, instances and links that are not there.
     """
-    replay = _Replay(step, profile, folded, credit or PROFILES[profile], evaluate)
+    target = credited(step.target, credit or PROFILES[profile])
+    runtime = runtime_named(step.runtime)
+    settings = (step.placement, step.collectives, runtime)
+    network = Network(step.target, step.instances, step.mesh, profile, *settings)
+    macros = {n: program_macros(p, target, evaluate) for n, p in step.programs.items()}
+    ranks = Ranks(step, network, target.cores_per_bank)
+    axes_of = {n: {op.call.axes for op in m if isinstance(op, Start)} for n, m in macros.items()}
+    met = set().union(*axes_of.values())
+    if len(step.schedules) > 1:
+        met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
+    classes = ranks.classes(sorted(met), folded)
+    stages = [ranks.stage(classes.representative(c)) for c in range(classes.count)]
+    by_stage = [
+        schedule_macros(macros, schedule, step.transfers, stage)
+        for stage, schedule in enumerate(step.schedules)
+    ]
     whole = len(step.schedules) > 1 or not folded or traced or step.faults.jitter > 0
-    return _timing(profile, replay.run(whole), replay)
-
-
-class _Replay:
-    """The cluster loop of a step under a profile, for any counts of its programs."""
-
-    def __init__(
-        self, step: Step, profile: str, folded: bool, credit: Profile, evaluate: Evaluate
-    ) -> None:
-        target = credited(step.target, credit)
-        network = Network(
-            step.target,
-            step.instances,
-            step.mesh,
-            profile,
-            step.placement,
-            step.collectives,
-            runtime_named(step.runtime),
-        )
-        self.step, self.lnc = step, target.lnc
-        self.programs = {n: program_macros(p, target, evaluate) for n, p in step.programs.items()}
-        self.ranks = Ranks(step, network, target.cores_per_bank)
-        self.classes = self.ranks.classes(self._axes_met(), folded)
-        representatives = map(self.classes.representative, range(self.classes.count))
-        self.stages = [self.ranks.stage(rank) for rank in representatives]
-
-    def _axes_met(self) -> list[tuple[str, ...]]:
-        """Axes over which ranks meet in the programs of a step."""
-        met = {axes for name in self.programs for axes in self._axes_of(name)}
-        if len(self.step.schedules) > 1:
-            met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
-        return sorted(met)
-
-    def _axes_of(self, name: str) -> set[tuple[str, ...]]:
-        """Axes over which ranks meet in a program."""
-        return {op.call.axes for op in self.programs[name] if isinstance(op, Start)}
-
-    def run(self, whole: bool) -> list[ClassResult]:
-        """Results per class; `whole`: of every repetition of the schedules."""
-        schedules = self.step.schedules
-        by_stage = [
-            schedule_macros(self.programs, schedule, self.step.transfers, stage)
-            for stage, schedule in enumerate(schedules)
-        ]
-        loop = ClusterLoop(
-            self.classes,
-            [by_stage[stage] for stage in self.stages],
-            self.ranks.priced(self.classes),
-            self.ranks.health(self.classes),
-            stage_stride=self.ranks.stride,
-            packets=self.step.packets,
-            whole_axes=self.step.whole_axes,
-            bank_cores=self.ranks.cores_per_bank,
-            repeats=None if whole else Repeats.of(schedules[0], self._axes_of),
-        )
-        return loop.run()
+    results = ClusterLoop(
+        classes,
+        [by_stage[stage] for stage in stages],
+        ranks.priced(classes),
+        ranks.health(classes),
+        stage_stride=ranks.stride,
+        packets=step.packets,
+        whole_axes=step.whole_axes,
+        bank_cores=ranks.cores_per_bank,
+        repeats=None if whole else Repeats.of(step.schedules[0], axes_of.__getitem__),
+    ).run()
+    return _replayed(profile, step, target.lnc, macros, classes, stages, results)
 
 
 class Ranks:
@@ -231,13 +211,22 @@ def band(step: Step) -> dict[str, StepTiming]:
     return {name: time_step(step, name) for name in PROFILES}
 
 
-def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> Replayed:
-    last = max(results, key=lambda result: result.end_ps)
+def _replayed(
+    profile: str,
+    step: Step,
+    lnc: int,
+    macros: Mapping[str, tuple[MacroOp, ...]],
+    classes: RankClasses,
+    stages: Sequence[int],
+    results: Sequence[ClassResult],
+) -> Replayed:
+    last = _last(results)
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
-        name = axis_category(use.call, replay.step.whole_axes)
+        name = axis_category(use.call, step.whole_axes)
         hidden[name] = hidden.get(name, 0) + use.total_ps - use.exposed_ps
+    by_stage = (_last(_of_stage(results, stages, stage)) for stage in range(max(stages) + 1))
     return Replayed(
         profile=profile,
         step_time_ps=last.end_ps,
@@ -245,15 +234,15 @@ def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> Re
         hidden_ps=hidden,
         engines_ps=last.busy_ps,
         lone_ps=last.lone_ps,
-        stages_ps=tuple(_of_stages(results, replay.stages, last.end_ps)),
+        stages_ps=tuple(_breakdown(result, last.end_ps) for result in by_stage),
         collectives=uses,
-        rank_classes=replay.classes.count,
+        rank_classes=classes.count,
         results=results,
-        classes=replay.classes,
-        stage_of=tuple(replay.stages),
-        step=replay.step,
-        macros=replay.programs,
-        lnc=replay.lnc,
+        classes=classes,
+        stage_of=tuple(stages),
+        step=step,
+        macros=macros,
+        lnc=lnc,
     )
 
 
@@ -262,12 +251,3 @@ def _breakdown(result: ClassResult, step_time_ps: int) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0) | result.charged_ps
     found["idle"] += step_time_ps - sum(found.values())
     return found
-
-
-def _of_stages(
-    results: Sequence[ClassResult], stages: Sequence[int], step_time_ps: int
-) -> Iterator[dict[str, int]]:
-    """The breakdown of the last-finishing class of every stage."""
-    for stage in range(max(stages) + 1):
-        own = [r for r, s in zip(results, stages, strict=True) if s == stage]
-        yield _breakdown(max(own, key=lambda r: r.end_ps), step_time_ps)

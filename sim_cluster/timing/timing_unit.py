@@ -7,38 +7,23 @@ which no time depends on. `step_time.py` does the timing.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
 import zstandard
 
 from shardwright.compiler.diagnostics import LoadError
-from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.fields import check_fields
-from shardwright.compiler.isa.program import CollectiveCall, Program
-from shardwright.compiler.machine.target import CollectiveFacts, CoreModel, Target
+from shardwright.compiler.isa.fields import check_fields, made, plain
+from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import program_bytes, read_program
 from shardwright.compiler.neff.files import inflated
 from shardwright.compiler.neff.reader import Container
-from shardwright.compiler.neff.schedule import Transfer
-from shardwright.compiler.timing.evaluate import RegionTime
 from shardwright.sim_cluster.profiles import Profile
-from shardwright.sim_cluster.timing.actors import CollectiveDuration, CollectiveUse
-from shardwright.sim_cluster.timing.contention import Demand, Packets
-from shardwright.sim_cluster.timing.faults import Faults
 from shardwright.sim_cluster.timing.kept import KeptFunctions
-from shardwright.sim_cluster.timing.step_parts import (
-    FunctionTime,
-    ProgramRun,
-    StepParts,
-    Timeline,
-    Track,
-    step_parts,
-)
+from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts
 from shardwright.sim_cluster.timing.step_time import Step, StepTiming, time_step
 from shardwright.sim_cluster.timing.trace import trace_json
 
@@ -73,8 +58,8 @@ def encode_question(
     """What `time_step` is asked, as bytes; `programs` are the step's, if they are packed."""
     programs = packed_programs(step.programs) if programs is None else programs
     asked = {"profile": profile, "credit": credit, "traced": traced}
-    row = {"step": {**_columns(step, Step), "programs": programs}, **asked}
-    data: bytes = msgpack.packb(_plain(row))
+    row = {"step": plain(replace(step, programs={})) | {"programs": programs}, **plain(asked)}
+    data: bytes = msgpack.packb(row)
     return data
 
 
@@ -96,13 +81,16 @@ def _brief(value: Any) -> str:
 def answer(question: bytes) -> bytes:
     """Time the step of a question. Raises what `time_step` raises."""
     row = _unpacked(question)
-    credit = Profile(**row["credit"]) if row["credit"] else None
+    credit = made(Profile, row["credit"]) if row["credit"] else None
     step = _step(row["step"])
     timing = time_step(step, row["profile"], True, row["traced"], credit, _KEPT.evaluate)
     trace = zstandard.compress(trace_json(timing)) if row["traced"] else b""
-    columns = _columns(timing, StepTiming)
-    found = {"timing": columns, "parts": step_parts(timing), "trace": trace}
-    data: bytes = msgpack.packb(_plain(found))
+    found = {
+        "timing": plain(timing, StepTiming),
+        "parts": plain(step_parts(timing)),
+        "trace": trace,
+    }
+    data: bytes = msgpack.packb(found)
     return data
 
 
@@ -111,11 +99,8 @@ def decode_answer(data: bytes) -> Answer:
     absurd size, and for what no unit answers."""
     try:
         row = _unpacked(data)
-        timing = row["timing"]
-        uses = tuple(_use(**use) for use in timing["collectives"])
         trace = _trace(row["trace"]) if row["trace"] else b""
-        step = StepTiming(**{**timing, "collectives": uses})
-        found = Answer(timing=step, parts=_parts(row["parts"]), trace=trace)
+        found: Answer = made(Answer, {**row, "trace": trace})
         check_fields(found)
         return found
     except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
@@ -141,66 +126,14 @@ def _placeless(program: Program) -> Program:
     return replace(program, locations=(), metadata={})
 
 
-def _columns(value: Any, kind: type[Any]) -> dict[str, Any]:
-    """The fields of `kind` in `value`, which may be of a subclass."""
-    return {f.name: getattr(value, f.name) for f in fields(kind)}
-
-
-def _plain(value: Any) -> Any:
-    """`value` in what msgpack knows; the order of mappings is kept, that of sets is theirs no
-    more."""
-    if is_dataclass(value):
-        return _plain(_columns(value, type(value)))
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted(value)
-    return value.value if isinstance(value, enum.Enum) else value
-
-
 def _unpacked(data: bytes) -> dict[str, Any]:
     row: dict[str, Any] = msgpack.unpackb(data, use_list=False, strict_map_key=False)
     return row
 
 
 def _step(row: Mapping[str, Any]) -> Step:
-    faults = row["faults"]
-    made = {
-        "programs": {
-            n: read_program(Container(b, n), _KEPT.decode) for n, b in row["programs"].items()
-        },
-        "target": _target(row["target"]),
-        "transfers": tuple(Transfer(**transfer) for transfer in row["transfers"]),
-        "packets": Packets(**row["packets"]),
-        "faults": Faults(**{**faults, "dead_cores": frozenset(faults["dead_cores"])}),
-    }
-    return Step(**{**row, **made})
-
-
-def _target(row: Mapping[str, Any]) -> Target:
-    collectives, core = CollectiveFacts(**row["collectives"]), CoreModel(**row["core"])
-    return Target(**{**row, "collectives": collectives, "core": core})
-
-
-def _parts(row: Mapping[str, Any]) -> StepParts:
-    functions = (
-        {**f, "regions": tuple(RegionTime(**r) for r in f["regions"])} for f in row["functions"]
-    )
-    timelines = (
-        {**t, "tracks": tuple(Track(**track) for track in t["tracks"])} for t in row["timelines"]
-    )
-    return StepParts(
-        functions=tuple(FunctionTime(**f) for f in functions),
-        runs=tuple(ProgramRun(**run) for run in row["runs"]),
-        timelines=tuple(Timeline(**t) for t in timelines),
-    )
-
-
-def _use(call: Mapping[str, Any], cost: Mapping[str, Any], **counts: int) -> CollectiveUse:
-    return CollectiveUse(
-        CollectiveCall(**{**call, "dtype": DType(call["dtype"])}),
-        CollectiveDuration(**{**cost, "demand": Demand(**cost["demand"])}),
-        **counts,
+    step: Step = made(Step, {**row, "programs": {}})
+    files = row["programs"].items()
+    return replace(
+        step, programs={n: read_program(Container(b, n), _KEPT.decode) for n, b in files}
     )

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.machine.target import PS_PER_US
 from shardwright.sim_cluster.timing.actors import ClassResult, CollectiveUse, Ran, Span
 from shardwright.sim_cluster.timing.faults import ranges
 from shardwright.sim_cluster.timing.step_time import Replayed
-
-_ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def lanes(result: ClassResult, lnc: int) -> Iterator[tuple[str, list[Slice]]]:
             _of_span(span, result.uses.get(span.call) if span.call else None)
         )
     yield from ((name, by_lane.pop(name)) for name in ("program", "core") if name in by_lane)
-    for engine in _ENGINES:
+    for engine in (queue.value for queue in Engine):
         for core in range(lnc):
             slices = [s for ran in result.ran for s in _busy(ran, engine, core, lnc)]
             if slices:

@@ -2,8 +2,7 @@
 levels.
 
 Floats narrower than 32 bits are held in fp32 arrays whose values the narrow type can represent;
-integers are exact and wrap. Every function takes `out=` and writes its result there when one is
-given.
+integers are exact and wrap. Those that work in place take `out=`, where they write their result.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.polynomial import chebyshev
 
+from shardwright.collectives.values.execute import REDUCTIONS
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.sim_cluster.values.rounding import narrow
@@ -97,41 +96,39 @@ def _erf_series() -> Array:
     return series
 
 
-def _erf(x: Array, out: Array | None = None) -> Array:
+def _erf(x: Array) -> Array:
     """The error function, to the last place of fp32."""
     wide = np.clip(x, -ERF_ONE, ERF_ONE).astype(np.float64)
     result = wide * chebyshev.chebval(wide * wide / (ERF_ONE * ERF_ONE / 2) - 1, _erf_series())
     return np.asarray(np.clip(result, -1, 1), F32)
 
 
-def _gelu(x: Array, out: Array | None = None) -> Array:
-    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
-    result: Array = np.multiply(x, gate, out=out, dtype=F32)
-    return result
+def _normal(x: Array) -> Array:
+    """The normal distribution function."""
+    return (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
 
 
-def _gelu_dx(x: Array, out: Array | None = None) -> Array:
-    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
+def _gelu(x: Array) -> Array:
+    return np.asarray(np.multiply(x, _normal(x), dtype=F32))
+
+
+def _gelu_dx(x: Array) -> Array:
     density = np.exp(x * x * np.float32(-0.5)) * np.float32(1 / math.sqrt(2 * math.pi))
-    result: Array = np.add(gate, x * density, out=out, dtype=F32)
-    return result
+    return np.asarray(np.add(_normal(x), x * density, dtype=F32))
 
 
-def _gelu_apprx_tanh(x: Array, out: Array | None = None) -> Array:
+def _gelu_apprx_tanh(x: Array) -> Array:
     inner = (x * x * np.float32(0.044715) + 1) * x * np.float32(math.sqrt(2 / math.pi))
-    result: Array = np.multiply(x, (np.tanh(inner) + 1) * np.float32(0.5), out=out, dtype=F32)
-    return result
+    return np.asarray(np.multiply(x, (np.tanh(inner) + 1) * np.float32(0.5), dtype=F32))
 
 
-def _silu(x: Array, out: Array | None = None) -> Array:
-    result: Array = np.multiply(x, _logistic(x), out=out, dtype=F32)
-    return result
+def _silu(x: Array) -> Array:
+    return np.asarray(np.multiply(x, _logistic(x), dtype=F32))
 
 
-def _silu_dx(x: Array, out: Array | None = None) -> Array:
+def _silu_dx(x: Array) -> Array:
     gate = _logistic(x)
-    result: Array = np.multiply(gate, (1 - gate) * x + 1, out=out, dtype=F32)
-    return result
+    return np.asarray(np.multiply(gate, (1 - gate) * x + 1, dtype=F32))
 
 
 def _sign(x: Array, out: Array | None = None) -> Array:
@@ -140,16 +137,15 @@ def _sign(x: Array, out: Array | None = None) -> Array:
     return result
 
 
-def _select(pred: Array, on_true: Array, on_false: Array, out: Array | None = None) -> Array:
+def _select(pred: Array, on_true: Array, on_false: Array) -> Array:
     return np.where(pred, on_true, on_false)
 
 
-def _clamp(low: Array, x: Array, high: Array, out: Array | None = None) -> Array:
-    result: Array = np.minimum(np.maximum(low, x), high)
-    return result
+def _clamp(low: Array, x: Array, high: Array) -> Array:
+    return np.asarray(np.minimum(np.maximum(low, x), high))
 
 
-def _integer_divide(a: Array, b: Array, out: Array | None = None) -> Array:
+def _integer_divide(a: Array, b: Array) -> Array:
     """Truncating division; x / 0 is all ones, as XLA has it."""
     safe = np.where(b == 0, 1, b)
     quotient = np.floor_divide(a, safe)
@@ -157,12 +153,12 @@ def _integer_divide(a: Array, b: Array, out: Array | None = None) -> Array:
     return np.where(b == 0, np.array(-1).astype(a.dtype), (quotient + inexact).astype(a.dtype))
 
 
-def _integer_remainder(a: Array, b: Array, out: Array | None = None) -> Array:
+def _integer_remainder(a: Array, b: Array) -> Array:
     """Remainder with the sign of the dividend; x rem 0 is x."""
     return np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))
 
 
-def _integer_power(a: Array, b: Array, out: Array | None = None) -> Array:
+def _integer_power(a: Array, b: Array) -> Array:
     """Wrapping power; negative exponents give 0 except for bases 1 and -1."""
     result = np.power(a, np.maximum(b, 0))
     odd = (b & 1).astype(bool)
@@ -170,40 +166,22 @@ def _integer_power(a: Array, b: Array, out: Array | None = None) -> Array:
     return np.where(b < 0, unit, result)
 
 
-def _bits(x: Array) -> int:
-    return int(x.dtype.itemsize) * 8
+def _shift(shift: np.ufunc, arithmetic: bool = False) -> Function:
+    """A shift whose counts of the width or more (negative ones too) shift everything out. The sign
+    moves in only with `arithmetic`, for unsigned operands too, as XLA has it."""
+
+    def shifted(a: Array, b: Array) -> Array:
+        width, kind = a.dtype.itemsize, "i" if arithmetic else "u"
+        bits, count = a.view(f"{kind}{width}"), b.view(f"u{width}")
+        inside = count < 8 * width
+        safe = np.where(inside, count, 8 * width - 1 if arithmetic else 0).astype(bits.dtype)
+        result: Array = shift(bits, safe).view(a.dtype)
+        return result if arithmetic else np.where(inside, result, np.zeros((), a.dtype))
+
+    return shifted
 
 
-def _unsigned(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
-def _in_range(count: Array, bits: int) -> Array:
-    return (_unsigned(count) < bits).reshape(count.shape)
-
-
-def _shift_left(a: Array, b: Array, out: Array | None = None) -> Array:
-    keep = _in_range(b, _bits(a))
-    return np.where(keep, np.left_shift(a, np.where(keep, b, 0)), np.zeros((), a.dtype))
-
-
-def _shift_right_logical(a: Array, b: Array, out: Array | None = None) -> Array:
-    keep = _in_range(b, _bits(a))
-    unsigned = _unsigned(a).reshape(a.shape)
-    count = np.where(keep, b, 0).astype(unsigned.dtype)
-    shifted = np.right_shift(unsigned, count)
-    result: Array = np.where(keep, shifted, np.zeros((), unsigned.dtype)).astype(a.dtype)
-    return result
-
-
-def _shift_right_arithmetic(a: Array, b: Array, out: Array | None = None) -> Array:
-    signed = _unsigned(a).reshape(a.shape).view(f"i{a.dtype.itemsize}")
-    count = np.where(_in_range(b, _bits(a)), b, _bits(a) - 1).astype(signed.dtype)
-    result: Array = np.right_shift(signed, count).astype(a.dtype)
-    return result
-
-
-def _random_bits(counter: Array, key: Array, out: Array | None = None) -> Array:
+def _random_bits(counter: Array, key: Array) -> Array:
     return _mixed(_mixed(counter) ^ key)
 
 
@@ -214,6 +192,8 @@ def _mixed(x: Array) -> Array:
     return np.asarray(x ^ (x >> np.uint32(16)))
 
 
+_SHIFT_LEFT, _SHIFT_RIGHT_LOGICAL = _shift(np.left_shift), _shift(np.right_shift)
+_SHIFT_RIGHT_ARITHMETIC = _shift(np.right_shift, arithmetic=True)
 _COMMON: dict[str, Function] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -222,11 +202,11 @@ _COMMON: dict[str, Function] = {
     "minimum": np.minimum,
     "negate": np.negative,
     "abs": np.absolute,
-    "sign": np.sign,
     "select": _select,
     "clamp": _clamp,
 }
-_FLOAT: dict[str, Function] = _COMMON | {
+_FLOAT: dict[str, Function] = {
+    **_COMMON,
     "divide": np.true_divide,
     "power": np.power,
     "remainder": np.fmod,
@@ -255,17 +235,19 @@ _FLOAT: dict[str, Function] = _COMMON | {
     "round_nearest_even": np.rint,
     "is_finite": np.isfinite,
 }
-_INTEGER: dict[str, Function] = _COMMON | {
+_INTEGER: dict[str, Function] = {
+    **_COMMON,
     "divide": _integer_divide,
     "power": _integer_power,
     "remainder": _integer_remainder,
+    "sign": np.sign,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.bitwise_not,
-    "shift_left": _shift_left,
-    "shift_right_logical": _shift_right_logical,
-    "shift_right_arithmetic": _shift_right_arithmetic,
+    "shift_left": _SHIFT_LEFT,
+    "shift_right_logical": _SHIFT_RIGHT_LOGICAL,
+    "shift_right_arithmetic": _SHIFT_RIGHT_ARITHMETIC,
     "random_bits": _random_bits,
 }
 _PRED: dict[str, Function] = {
@@ -288,25 +270,11 @@ COMPARE: dict[str, Function] = {
     "GT": np.greater,
     "GE": np.greater_equal,
 }
-BITWISE = frozenset(
-    (
-        "and",
-        "or",
-        "xor",
-        "not",
-        "shift_left",
-        "shift_right_logical",
-        "shift_right_arithmetic",
-        "random_bits",
-    )
-)
+BITWISE = _INTEGER.keys() - _FLOAT.keys()
 """Ops that every engine does on the bits of integers, whatever it computes in otherwise."""
 _IN_PLACE_COMPOSITES = (_logistic, _rsqrt, _sign)
-_REDUCE: dict[str, Any] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
+_REDUCE: dict[str, np.ufunc] = {
+    **REDUCTIONS,
     "maximum": np.maximum,
     "minimum": np.minimum,
     "and": np.bitwise_and,

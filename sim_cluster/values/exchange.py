@@ -180,7 +180,7 @@ def _needed(
     if kind not in SPLITTING or len(wanted) == size:
         return source
     flat, at, found = source.reshape(-1), 0, []
-    for part in call.parts or (call.source_shape,):
+    for part in call.shapes:
         end = at + math.prod(part)
         found.append(pieces_of(kind, flat[at:end].reshape(part), size, wanted).reshape(-1))
         at = end
@@ -189,10 +189,9 @@ def _needed(
 
 def _parts(call: CollectiveCall, size: int, wanted: Sequence[int]) -> list[Shape]:
     """The parts of what `_needed` leaves of a source."""
-    parts = call.parts or (call.source_shape,)
     if CollectiveKind(call.kind) not in SPLITTING or len(wanted) == size:
-        return list(parts)
-    return [(outer, dim // size * len(wanted), inner) for outer, dim, inner in parts]
+        return list(call.shapes)
+    return [(outer, dim // size * len(wanted), inner) for outer, dim, inner in call.shapes]
 
 
 @lru_cache(maxsize=256)

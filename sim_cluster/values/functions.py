@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View
 from shardwright.compiler.support.rounding import Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.l0 import RegionCode
@@ -33,17 +33,15 @@ from shardwright.sim_cluster.values.regions import affine, prepare
 L0, L1 = "L0", "L1"
 
 
+@dataclass(slots=True, eq=False)
 class CollectiveRequest:
     """One rank waits for a collective: what it sends (captured at the start) and where the result
     goes.
     """
 
-    __slots__ = ("call", "deliver", "source")
-
-    def __init__(
-        self, call: CollectiveCall, source: np.ndarray, deliver: Callable[[np.ndarray], None]
-    ) -> None:
-        self.call, self.source, self.deliver = call, source, deliver
+    call: CollectiveCall
+    source: np.ndarray
+    deliver: Callable[[np.ndarray], None]
 
 
 @dataclass(slots=True)
@@ -133,7 +131,7 @@ class FunctionCode:
         self.function, self.level, self.outside, self.draws = function, level, outside, draws
         self.dtypes = tuple(t.dtype for t in function.tensors)
         require_memory(
-            sum(_bytes(t) for t in function.tensors if t.kind == "constant"),
+            sum(t.num_bytes for t in function.tensors if t.kind == "constant"),
             f"constants of function {function.name}",
         )
         self.constants = {
@@ -168,7 +166,7 @@ class FunctionCode:
             arrays[number] = typed
         for number, tensor in enumerate(function.tensors):
             if tensor.kind == "scratch":
-                end = tensor.offset_bytes + _bytes(tensor)
+                end = tensor.offset_bytes + tensor.num_bytes
                 arrays[number] = self._typed(number, scratch[max(tensor.offset_bytes, 0) : end])
         self._check_donation(arrays)
         return Bound(self, [a for a in arrays if a is not None])
@@ -180,8 +178,8 @@ class FunctionCode:
 
     def _typed(self, number: int, memory: np.ndarray) -> np.ndarray:
         tensor = self.function.tensors[number]
-        if memory.nbytes != _bytes(tensor):
-            self._refuse(f"requires {_bytes(tensor)} bytes, got {memory.nbytes}", number)
+        if memory.nbytes != tensor.num_bytes:
+            self._refuse(f"requires {tensor.num_bytes} bytes, got {memory.nbytes}", number)
         return memory.view(tensor.dtype.numpy).reshape(-1)
 
     def _check_donation(self, arrays: Sequence[np.ndarray | None]) -> None:
@@ -243,7 +241,7 @@ class FunctionCode:
             for tensor, is_written in touched:
                 array = bound.tensors.arrays[tensor]
                 key = strided_key(array.ctypes.data, (), array.nbytes)
-                (watch.write if is_written else watch.read)(tensor, key)
+                watch.touch(tensor, key, is_written)
             if program.kind == "collective_start":
                 watch.fly(flight)
             return action(bound)
@@ -318,11 +316,7 @@ class FunctionCode:
 
         def load(bound: Bound) -> None:
             at = _start_of(offset, 1, bound, tensor, program)
-            mask = bound.tensors.masks[tensor]
-            if mask is not None and not mask[at]:
-                raise SimulationError(
-                    "SW_L0_UNINITIALISED", f"region {program.name} loads a register nobody wrote"
-                )
+            _require_written(bound, tensor, slice(at, at + 1), program, "loads a register")
             value = int(bound.tensors.arrays[tensor][at])
             value = value if low is None else max(value, low)
             bound.registers[register] = value if high is None else min(value, high)
@@ -332,7 +326,7 @@ class FunctionCode:
     def _start(self, program: RegionProgram) -> Action:
         number = program.attrs["collective"]
         call = self.function.collectives[number]
-        elements = sum(math.prod(part) for part in call.parts or (call.source_shape,))
+        elements = call.num_elements
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
         self.started.add(number)
@@ -340,12 +334,9 @@ class FunctionCode:
 
         def start(bound: Bound) -> None:
             at = _start_of(source_at, elements, bound, source, program)
-            mask = bound.tensors.masks[source]
-            if mask is not None and not mask[at : at + elements].all():
-                raise SimulationError(
-                    "SW_L0_UNINITIALISED", f"region {program.name} sends elements nobody wrote"
-                )
-            window = bound.tensors.arrays[source][at : at + elements]
+            sent = slice(at, at + elements)
+            _require_written(bound, source, sent, program, "sends elements")
+            window = bound.tensors.arrays[source][sent]
             data = window if still else window.copy()
             behind = _start_of(target_at, 0, bound, target, program)
             bound.flight[number] = _Flight(data, source, target, behind)
@@ -418,12 +409,7 @@ class FunctionCode:
 
 def _stored(program: RegionProgram) -> set[int]:
     """Tensors a region stores to."""
-    stores = ("store", "store_indexed")
-    return {node.attrs["view"].tensor for node in program.nodes if node.op in stores}
-
-
-def _bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.bytes
+    return {node.attrs["view"].tensor for node in program.nodes if node.op in STORES}
 
 
 def _constant(tensor: Tensor) -> np.ndarray:
@@ -455,6 +441,15 @@ def _start_of(
             f" has {size}",
         )
     return at
+
+
+def _require_written(
+    bound: Bound, tensor: int, elements: slice, program: RegionProgram, does: str
+) -> None:
+    """Raises SimulationError SW_L0_UNINITIALISED for elements that nobody wrote."""
+    mask = bound.tensors.masks[tensor]
+    if mask is not None and not mask[elements].all():
+        raise SimulationError("SW_L0_UNINITIALISED", f"region {program.name} {does} nobody wrote")
 
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:

@@ -8,12 +8,10 @@ import resource
 from collections.abc import Sequence
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.isa.region import STORES, Node, RegionProgram
 
 _SMALL = 2**28
 """Less than this is taken without asking what there is."""
-_VIEWS = ("constant", "register", "iota", "load", "store", "store_indexed")
-"""Nodes whose array takes no memory of its own, or only that of a tensor."""
 _ITEM = 4
 _GIB = 2**30
 
@@ -54,8 +52,8 @@ def region_bytes(program: RegionProgram) -> int:
 
 
 def _array_bytes(node: Node, program: RegionProgram) -> int:
-    if node.op in _VIEWS and "bounds" not in node.attrs:
-        return 0
+    if (not node.inputs or node.op in STORES) and "bounds" not in node.attrs:
+        return 0  # its array takes no memory of its own, or only that of a tensor
     inputs = [program.nodes[i].atoms for i in node.inputs]
     together = {a for atoms in inputs for a in atoms}
     arrays: list[Sequence[int]] = [node.atoms]

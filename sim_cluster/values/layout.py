@@ -18,11 +18,6 @@ from shardwright.compiler.neff.manifest import NamedBuffer
 Mesh = Mapping[str, int]
 
 
-def num_ranks(mesh: Mesh) -> int:
-    """Ranks of a mesh."""
-    return math.prod(mesh.values())
-
-
 def sharded_shape(buffer: NamedBuffer, mesh: Mesh) -> tuple[int, ...]:
     """Shape all shards of a buffer make up together (of one micro-batch, for batch buffers)."""
     return tuple(

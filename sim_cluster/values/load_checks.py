@@ -88,7 +88,7 @@ def _check_cores(made: int, program: Program, machine: Target, hypothetical: boo
 
 
 def _check_memory(program: Program, machine: Target) -> None:
-    named = sum(b.dtype.bytes * _elements(b.shape) for b in program.buffers if b.kind == "named")
+    named = sum(b.num_bytes for b in program.buffers if b.kind == "named")
     parts = {
         "tensors": named,
         "shared scratchpad": program.arena_bytes,
@@ -105,10 +105,3 @@ def _check_memory(program: Program, machine: Target) -> None:
         None,
         "use more cores, a smaller batch, or shard the tensors",
     )
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -64,10 +64,7 @@ class CoreMemory:
         """The bytes of a program's buffer. Raises SimulationError when it does not fit where it is
         placed.
         """
-        size = buffer.dtype.bytes
-        for dim in buffer.shape:
-            size *= dim
-        is_named = buffer.kind != "arena"
+        size, is_named = buffer.num_bytes, buffer.kind != "arena"
         memory = self._named(buffer.name) if is_named else self.arena
         start = 0 if is_named else buffer.offset_bytes
         if not 0 <= start <= start + size <= memory.size:

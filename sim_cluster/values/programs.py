@@ -71,10 +71,3 @@ class ProgramCode:
             bound = memory.bindings[key] = code.bind(inputs, outputs, zone)
         assert isinstance(bound, Bound)
         return bound
-
-
-def run_program(
-    program: Program, memory: CoreMemory, level: str = L1
-) -> Iterator[CollectiveRequest]:
-    """Run a program once at a level; prepare a `ProgramCode` instead to run it often."""
-    return ProgramCode(program, level).run(memory)

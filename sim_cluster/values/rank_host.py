@@ -72,9 +72,8 @@ class RankHost:
         self.ranks = self.spans[number]
         self.cores = {rank: self._new_core(rank) for rank in self.ranks}
         self._exchange = Exchange(self.spans, number, schedules)
-        here = {manifest.stage(rank) for rank in self.ranks}
-        named = {name for stage in here for name in run_counts(manifest.schedules[stage])}
-        self._codes = {n: ProgramCode(programs[n], level, self.watch) for n in sorted(named)}
+        named = _programs_of(manifest, self.ranks)
+        self._codes = {n: ProgramCode(programs[n], level, self.watch) for n in named}
         self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
         self._stages: dict[int, _Stage] = {}
         self.reset()
@@ -272,8 +271,7 @@ def packed_host(
     **settings: Any,
 ) -> bytes:
     """A host as bytes, for another process: the programs of its ranks, and plain settings."""
-    here = {manifest.stage(rank) for rank in spans[number]}
-    named = sorted({n for stage in here for n in run_counts(manifest.schedules[stage])})
+    named = _programs_of(manifest, spans[number])
     row = {
         "programs": {name: program_bytes(programs[name], {}) for name in named},
         "manifest": manifest.to_meta(),
@@ -283,6 +281,12 @@ def packed_host(
     }
     data: bytes = msgpack.packb(row)
     return data
+
+
+def _programs_of(manifest: Manifest, ranks: range) -> list[str]:
+    """The names of the programs that some ranks run."""
+    here = {manifest.stage(rank) for rank in ranks}
+    return sorted({name for stage in here for name in run_counts(manifest.schedules[stage])})
 
 
 def spans_of(num_ranks: int, hosts: int) -> tuple[range, ...]:

@@ -15,10 +15,16 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType, strided
-from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region import STORES, Affine, Bound, Node, RegionProgram, View
 from shardwright.compiler.support.rounding import EXACT, Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
-from shardwright.sim_cluster.instructions.indexed import PUT_ROWS, legal_rows, split_atoms, window
+from shardwright.sim_cluster.instructions.indexed import (
+    PUT_ROWS,
+    grid,
+    legal_rows,
+    split_atoms,
+    window,
+)
 from shardwright.sim_cluster.values import elementwise as ew
 from shardwright.sim_cluster.values.contract import plan_contract
 from shardwright.sim_cluster.values.host_memory import region_bytes, require_memory
@@ -29,17 +35,6 @@ Arrays = Sequence[np.ndarray]
 Values = list[Any]
 Step = Callable[[Values, Arrays, Registers], Any]
 Prepared = Callable[[Arrays, Registers], None]
-
-_STORES = ("store", "store_indexed")
-
-
-def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) -> None:
-    """Execute a `compute` region on flat typed arrays, one per tensor of the function, in place.
-
-    Raises SimulationError when a view leaves its tensor or an op is unknown.
-    """
-    with np.errstate(all="ignore"):
-        prepare(program, tuple(DType.from_numpy(t.dtype) for t in tensors))(tensors, registers)
 
 
 def prepare(
@@ -148,8 +143,8 @@ class _Planner:
             1,
         )  # a region of scalars gets one axis, so that values stay arrays
         self.values: list[_Value] = []
-        self.num_stores = sum(node.op in _STORES for node in program.nodes)
-        self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in _STORES)
+        self.num_stores = sum(node.op in STORES for node in program.nodes)
+        self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in STORES)
         self.position = {number: at for at, number in enumerate(self.order)}
         self.last_use = self._last_uses()
 
@@ -212,34 +207,32 @@ class _Planner:
         spanned = set(atoms)
         return tuple(size if a in spanned else 1 for a, size in enumerate(self.sizes))
 
-    def strides(self, view: View, atoms: Sequence[int]) -> tuple[int, ...]:
-        """Element strides of a view per axis, 0 where the value does not span the atom."""
+    def strides(self, view: View, atoms: Sequence[int], item: int = 1) -> tuple[int, ...]:
+        """Strides of a view per axis, in elements, or bytes of an `item`; 0 where the value does
+        not span the atom."""
         spanned = set(atoms)
-        return tuple(view.strides[a] if a in spanned else 0 for a in range(len(self.sizes)))
+        return tuple(view.strides[a] * item if a in spanned else 0 for a in range(len(self.sizes)))
 
     def _load(self, number: int, node: Node) -> tuple[Step, bool]:
         if "bounds" in node.attrs:
             return self._load_windows(node), True
         view: View = node.attrs["view"]
         tensor, dtype = view.tensor, self.dtypes[view.tensor]
-        item, stored = dtype.bytes, dtype.numpy
-        offset = affine(view.offset, item)
-        shape = self.shape(node.atoms)
-        strides = tuple(s * item for s in self.strides(view, node.atoms))
-        held = ew.storage(node.dtype)
-        if held == stored:
-            copied = self._is_stored_directly(number)
+        stored, held = dtype.numpy, ew.storage(node.dtype)
+        offset, strides = (
+            affine(view.offset, dtype.bytes),
+            self.strides(view, node.atoms, dtype.bytes),
+        )
+        shape, converts = self.shape(node.atoms), held != stored
+        copies = self._is_stored_directly(number)
 
-            def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
-                window = np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)
-                return window.copy() if copied else window
+        def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            window = np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)
+            if converts:
+                return window.astype(held)
+            return window.copy() if copies else window
 
-            return load, copied
-        return (
-            lambda values, arrays, registers: np.ndarray(
-                shape, stored, arrays[tensor], offset(registers), strides
-            ).astype(held)
-        ), True
+        return load, converts or copies
 
     def _load_windows(self, node: Node) -> Step:
         """Windows that may leave the tensor: the dims they move along are padded with zeros."""
@@ -252,8 +245,8 @@ class _Planner:
         bounded = {a for r in reaches for a in r.steps}
         shape = self.shape(node.atoms)
         still = [1 if a in bounded else n for a, n in enumerate(shape)]
-        moving = self.strides(view, node.atoms)
-        strides = [0 if a in bounded else s * item for a, s in enumerate(moving)]
+        moving = self.strides(view, node.atoms, item)
+        strides = [0 if a in bounded else s for a, s in enumerate(moving)]
         whole = (*still, *(r.size for r in reaches))
         steps = (*strides, *(r.unit * item for r in reaches))
         sides = ((0, 0),) * len(still) + tuple(r.sides for r in reaches)
@@ -274,7 +267,7 @@ class _Planner:
         """True when a view must become a copy: another store could change the memory before it is
         read.
         """
-        read_by_store = any(n.op in _STORES and number in n.inputs for n in self.program.nodes)
+        read_by_store = any(n.op in STORES and number in n.inputs for n in self.program.nodes)
         return self.num_stores > 1 and read_by_store
 
     def _load_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
@@ -326,7 +319,7 @@ class _Planner:
         ones = (1,) * (rank - len(along) - len(others))
         index_shape, other_shape = tuple(sizes[a] for a in along), tuple(sizes[a] for a in others)
         whole_rows = split_atoms(sizes, node.attrs["view"].strides, node.atoms, index_atoms)
-        grid = self.shape(node.atoms)
+        spanned = self.shape(node.atoms)
 
         def pick(
             array: np.ndarray, offset: int, strides: tuple[int, ...], where: np.ndarray
@@ -337,7 +330,7 @@ class _Planner:
                 )
                 picked: np.ndarray = source[where.reshape(index_shape)]
                 return picked.reshape(index_shape + other_shape + ones).transpose(back)
-            address = offset + where * row_stride + _grid(grid, strides)
+            address = offset + where * row_stride + grid(spanned, strides)
             if address.min() < 0:
                 raise IndexError(f"address {address.min()} lies before the tensor")
             result: np.ndarray = array[address]
@@ -353,11 +346,8 @@ class _Planner:
         return (lambda values, arrays, registers: array), False
 
     def _register(self, number: int, node: Node) -> tuple[Step, bool]:
-        value, held, shape = (
-            affine(node.attrs["value"]),
-            ew.storage(node.dtype),
-            self.shape(node.atoms),
-        )
+        value, held = affine(node.attrs["value"]), ew.storage(node.dtype)
+        shape = self.shape(node.atoms)
         return (
             lambda values, arrays, registers: np.broadcast_to(
                 np.asarray(value(registers)).astype(held), shape
@@ -459,10 +449,11 @@ class _Planner:
         view: View = node.attrs["view"]
         (source,) = node.inputs
         tensor, dtype = view.tensor, self.dtypes[view.tensor]
-        offset, item, stored = affine(view.offset, dtype.bytes), dtype.bytes, dtype.numpy
-        shape = self.shape(node.atoms)
-        strides = tuple(s * item for s in self.strides(view, node.atoms))
-
+        stored, shape = dtype.numpy, self.shape(node.atoms)
+        offset, strides = (
+            affine(view.offset, dtype.bytes),
+            self.strides(view, node.atoms, dtype.bytes),
+        )
         rounds = dtype.is_narrow and self.program.nodes[source].dtype is not dtype
 
         def store(values: Values, arrays: Arrays, registers: Registers) -> None:
@@ -526,15 +517,6 @@ def _call(fn: ew.Function, inputs: Sequence[int], target: int) -> Step:
 def _rounding(step: Step, dtype: DType) -> Step:
     """`step` with its result rounded to a narrow float type."""
     return lambda values, arrays, registers: ew.rounded(step(values, arrays, registers), dtype)
-
-
-def _grid(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Element offset of every point of a strided window."""
-    total = np.zeros((1,) * len(shape), np.int64)
-    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        line = np.arange(size, dtype=np.int64) * stride
-        total = total + line.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return total
 
 
 _BUILDERS: dict[str, Callable[[_Planner, int, Node], tuple[Step, bool]]] = {

@@ -60,11 +60,11 @@ def run_single(
     given = {
         n: _given(named[n], inputs, ranks) for n in program.inputs if n not in ranks.coordinates
     }
-    on_one = sum(map(_bytes, named.values())) + program.arena_bytes
+    on_one = sum(b.num_bytes for b in named.values()) + program.arena_bytes
     require_memory(ranks.count * on_one, f"program {program.name} on {ranks.count} cores")
     memories = []
     for rank in range(ranks.count):
-        memory = CoreMemory((name, _bytes(b)) for name, b in named.items())
+        memory = CoreMemory((name, b.num_bytes) for name, b in named.items())
         for name, array in given.items():
             memory.array(name, named[name].dtype)[:] = array[rank].reshape(-1)
         for name, axes in ranks.coordinates.items():
@@ -94,10 +94,6 @@ def _run(program: Program, running: Running, ranks: Ranks) -> None:
         if len(waiting) < len(requests):
             raise SimulationError("SW_SIM_LOCK_STEP", f"some ranks of {program.name} end early")
         exchange(waiting, ranks.mesh)
-
-
-def _bytes(buffer: ProgramBuffer) -> int:
-    return math.prod(buffer.shape) * buffer.dtype.bytes
 
 
 def _given(buffer: ProgramBuffer, inputs: Mapping[str, np.ndarray], ranks: Ranks) -> np.ndarray:

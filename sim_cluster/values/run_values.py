@@ -136,6 +136,7 @@ class ValueRun:
         self.programs, self.manifest = programs, manifest
         self.check_l0, self.l0_bound = check_l0, l0_bound
         self.hosts = hosts or LocalHosts([RankHost(programs, manifest, **settings)])
+        self._everyone = range(len(self.hosts.spans))
         self.result = ValueResult()
         self._batch: Mapping[str, np.ndarray] = {}
         self._leaves: dict[str, list[NamedBuffer]] = {}
@@ -146,8 +147,7 @@ class ValueRun:
 
     def reset(self) -> None:
         """All ranks as before their first step, but for what is to be loaded."""
-        everyone = range(len(self.hosts.spans))
-        self._all(self.hosts.ask(h, "reset") for h in everyone)
+        self._ask(self._everyone, "reset")
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Shard global arrays into the named buffers of all ranks, converting to the buffers'
@@ -199,7 +199,8 @@ class ValueRun:
         """
         hosts = self._on(stage)
         self._begin(stage, program, number, hosts)
-        incoming: dict[int, list[Handle]] = {h: [None] * len(self.hosts.spans) for h in hosts}
+        nothing: dict[int, list[Handle]] = {h: [None] * len(self._everyone) for h in hosts}
+        incoming = nothing
         while True:
             replies = {h: self.hosts.ask(h, "advance", stage, incoming=incoming[h]) for h in hosts}
             answers = self._all(replies.values())
@@ -210,17 +211,15 @@ class ValueRun:
                 return
             if STAGE_AXIS in call.axes:
                 yield stage
-                incoming = {h: [None] * len(self.hosts.spans) for h in hosts}
+                incoming = nothing
             else:
                 incoming = self._passed_on(replies)
 
     def join(self, parts: Sequence[int]) -> None:
         """A collective over the stages `parts`."""
-        everyone = range(len(self.hosts.spans))
-        replies = {h: self.hosts.ask(h, "meet", parts) for h in everyone}
+        replies = {h: self.hosts.ask(h, "meet", parts) for h in self._everyone}
         self._all(replies.values())
-        incoming = self._passed_on(replies)
-        self._all(self.hosts.ask(h, "finish", parts, incoming=incoming[h]) for h in everyone)
+        self._ask(self._everyone, "finish", parts, incoming=self._passed_on(replies))
 
     def read(self, transfer: Transfer, number: int) -> Mapping[int, Reply]:
         """What the ranks of a stage send."""
@@ -232,17 +231,12 @@ class ValueRun:
     def write(self, transfer: Transfer, number: int, data: Mapping[int, Reply]) -> None:
         """Put what the ranks of a stage received in its buffer."""
         index = self.manifest.transfers.index(transfer)
-        incoming = self._passed_on(data)
-        self._all(
-            self.hosts.ask(h, "write", index, number, incoming=incoming[h])
-            for h in self._on(transfer.target)
-        )
+        self._ask(self._on(transfer.target), "write", index, number, incoming=self._passed_on(data))
 
     def findings(self) -> list[Diagnostic]:
         """Warnings of all hosts: indices that were out of bounds."""
         watch = IndexWatch()
-        everyone = range(len(self.hosts.spans))
-        for counts in self._all(self.hosts.ask(h, "indices") for h in everyone):
+        for counts in self._ask(self._everyone, "indices"):
             for name, loc, count in counts:
                 watch.counts[name, loc] = watch.counts.get((name, loc), 0) + count
         return watch.findings
@@ -283,17 +277,16 @@ class ValueRun:
 
     def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
         """The global array of one buffer."""
-        hosts = self._hosts_of(buffer)
         shards: dict[int, np.ndarray] = {}
-        for own in self._all(self.hosts.ask(h, "shards", buffer.name) for h in hosts):
+        for own in self._ask(self._hosts_of(buffer), "shards", buffer.name):
             shards |= own
         return layout.cropped(buffer, layout.gather_array(buffer, self.manifest.mesh, shards))
 
     def _passed_on(self, replies: Mapping[int, Reply]) -> dict[int, list[Handle]]:
         """For every host, what each sent it."""
-        count = len(self.hosts.spans)
         sent = {host: reply.sent() for host, reply in replies.items()}
-        return {h: [sent[o][h] if o in sent else None for o in range(count)] for h in range(count)}
+        everyone = self._everyone
+        return {h: [sent[o][h] if o in sent else None for o in everyone] for h in everyone}
 
     def _same_call(
         self, program: str, hosts: Sequence[int], calls: Sequence[CollectiveCall | None]
@@ -309,6 +302,17 @@ class ValueRun:
                 ranks = [self.hosts.spans[h].start for h in (hosts[0], host)]
                 raise not_in_step(ranks[0], first, ranks[1], call)
         return first
+
+    def _ask(
+        self,
+        hosts: Iterable[int],
+        method: str,
+        *args: object,
+        incoming: Mapping[int, Sequence[Handle]] | None = None,
+    ) -> list[Any]:
+        """What hosts answer, each with what is passed on to it."""
+        given = incoming or {}
+        return self._all(self.hosts.ask(h, method, *args, incoming=given.get(h)) for h in hosts)
 
     @staticmethod
     def _all(replies: Iterable[Reply]) -> list[Any]:

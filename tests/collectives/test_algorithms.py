@@ -10,13 +10,9 @@ from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.algorithms.table import ALGORITHMS, by_name
 from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from shardwright.collectives.timing.times import (
-    closed_time,
-    schedule_time,
-    schedule_wires_ps,
-    wires_ps,
-)
+from shardwright.collectives.timing.times import closed_time, wires_ps
 from shardwright.collectives.topology import torus
+from tests.support.collective_schedules import schedule_time, schedule_wires_ps
 from tests.support.machines import NOMINAL
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)

@@ -20,6 +20,7 @@ from shardwright.collectives.ops import (
 )
 from shardwright.collectives.select import alternatives, choose, full_name
 from shardwright.collectives.topology import Topology, line, ring, switched, torus, unlinked
+from tests.support.machines import wiring
 
 GATHER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE
 MIB = 1_048_576
@@ -209,16 +210,12 @@ def test_no_such_network(make: Callable[[], Topology], text: str) -> None:
 def test_networks_in_a_line() -> None:
     """A ring of 2 has one link each way; a chip alone needs no rate; of 10^12 B/s one device."""
     one: dict[str, Any] = {"ranks_per_chip": 1, "link_bytes_per_s": GB}
-    assert ring(2, **one).describe() == "ring: 1 x 2 chips x 1 ranks, 2 directed links"
-    assert (
-        unlinked(ranks_per_chip=1).describe() == "unlinked: 1 x 1 chips x 1 ranks, 0 directed links"
-    )
-    assert grid(3).describe() == (
-        "torus: 3 x 4 chips x 4 ranks, 8 directed links, EFA 1000 GB/s each"
-    )
+    assert wiring(ring(2, **one)) == "ring: 1 x 2 chips x 1 ranks, 2 directed links"
+    assert wiring(unlinked(ranks_per_chip=1)) == "unlinked: 1 x 1 chips x 1 ranks, 0 directed links"
+    assert wiring(grid(3)) == ("torus: 3 x 4 chips x 4 ranks, 8 directed links, EFA 1000 GB/s each")
     levels = [(2, GB), (4, GB)]
     there = switched(4, levels, ranks_per_chip=2)
-    assert there.describe() == "switch: 1 x 4 chips x 2 ranks, 16 directed links"
+    assert wiring(there) == "switch: 1 x 4 chips x 2 ranks, 16 directed links"
     assert there.neighbours() == {n: tuple(c for c in range(4) if c != n) for n in range(4)}
     assert line(3, **one).neighbours() == {0: (1,), 1: (0, 2), 2: (1,)}
     with pytest.raises(CollectiveError, match="got torus without EFA devices"):

@@ -8,19 +8,14 @@ from hypothesis import strategies as st
 
 from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.groups.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose, collective_time
-from shardwright.collectives.timing.times import (
-    bus_bytes_per_s,
-    closed_time,
-    schedule_time,
-    schedule_wires_ps,
-    wires_ps,
-)
+from shardwright.collectives.timing.times import bus_bytes_per_s, closed_time, wires_ps
 from shardwright.collectives.topology import line, ring, switched, torus, unlinked
 from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.sim_cluster.network.collective_costs import collective_costs
+from tests.support.collective_schedules import carried, schedule_time, schedule_wires_ps
 from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (
@@ -142,18 +137,19 @@ def test_algorithms_of_trn2_deliver_and_cost_what_their_schedules_do(kind, force
 def test_kangaring_touches_memory_less_and_hops_half_as_often():
     target = logical(TRN2)
     topology, size = cluster_topology(target, 1), 64 * MIB
-    times = {}
+    times, links = {}, {}
     for name in ("rings", "kangaring"):
         costs = collective_costs(target, "nominal", **FORCED[name])
         for kind in (GATHER, SCATTER):
             choice = choose(kind, topology, everyone(topology), size, 4, costs)
             times[name, kind] = closed_time(choice, size, 4, costs)
+            links[name, kind] = carried(choice, size, 4, costs).link
     for kind, share in ((GATHER, 3 / 4), (SCATTER, 4 / 6)):
         ring, kanga = times["rings", kind], times["kangaring", kind]
         touches = kanga.touch_bytes_per_rank / ring.touch_bytes_per_rank
         assert touches == pytest.approx(share, rel=0.02)
         assert kanga.latency_ps < 0.6 * ring.latency_ps
-        assert kanga.link_bytes == pytest.approx(ring.link_bytes, rel=0.02)
+        assert links["kangaring", kind] == pytest.approx(links["rings", kind], rel=0.02)
 
 
 def test_doubling_takes_one_hop_per_direction_of_the_torus():
@@ -209,16 +205,16 @@ def test_a_ring_costs_the_textbook_formula(ranks):
         assert time.total_ps == costs.launch_ps + rest
         choice = choose(kind, topology, everyone(topology), size, 4, costs)
         assert schedule_time(choice, size, 4, costs) == time
-        assert time.algorithm == "ring" and time.bytes_per_rank == moved * (
-            2 if kind is REDUCE else 1
-        )
+        received = carried(choice, size, 4, costs).rank
+        assert time.algorithm == "ring" and received == moved * (2 if kind is REDUCE else 1)
 
 
 def test_slow_links_bound_a_ring_and_both_directions_share_it():
     topology = wide_ring(8, rate=10**9)
     costs = replace(NOMINAL, mesh_max_bytes=0)
-    time = collective_time(GATHER, topology, everyone(topology), 8 * MIB, 4, costs)
-    assert time.bound == "link" and time.link_bytes == 7 * MIB // 2
+    choice = choose(GATHER, topology, everyone(topology), 8 * MIB, 4, costs)
+    time = closed_time(choice, 8 * MIB, 4, costs)
+    assert time.bound == "link" and carried(choice, 8 * MIB, 4, costs).link == 7 * MIB // 2
     assert time.transfer_ps == 7 * MIB // 2 * 1000
 
 
@@ -265,20 +261,22 @@ def test_4096_ranks_build_no_schedule(trn1n, monkeypatch):
 
     monkeypatch.setattr(Choice, "schedule", refuse)
     topology = trn1n(128)
-    time = collective_time(REDUCE, topology, everyone(topology), MIB, 4, NOMINAL)
+    choice = choose(REDUCE, topology, everyone(topology), MIB, 4, NOMINAL)
+    time = closed_time(choice, MIB, 4, NOMINAL)
     hops = 2 * (7 * NOMINAL.inter_hop_ps + NOMINAL.intra_hop_ps)
-    assert (time.algorithm, time.latency_ps, time.uses_efa) == ("hierarchical", hops, True)
+    assert (time.algorithm, time.latency_ps) == ("hierarchical", hops)
+    assert carried(choice, MIB, 4, NOMINAL).efa
 
 
 def test_groups_across_instances_share_efa_devices(trn1n):
     topology, size = trn1n(2), 16 * MIB
     groups = ReplicaGroups.from_axes({"replicate": 2, "shard": 32}, ["replicate"])
     alone = ReplicaGroups(groups.groups[:1])
-    both = collective_time(REDUCE, topology, groups, size, 4, NOMINAL)
-    one = collective_time(REDUCE, topology, alone, size, 4, NOMINAL)
+    choices = [choose(REDUCE, topology, g, size, 4, NOMINAL) for g in (groups, alone)]
+    both, one = (closed_time(choice, size, 4, NOMINAL) for choice in choices)
     assert both.bound == one.bound == "efa"
     # Two ranks of a chip share one of 16 devices.
-    assert both.efa_bytes == 2 * one.efa_bytes == 2 * size
+    assert [carried(choice, size, 4, NOMINAL).efa for choice in choices] == [2 * size, size]
     assert both.transfer_ps == pytest.approx(2 * one.transfer_ps, rel=1e-6)
     rate = 200e9 / 16 * NOMINAL.efa_efficiency
     assert both.transfer_ps == pytest.approx(2 * size / rate * 1e12, rel=1e-6)
@@ -286,23 +284,28 @@ def test_groups_across_instances_share_efa_devices(trn1n):
 
 def test_trn1_ranks_share_devices_of_two_chips(trn1):
     groups = ReplicaGroups.from_axes({"replicate": 2, "shard": 32}, ["replicate"])
-    time = collective_time(GATHER, trn1(2), groups, 2 * MIB, 4, NOMINAL)
-    assert time.efa_bytes == 4 * MIB  # four ranks per device, each sending its half of 2 MiB
+    choice = choose(GATHER, trn1(2), groups, 2 * MIB, 4, NOMINAL)
+    # Four ranks per device, each sending its half of 2 MiB
+    assert carried(choice, 2 * MIB, 4, NOMINAL).efa == 4 * MIB
 
 
 def test_groups_inside_instances_share_links(trn1n):
     topology = trn1n()
     groups = ReplicaGroups.from_axes({"a": 4, "b": 8}, ["a"])  # ranks 8 apart: a column of chips
-    many = collective_time(GATHER, topology, groups, MIB, 4, NOMINAL)
-    one = collective_time(GATHER, topology, ReplicaGroups(groups.groups[:1]), MIB, 4, NOMINAL)
-    assert many.link_bytes == 2 * one.link_bytes  # both cores of a chip use the same wires
+    many, one = (
+        carried(choose(GATHER, topology, g, MIB, 4, NOMINAL), MIB, 4, NOMINAL)
+        for g in (groups, ReplicaGroups(groups.groups[:1]))
+    )
+    assert many.link == 2 * one.link  # both cores of a chip use the same wires
 
 
 def test_instances_do_not_disturb_each_other(trn1n):
     groups = ReplicaGroups.from_axes({"a": 4, "b": 32}, ["b"])
     one = collective_time(REDUCE, trn1n(), everyone(trn1n()), 8 * MIB, 4, NOMINAL)
     many = collective_time(REDUCE, trn1n(4), groups, 8 * MIB, 4, NOMINAL)
-    assert many == one and not many.uses_efa
+    assert many == one
+    choice = choose(REDUCE, trn1n(4), groups, 8 * MIB, 4, NOMINAL)
+    assert not carried(choice, 8 * MIB, 4, NOMINAL).efa
     assert place(trn1n(4), groups).representatives == (0,)
 
 
@@ -311,9 +314,10 @@ def test_the_flat_ring_loads_every_efa_device_alike(trn1n, trn1):
         choice = Choice(GATHER, place(topology, everyone(topology)), "flat_ring", "")
         size = 128 * 16 * 4096
         time = closed_time(choice, size, 4, NOMINAL)
-        assert time.efa_bytes == size // 128 * 127 // devices
+        bytes_of = carried(choice, size, 4, NOMINAL)
+        assert bytes_of.efa == size // 128 * 127 // devices
         # Half of the 16 channels run against the others: 7 of 8 per direction stay inside.
-        assert time.link_bytes == size // 128 * 127 // 16 * 8
+        assert bytes_of.link == size // 128 * 127 // 16 * 8
         assert time.latency_ps == 4 * NOMINAL.inter_hop_ps + 123 * NOMINAL.intra_hop_ps
 
 
@@ -362,16 +366,18 @@ def test_full_instances_use_four_rings_and_parts_of_them_two(trn1n):
     full = choose(GATHER, trn1n(), everyone(trn1n()), 8 * MIB, 4, NOMINAL)
     part = choose(GATHER, trn1n(), groups, 8 * MIB, 4, NOMINAL)
     assert (full.recipe().parts, part.recipe().parts) == (4, 2)
-    time = closed_time(full, 8 * MIB, 4, NOMINAL)
-    assert time.link_bytes == 31 * 8 * MIB // 32 // 4  # every directed link carries one ring
+    # Every directed link carries one ring
+    assert carried(full, 8 * MIB, 4, NOMINAL).link == 31 * 8 * MIB // 32 // 4
 
 
 def test_a_permute_costs_one_hop_and_its_bytes(trn1n):
     pairs = [(i, (i + 1) % 8) for i in range(8)]
     groups = ReplicaGroups.from_axes({"a": 4, "b": 8}, ["b"])
     kind = CollectiveKind.COLLECTIVE_PERMUTE
-    time = collective_time(kind, trn1n(), groups, MIB, 4, NOMINAL, pairs=pairs)
-    assert (time.latency_ps, time.bytes_per_rank) == (NOMINAL.intra_hop_ps, MIB)
+    choice = choose(kind, trn1n(), groups, MIB, 4, NOMINAL, pairs=pairs)
+    time = closed_time(choice, MIB, 4, NOMINAL)
+    assert time.latency_ps == NOMINAL.intra_hop_ps
+    assert carried(choice, MIB, 4, NOMINAL).rank == MIB
     assert time.touch_bytes_per_rank == 2 * MIB
 
 
@@ -417,10 +423,6 @@ def test_bus_bandwidth_uses_the_published_factors():
     assert bus_bytes_per_s(REDUCE, 4, 1000, 10**12) == 1500
     assert bus_bytes_per_s(GATHER, 4, 1000, 10**12) == 750
     assert bus_bytes_per_s(CollectiveKind.COLLECTIVE_PERMUTE, 4, 1000, 10**12) == 1000
-
-
-def test_sizes_follow_the_larger_side():
-    assert [size_bytes(k, 100, 8) for k in (GATHER, SCATTER, REDUCE)] == [800, 100, 100]
 
 
 def test_misuse_is_refused(trn1n):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
 from shardwright.collectives.algorithms.table import ALGORITHMS
-from shardwright.collectives.algorithms.tiers import flat, tiers
+from shardwright.collectives.algorithms.tiers import tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Phase, Schedule
 from shardwright.collectives.values.execute import ROW_LOOP_BYTES, execute
-from shardwright.collectives.values.reference import reference
+from tests.support.collective_reference import reference
+from tests.support.collective_schedules import flat, num_moves, num_steps, rendered
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -262,15 +263,14 @@ def _repeat(phase, move):
     return replace(phase, starts=phase.starts + (np.arange(len(phase.starts)) > step), **columns)
 
 
-def test_results_are_shared_read_only_and_written_to_targets():
+def test_results_are_shared_read_only():
     sources = [np.arange(6, dtype=np.float32) + r for r in range(3)]
-    targets = [np.zeros((3, 6), np.float32) for _ in sources]
-    results = execute(flat(GATHER, "mesh", [range(3)]), sources, targets=targets)
+    results = execute(flat(GATHER, "mesh", [range(3)]), sources)
     assert results[0] is results[2]
     with pytest.raises(ValueError, match="read-only"):
         results[0][:] = 0
-    for target in targets:
-        np.testing.assert_array_equal(target.ravel(), np.concatenate(sources))
+    for result in results:
+        np.testing.assert_array_equal(result.ravel(), np.concatenate(sources))
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_steps_and_traffic_are_the_textbook_ones():
     n = 12
     for kind, steps in ((GATHER, n - 1), (SCATTER, n - 1), (REDUCE, 2 * (n - 1))):
         schedule = flat(kind, "ring", [range(n)])
-        assert (schedule.num_steps, schedule.num_moves) == (steps, n * steps)
-    assert flat(REDUCE, "recursive", [range(16)]).num_steps == 8
-    assert flat(REDUCE, "mesh", [range(9)]).num_steps == 2
+        assert (num_steps(schedule), num_moves(schedule)) == (steps, n * steps)
+    assert num_steps(flat(REDUCE, "recursive", [range(16)])) == 8
+    assert num_steps(flat(REDUCE, "mesh", [range(9)])) == 2
     two = tiers(REDUCE, np.arange(12).reshape(3, 4), ("ring", "ring"), [range(4)])
-    assert two.num_steps == 2 * (3 + 2) and two.num_moves == 2 * 12 * 11
+    assert num_steps(two) == 2 * (3 + 2) and num_moves(two) == 2 * 12 * 11
 
 
 def test_the_print_shows_steps_and_moves():
-    text = flat(GATHER, "ring", [range(3)]).render()
+    text = rendered(flat(GATHER, "ring", [range(3)]))
     assert text.splitlines()[0] == "ring all_gather: 3 ranks, 1 parts, 2 steps, 6 moves"
     assert text.splitlines()[2] == "    0: 0>1:0 1>2:1 2>0:2"

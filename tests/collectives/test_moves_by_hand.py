@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from shardwright.collectives.algorithms.pairwise import all_to_all, collective_permute
-from shardwright.collectives.algorithms.tiers import flat, tiers
+from shardwright.collectives.algorithms.tiers import tiers
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.schedule import Charge, Schedule
 from shardwright.collectives.values.execute import _assign_rows, _plan
+from tests.support.collective_schedules import flat, rendered
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -131,7 +132,7 @@ def test_direct_exchanges() -> None:
 
 def test_an_exchange_is_shown_in_the_order_of_ranks_nearest_successors_first() -> None:
     """By distance: 0, 1 and 2 to the next one, then to the one after that."""
-    assert all_to_all(3).render().splitlines() == [
+    assert rendered(all_to_all(3)).splitlines() == [
         "pairwise all_to_all: 3 ranks, 1 parts, 1 steps, 6 moves",
         "  exchange (copy, 1 steps)",
         "    0: 0>1:1 1>2:5 2>0:6 0>2:2 1>0:3 2>1:7",

@@ -21,8 +21,9 @@ from shardwright.collectives.placement import (
     with_atoms,
 )
 from shardwright.collectives.select import choose, collective_time
-from shardwright.collectives.timing.times import closed_time, schedule_time
+from shardwright.collectives.timing.times import closed_time
 from shardwright.collectives.topology import Topology, line, ring, switched, torus
+from tests.support.collective_schedules import schedule_time
 from tests.support.machines import NOMINAL
 
 WIRED = {"ranks_per_chip": 2, "link_bytes_per_s": 10**9}

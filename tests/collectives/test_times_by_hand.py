@@ -16,7 +16,7 @@ import pytest
 from shardwright.collectives.algorithms.recipe import Choice
 from shardwright.collectives.costs import CollectiveCosts
 from shardwright.collectives.groups.layout import place
-from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
+from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose
 from shardwright.collectives.timing.runtimes import (
     CURRENT,
@@ -29,11 +29,10 @@ from shardwright.collectives.timing.times import (
     bus_bytes_per_s,
     closed_time,
     in_step,
-    schedule_time,
-    schedule_wires_ps,
     wires_ps,
 )
 from shardwright.collectives.topology import Topology, line, ring, torus, unlinked
+from tests.support.collective_schedules import Carried, carried, schedule_time, schedule_wires_ps
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -74,11 +73,31 @@ def timed(
     pairs: tuple[tuple[int, int], ...] = (),
 ) -> CollectiveTime:
     """Time under one algorithm, in closed form; counted move by move it is the same."""
-    layout = place(topology, groups or all_of(topology))
-    choice = Choice(kind, layout, names[0], "", *names[1:], pairs=pairs)
+    choice = choice_of(kind, topology, names, groups, pairs)
     found = closed_time(choice, size, 4, costs)
     assert found == schedule_time(choice, size, 4, costs)
     return found
+
+
+def choice_of(
+    kind: CollectiveKind,
+    topology: Topology,
+    names: tuple[str, ...],
+    groups: ReplicaGroups | None = None,
+    pairs: tuple[tuple[int, int], ...] = (),
+) -> Choice:
+    layout = place(topology, groups or all_of(topology))
+    return Choice(kind, layout, names[0], "", *names[1:], pairs=pairs)
+
+
+def bytes_of(
+    kind: CollectiveKind,
+    topology: Topology,
+    names: tuple[str, ...],
+    pairs: tuple[tuple[int, int], ...] = (),
+) -> Carried:
+    """What 4096 B under one algorithm load where it is busiest."""
+    return carried(choice_of(kind, topology, names, pairs=pairs), 4096, 4, COSTS)
 
 
 RING, MESH = ("ring",), ("mesh",)
@@ -109,8 +128,8 @@ def test_what_a_ring_moves() -> None:
     """Reducing: 3072 B with three touches, then 3072 with two; 1536 B per link in each half."""
     found = timed(REDUCE, chips(4), 4096, RING)
     assert found.phases_ps == (9216, 3072)
-    assert (found.bytes_per_rank, found.touch_bytes_per_rank) == (6144, 9216 + 6144)
-    assert (found.link_bytes, found.efa_bytes, found.uses_efa) == (3072, 0, False)
+    assert found.touch_bytes_per_rank == 9216 + 6144
+    assert bytes_of(REDUCE, chips(4), RING) == Carried(rank=6144, link=3072, efa=0)
 
 
 def test_a_slow_link_and_a_slow_bank() -> None:
@@ -141,7 +160,7 @@ def test_a_mesh_of_four_chips() -> None:
     assert found.total_ps == 1000 + 114 + 3072
     slow = timed(GATHER, chips(4, SLOW), 4096, MESH)
     assert (slow.total_ps, slow.bound) == (1000 + 114 + 30_720, "link")
-    assert slow.link_bytes == 3072
+    assert bytes_of(GATHER, chips(4, SLOW), MESH).link == 3072
     assert timed(REDUCE, chips(4), 4096, MESH).total_ps == 1000 + 228 + 3072 + 9216
 
 
@@ -181,14 +200,16 @@ def test_a_hierarchy_gathers_across_and_then_inside() -> None:
     """4096 B over 2 x 2 ranks: chunks of 1024. Across: each rank sends its chunk, both by the one
     device of half of 0.2 B/ps: 2048 B at 10 ps, and a hop of 5000. Inside: each passes on two
     chunks, 2048 B at 1 ps, and 107."""
-    found = timed(GATHER, two_instances(), 4096, ("hierarchical", "ring", "ring"))
+    rings = ("hierarchical", "ring", "ring")
+    found = timed(GATHER, two_instances(), 4096, rings)
     assert found.phases_ps == (20_480, 2048)
     assert found.total_ps == 1000 + 5000 + 107 + 22_528
-    assert (found.bound, found.efa_bytes, found.uses_efa) == ("efa", 2048, True)
-    assert found.bytes_per_rank == 3072
+    moved = bytes_of(GATHER, two_instances(), rings)
+    assert (found.bound, moved.efa, moved.rank) == ("efa", 2048, 3072)
     # A device for each chip, of 0.1 B/ps each: half of the bytes at half of the rate.
-    own = timed(GATHER, two_instances(2), 4096, ("hierarchical", "mesh", "recursive"))
-    assert own.phases_ps == (20_480, 2048) and own.efa_bytes == 1024
+    mixed = ("hierarchical", "mesh", "recursive")
+    assert timed(GATHER, two_instances(2), 4096, mixed).phases_ps == (20_480, 2048)
+    assert bytes_of(GATHER, two_instances(2), mixed).efa == 1024
 
 
 def test_a_hierarchy_reduces_inside_across_across_and_inside() -> None:
@@ -205,7 +226,8 @@ def test_a_flat_ring_goes_once_through_all_instances() -> None:
     less the cheapest. Each channel sends 3 chunks by the one device: 2 * 1536 B at 10 ps."""
     found = timed(GATHER, two_instances(), 4096, ("flat_ring",))
     assert found.latency_ps == 2 * 5000 + 107
-    assert found.phases_ps == (30_720,) and found.efa_bytes == 3072
+    assert found.phases_ps == (30_720,)
+    assert bytes_of(GATHER, two_instances(), ("flat_ring",)).efa == 3072
 
 
 def test_doubling_across_four_instances() -> None:
@@ -265,12 +287,11 @@ def test_instances_that_are_not_alike_keep_step() -> None:
 
 def test_bus_bandwidth() -> None:
     """nccom-test: 2 (r - 1) / r for all_reduce, 1 for permutes, else (r - 1) / r. 1000 B in 1 us
-    over 8 ranks are 1 GB/s times 1.75, 0.875 and 1; sizes are those of the larger side."""
+    over 8 ranks are 1 GB/s times 1.75, 0.875 and 1."""
     assert bus_bytes_per_s(REDUCE, 8, 1000, 10**6) == 1.75e9
     for kind in (GATHER, SCATTER, ALL_TO_ALL):
         assert bus_bytes_per_s(kind, 8, 1000, 10**6) == 0.875e9
     assert bus_bytes_per_s(PERMUTE, 8, 1000, 10**6) == 1e9
-    assert [size_bytes(kind, 96, 8) for kind in (GATHER, REDUCE, SCATTER)] == [768, 96, 96]
 
 
 # Which algorithms may be used.
@@ -424,7 +445,8 @@ def test_a_rank_that_only_receives_is_the_busiest() -> None:
     """One pair of four ranks: 4096 B arrive, 8192 are touched, by 5 ps each as slow as memory."""
     bank = replace(COSTS, rank_hbm_bytes_per_s=2 * 10**11)
     found = timed(PERMUTE, chips(4), 4096, ("direct",), costs=bank, pairs=((0, 1),))
-    assert (found.bytes_per_rank, found.touch_bytes_per_rank) == (4096, 8192)
+    assert bytes_of(PERMUTE, chips(4), ("direct",), pairs=((0, 1),)).rank == 4096
+    assert found.touch_bytes_per_rank == 8192
     assert (found.total_ps, found.bound) == (1000 + 107 + 40_960, "hbm")
 
 
@@ -438,10 +460,8 @@ def test_a_group_of_one_and_less_than_an_element() -> None:
     there = chips(2)
     alone = ReplicaGroups(((0,), (1,)))
     found = timed(REDUCE, there, 4096, ("none",), alone)
-    nothing = replace(found, algorithm="", why="", bound="", uses_efa=True)
-    assert not any((nothing.total_ps, nothing.launch_ps, nothing.latency_ps, nothing.transfer_ps))
-    assert not any((nothing.bytes_per_rank, nothing.touch_bytes_per_rank, nothing.link_bytes))
-    assert not found.efa_bytes and not found.uses_efa and not found.phases_ps
+    assert not any((found.total_ps, found.launch_ps, found.latency_ps, found.transfer_ps))
+    assert not found.touch_bytes_per_rank and not found.phases_ps
     # An element moves in one of four chunks, the least there is.
     assert timed(GATHER, there, 4, MESH).total_ps == 1000 + 107 + 4
     for size, element in ((3, 4), (4, 0)):

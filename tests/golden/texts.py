@@ -9,9 +9,9 @@ from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa import region_text
-from shardwright.compiler.isa.encode import pack_region
 from shardwright.compiler.isa.program import Program
 from shardwright.orchestrator.road.build import Built
+from tests.support.region_bytes import pack_region
 
 
 def check_texts(built: Built) -> tuple[int, int]:

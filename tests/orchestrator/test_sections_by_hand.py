@@ -357,11 +357,7 @@ def point(
         algorithm="hierarchical",
         why="because",
         bound="link",
-        bytes_per_rank=0,
         touch_bytes_per_rank=0,
-        link_bytes=0,
-        efa_bytes=0,
-        uses_efa=False,
     )
     return nccom.Point(
         size_bytes=size, dtype="bf16", ranks=ranks, kind=kind, time=time, band_us=(90.0, 120.0)

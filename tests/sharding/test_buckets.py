@@ -14,7 +14,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.collectives.algorithms.tiers import flat
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.values.buckets import execute_parts
 from shardwright.collectives.values.execute import execute
@@ -29,6 +28,7 @@ from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
 from tests.support.cells import long_in_matrix
+from tests.support.collective_schedules import flat
 from tests.support.staged_runs import state_after
 from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph
 

@@ -18,7 +18,7 @@ from shardwright.sim_cluster.timing.contention import Demand
 from shardwright.sim_cluster.timing.faults import Health
 from shardwright.sim_cluster.timing.macro import MacroOp, Start, Stretch, Wait
 from shardwright.sim_cluster.timing.run_timing import ClusterLoop, axis_category
-from shardwright.sim_cluster.timing.step_time import _breakdown, _of_stages, _timing
+from shardwright.sim_cluster.timing.step_time import _breakdown, _replayed
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("tp",), DType.F32, (1, 1, 64), "add", 1)
@@ -87,13 +87,17 @@ def test_what_is_left_of_the_step_is_idle() -> None:
     assert sum(found.values()) == 100
 
 
+STEP: Any = SimpleNamespace(whole_axes={})
+
+
 def test_a_stage_is_its_last_core() -> None:
     results = [result(60, compute=60), result(80, memory=80), result(70, bubble=70)]
-    found = list(_of_stages(results, [0, 0, 1], 100))
-    assert found == [
-        NOTHING | {"memory": 80, "idle": 20},
-        NOTHING | {"bubble": 70, "idle": 30},
-    ]
+    classes: Any = SimpleNamespace(count=3)
+    found = _replayed("peak", STEP, 1, {}, classes, [0, 0, 1], results)
+    assert found.stages_ps == (
+        NOTHING | {"memory": 80},
+        NOTHING | {"bubble": 70, "idle": 10},
+    )
 
 
 def test_a_step_is_its_last_core() -> None:
@@ -109,11 +113,8 @@ def test_a_step_is_its_last_core() -> None:
         uses={GATHER: use(GATHER, 30, 10), REDUCE: use(REDUCE, 50, 50)},
     )
     other = replace(result(60, compute=60), uses={GATHER: use(GATHER, 30, 30)})
-    step = SimpleNamespace(whole_axes={})
-    replay: Any = SimpleNamespace(
-        step=step, stages=[0, 0], classes=SimpleNamespace(count=2), programs={}, lnc=1
-    )
-    found = _timing("peak", [other, last], replay)
+    classes: Any = SimpleNamespace(count=2)
+    found = _replayed("peak", STEP, 1, {}, classes, [0, 0], [other, last])
     assert (found.profile, found.step_time_ps, found.rank_classes) == ("peak", 90, 2)
     assert found.breakdown_ps == NOTHING | {
         "compute": 30,

@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups
 from shardwright.collectives.select import choose
-from shardwright.collectives.timing.times import closed_time, schedule_time
+from shardwright.collectives.timing.times import closed_time
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import SimulationError, UsageError
 from shardwright.compiler.dtypes import DType
@@ -23,6 +23,7 @@ from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 from shardwright.sim_cluster.timing.faults import Delay, Faults, Link, check_faults, ranges
 from shardwright.sim_cluster.timing.step_time import Ranks, Step
 from tests.sim_cluster.test_cluster_oracle import on_trn1n
+from tests.support.collective_schedules import schedule_time
 
 PATTERNS: dict[str, dict[Link, float]] = {
     "slow link": {(0, 1): 0.5},

@@ -119,7 +119,7 @@ def race(code: str) -> AbstractContextManager[Any]:
 
 
 def touch(watch: CoreWatch, verb: str, first: int, tensor: int = 5) -> None:
-    (watch.read if verb == "read" else watch.write)(tensor, key(first))
+    watch.touch(tensor, key(first), writes=verb == "write")
 
 
 @pytest.mark.parametrize(

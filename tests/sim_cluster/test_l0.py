@@ -9,9 +9,8 @@ import pytest
 from l0_cases import matmul_region, norm_region
 
 from shardwright.compiler.dtypes import DType
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
 from shardwright.sim_cluster.values.result import distance
+from tests.support import l0, l1
 
 
 def rand(*shape: int, seed: int = 0) -> np.ndarray:
@@ -25,7 +24,7 @@ def test_matmul_equals_l1(m: int, n: int, k: int, dtype: DType) -> None:
     region = matmul_region(m, n, k, dtype)
     outs = [np.full(m * n, np.nan, np.float32) for _ in range(2)]
     l0.run_region(region, [a, b, outs[0]], {})
-    regions.run_region(region.program, [a, b, outs[1]], {})
+    l1.run_region(region.program, [a, b, outs[1]], {})
     want = a.astype(np.float64).reshape(k, m).T @ b.astype(np.float64).reshape(k, n)
     for out in outs:
         assert distance(out, want) <= 1e-6
@@ -37,6 +36,6 @@ def test_norm_equals_l1() -> None:
     region = norm_region(512, 96)
     outs = [np.full(512 * 96, np.nan, np.float32) for _ in range(2)]
     l0.run_region(region, [x, w, outs[0]], {})
-    regions.run_region(region.program, [x, w, outs[1]], {})
+    l1.run_region(region.program, [x, w, outs[1]], {})
     np.testing.assert_allclose(outs[0], outs[1], rtol=2e-6)
     assert np.isfinite(outs[0]).all()

@@ -14,7 +14,7 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram
-from shardwright.sim_cluster.instructions import l0
+from tests.support import l0
 
 F32, I32 = DType.F32, DType.I32
 DIN, DOUT, VEC, SCA, TEN, GPS = (

@@ -156,14 +156,14 @@ def test_cores_that_wait_for_each_other_are_a_deadlock() -> None:
 def test_the_watch_knows_what_is_ordered() -> None:
     watch = CoreWatch()
     watch.enter(0, 0)
-    watch.write(0, (100, 1, 10))
+    watch.touch(0, (100, 1, 10), writes=True)
     watch.enter(1, 0)
-    watch.write(0, (110, 1, 10))  # beside it
+    watch.touch(0, (110, 1, 10), writes=True)  # beside it
     watch.enter(1, 1)
-    watch.read(0, (105, 1, 1))  # after the first region of core 0
+    watch.touch(0, (105, 1, 1), writes=False)  # after the first region of core 0
     watch.enter(0, 0)
     with pytest.raises(SimulationError, match="SW_L0_RACE"):
-        watch.write(0, (105, 1, 1))
+        watch.touch(0, (105, 1, 1), writes=True)
 
 
 def test_a_partner_that_waits_for_what_comes_later_is_refused_by_the_reader(

@@ -35,11 +35,12 @@ from shardwright.sim_cluster.values.exchange import exchange
 from shardwright.sim_cluster.values.functions import FunctionCode
 from shardwright.sim_cluster.values.layout import sharded_shape
 from shardwright.sim_cluster.values.memory import CoreMemory
-from shardwright.sim_cluster.values.programs import ProgramCode, run_program
+from shardwright.sim_cluster.values.programs import ProgramCode
 from shardwright.sim_cluster.values.rank_host import _Shadow
 from shardwright.sim_cluster.values.result import distance
 from shardwright.sim_cluster.values.run_single import run_single
 from shardwright.sim_cluster.values.run_values import ValueRun
+from tests.support.l1 import run_program
 
 F32, I32 = DType.F32, DType.I32
 TARGET = "trn1n.32xlarge"

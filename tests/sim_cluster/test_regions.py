@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, View
-from shardwright.sim_cluster.values.regions import prepare, run_region
+from shardwright.sim_cluster.values.regions import prepare
+from tests.support.l1 import run_region
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED
 ZERO = Affine()

@@ -22,6 +22,16 @@ def machine(name: str, instances: int = 1) -> Topology:
     return cluster_topology(load_target(name), instances)
 
 
+def wiring(topology: Topology) -> str:
+    """What a topology is made of, in one line."""
+    efa = int(topology.bytes_per_s[topology.is_efa].sum()) // 2
+    tail = f", EFA {efa / 1e9:g} GB/s each" if efa else ""
+    return (
+        f"{topology.name}: {topology.num_instances} x {topology.num_chips} chips x"
+        f" {topology.ranks_per_chip} ranks, {(~topology.is_efa).sum()} directed links{tail}"
+    )
+
+
 def machine_file(folder: Path, base: str = "trn1n.32xlarge", **facts: Any) -> str:
     """The path of a machine that differs from `base` in `facts` (docs/network.md)."""
     path = folder / "machine.json"

@@ -15,7 +15,6 @@ from contextlib import suppress
 import numpy as np
 
 from shardwright.collectives.algorithms.pairwise import collective_permute
-from shardwright.collectives.algorithms.tiers import flat
 from shardwright.collectives.ops import CollectiveKind, ReplicaGroups, group_index
 from shardwright.collectives.values.buckets import execute_parts
 from shardwright.collectives.values.execute import execute
@@ -25,6 +24,7 @@ from shardwright.compiler.neff.schedule import Transfer
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sim_cluster.timing.stage_order import StageOrder
 from shardwright.sim_cluster.values.layout import stacked
+from tests.support.collective_schedules import flat
 
 Buffers = dict[str, np.ndarray]
 

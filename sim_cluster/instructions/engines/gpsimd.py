@@ -19,6 +19,7 @@ from shardwright.sim_cluster.instructions.engines.registry import (
     same_shape,
     writer,
 )
+from shardwright.sim_cluster.instructions.indexed import grid
 from shardwright.sim_cluster.values import elementwise as ew
 
 
@@ -31,11 +32,7 @@ def _pattern(instr: Instr) -> np.ndarray:
         "SW_L0_SHAPE",
         f"{instr.opcode} requires one step per free dim of {list(shape)}, got {list(steps[1:])}",
     )
-    pattern = np.zeros(shape, np.int64)
-    for axis, step in enumerate(steps):
-        line = np.arange(shape[axis], dtype=np.int64) * step
-        pattern += line.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return pattern
+    return grid(shape, steps)
 
 
 @executes("iota")
@@ -43,11 +40,7 @@ def iota(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst[p, i...] = start + p * partition_step + sum(i_k * steps[k])."""
     pattern = _pattern(instr)
     start, write = instr.attrs["start"], writer(dst, DType.I64)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, pattern + start.value(registers))
-
-    return kernel
+    return lambda out, views, registers: write(out, pattern + start.value(registers))
 
 
 @executes("affine_select")

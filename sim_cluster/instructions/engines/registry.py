@@ -8,7 +8,7 @@ views; `sim_cluster/instructions/l0.py` finds those views.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +20,12 @@ from shardwright.sim_cluster.values.rounding import narrow
 
 Registers = Mapping[int, int]
 Views = tuple[np.ndarray, ...]
-Kernel = Callable[
-    [Any, Views, Registers], None
-]  # (destination view or None, source views, registers)
+Kernel = Callable[[Any, Views, Registers], None]  # destination view, source views, registers
 
 
-class Decoder(Protocol):
-    """Turns one instruction, given the types of its destination and sources, into a kernel."""
-
-    def __call__(self, instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
-        """The kernel; a wrong shape raises SimulationError."""
-        ...
-
-
+Decoder = Callable[[Instr, DType, tuple[DType, ...]], Kernel]
+"""Turns one instruction, given the types of its destination and sources, into a kernel; a wrong
+shape raises SimulationError."""
 DECODERS: dict[str, Decoder] = {}
 
 
@@ -73,10 +66,11 @@ def compute_type(engine: Engine, srcs: tuple[DType, ...]) -> DType:
     if any(s.is_float for s in srcs):
         return DType.F32
     exact = engine is Engine.GPSIMD or all(s is DType.PRED for s in srcs)
-    return _widest(srcs) if exact else DType.F32
+    return widest(srcs) if exact else DType.F32
 
 
-def _widest(srcs: tuple[DType, ...]) -> DType:
+def widest(srcs: tuple[DType, ...]) -> DType:
+    """The largest of integer types."""
     return max(srcs, key=lambda s: (s is not DType.PRED, s.bytes))
 
 
@@ -95,22 +89,10 @@ def writer(target: DType, compute: DType) -> Callable[[np.ndarray, np.ndarray], 
     if compute.is_float and target is DType.PRED:
         return lambda view, value: np.not_equal(value, 0, out=view)
     if compute.is_float and target.is_integer:
-
-        def write_rounded(view: np.ndarray, value: np.ndarray) -> None:
-            view[...] = ew.saturate(np.rint(value), target)
-
-        return write_rounded
+        return lambda view, value: np.copyto(view, ew.saturate(np.rint(value), target))
     if target.is_narrow and target is not compute:
-
-        def write_narrow(view: np.ndarray, value: np.ndarray) -> None:
-            view[...] = narrow(value, target)
-
-        return write_narrow
-
-    def write(view: np.ndarray, value: np.ndarray) -> None:
-        view[...] = value
-
-    return write
+        return lambda view, value: np.copyto(view, narrow(value, target))
+    return lambda view, value: np.copyto(view, value, casting="unsafe")
 
 
 def same_shape(instr: Instr, *sources: int) -> None:
@@ -135,3 +117,15 @@ def per_partition(instr: Instr, number: int) -> tuple[int, ...]:
         f"{instr.opcode} requires source {number} of shape {list(wanted)}, got {list(given)}",
     )
     return (given[0],) + (1,) * (len(instr.dst.shape) - 1)
+
+
+def scalar_operand(
+    instr: Instr, srcs: tuple[DType, ...], used: int, given: Any, compute: DType
+) -> tuple[Callable[[Views], np.ndarray], int]:
+    """A function that gives an immediate, or, where `given` is None, one value per partition of
+    source `used`; and how many sources are used then."""
+    if given is not None:
+        value = np.asarray(given).astype(ew.storage(compute))
+        return lambda views: value, used
+    shape, read = per_partition(instr, used), reader(srcs[used], compute)
+    return lambda views: read(views[used]).reshape(shape), used + 1

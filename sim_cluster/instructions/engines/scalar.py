@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from shardwright.sim_cluster.instructions.engines.registry import (
     Registers,
     Views,
     executes,
-    per_partition,
     reader,
     require,
     same_shape,
+    scalar_operand,
     writer,
 )
 from shardwright.sim_cluster.values import elementwise as ew
@@ -30,28 +29,19 @@ def _arithmetic(instr: Instr, srcs: tuple[DType, ...]) -> Arithmetic:
     same_shape(instr, 0)
     name = instr.attrs["func"]
     fn = None if name == "identity" else ew.function(name, DType.F32)
-    used = 1
-    terms: list[tuple[int, tuple[int, ...], Any, Any]] = []
-    for term in ("scale", "bias"):
-        given = instr.attrs.get(term, 1.0 if term == "scale" else 0.0)
-        if given is None:
-            terms.append((used, per_partition(instr, used), reader(srcs[used], DType.F32), None))
-            used += 1
-        else:
-            terms.append((0, (), None, np.float32(given)))
-    (scale_at, scale_shape, read_scale, scale), (bias_at, bias_shape, read_bias, bias) = terms
+    scale, bias = instr.attrs.get("scale", 1.0), instr.attrs.get("bias", 0.0)
+    factor, used = scalar_operand(instr, srcs, 1, scale, DType.F32)
+    shift, _ = scalar_operand(instr, srcs, used, bias, DType.F32)
+    scales = scale is None or np.float32(scale) != 1
+    shifts = bias is None or np.float32(bias) != 0
     read = reader(srcs[0], DType.F32)
 
     def value_of(views: Views) -> np.ndarray:
         value = read(views[0])
-        if read_scale is not None:
-            value = value * read_scale(views[scale_at]).reshape(scale_shape)
-        elif scale != 1:
-            value = value * scale
-        if read_bias is not None:
-            value = value + read_bias(views[bias_at]).reshape(bias_shape)
-        elif bias != 0:
-            value = value + bias
+        if scales:
+            value = value * factor(views)
+        if shifts:
+            value = value + shift(views)
         return value if fn is None else fn(value)
 
     return value_of
@@ -61,11 +51,7 @@ def _arithmetic(instr: Instr, srcs: tuple[DType, ...]) -> Arithmetic:
 def activation(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst = func(scale * src + bias)."""
     value_of, write = _arithmetic(instr, srcs), writer(dst, DType.F32)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, value_of(views))
-
-    return kernel
+    return lambda out, views, registers: write(out, value_of(views))
 
 
 @executes("activation_reduce")

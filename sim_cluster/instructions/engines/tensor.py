@@ -63,12 +63,9 @@ def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         f"transpose requires [P, F] -> [F, P], got {given} -> {shape}",
     )
     read, write = reader(srcs[0], DType.F32), writer(dst, DType.F32)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        source = read(views[0]).reshape(p, f)
-        write(out, _times_identity(source).reshape(shape))
-
-    return kernel
+    return lambda out, views, registers: write(
+        out, _times_identity(read(views[0]).reshape(p, f)).reshape(shape)
+    )
 
 
 def _times_identity(source: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ have no fp32 meaning and work on the bits on either engine.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from shardwright.sim_cluster.instructions.engines.registry import (
     compute_type,
     executes,
     overwrites,
-    per_partition,
     reader,
     require,
     same_shape,
+    scalar_operand,
+    widest,
     writer,
 )
 from shardwright.sim_cluster.values import elementwise as ew
@@ -39,7 +40,7 @@ def _operator(name: str, compute: DType) -> tuple[ew.Function, DType]:
 def _type_for(instr: Instr, names: tuple[str, ...], srcs: tuple[DType, ...]) -> DType:
     """Compute type; bitwise names keep integers on any engine."""
     if any(n in ew.BITWISE for n in names) and not any(s.is_float for s in srcs):
-        return max(srcs, key=lambda s: (s is not DType.PRED, s.bytes))
+        return widest(srcs)
     return compute_type(instr.engine, srcs)
 
 
@@ -68,29 +69,21 @@ def tensor_scalar(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     attrs = instr.attrs
     names = tuple(attrs[o] for o in ("op0", "op1") if attrs.get(o))
     compute = _type_for(instr, names, srcs)
-    stages: list[tuple[ew.Function, bool, int, Any, Any]] = []
+    stages: list[tuple[ew.Function, bool, Callable[[Views], np.ndarray]]] = []
     result, used = compute, 1
     for stage, name in enumerate(names):
         fn, next_result = _operator(name, result)
         if next_result is DType.PRED and compute is DType.F32 and stage + 1 < len(names):
             fn, next_result = _as_number(fn), compute  # a compare hands on 1.0 or 0.0
-        scalar = attrs.get(f"scalar{stage}")
-        reverse = bool(attrs.get(f"reverse{stage}", False))
-        if scalar is None:
-            shape = per_partition(instr, used)
-            stages.append((fn, reverse, used, shape, reader(srcs[used], result)))
-            used += 1
-        else:
-            value = np.asarray(scalar).astype(ew.storage(result))
-            stages.append((fn, reverse, 0, value, None))
+        other, used = scalar_operand(instr, srcs, used, attrs.get(f"scalar{stage}"), result)
+        stages.append((fn, bool(attrs.get(f"reverse{stage}", False)), other))
         result = next_result
     read, write = reader(srcs[0], compute), writer(dst, result)
 
     def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
         value = read(views[0])
-        for fn, reverse, source, given, load in stages:
-            other = given if load is None else load(views[source]).reshape(given)
-            value = fn(other, value) if reverse else fn(value, other)
+        for fn, reverse, other in stages:
+            value = fn(other(views), value) if reverse else fn(value, other(views))
         write(out, value)
 
     return kernel
@@ -143,11 +136,7 @@ def bitcast_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         f"bitcast_copy requires equal widths, got {srcs[0].value} and {dst.value}",
     )
     bits = np.dtype(f"u{dst.bytes}")
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        out.view(bits)[...] = views[0].view(bits)
-
-    return kernel
+    return lambda out, views, registers: np.copyto(out.view(bits), views[0].view(bits))
 
 
 @executes("select")
@@ -157,22 +146,16 @@ def select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     compute = compute_type(instr.engine, srcs[1:])
     read_true, read_false = (reader(s, compute) for s in srcs[1:])
     write = writer(dst, compute)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, np.where(views[0] != 0, read_true(views[1]), read_false(views[2])))
-
-    return kernel
+    return lambda out, views, registers: write(
+        out, np.where(views[0] != 0, read_true(views[1]), read_false(views[2]))
+    )
 
 
 @executes("memset")
 def memset(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst = value."""
-    value: Any = np.asarray(instr.attrs["value"]).astype(dst.numpy)
-
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        out[...] = value
-
-    return kernel
+    value = np.asarray(instr.attrs["value"]).astype(dst.numpy)
+    return lambda out, views, registers: np.copyto(out, value)
 
 
 @executes("tensor_unary")

@@ -15,8 +15,7 @@ from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import overlaps
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
+from tests.support import l0, l1
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"
@@ -144,7 +143,7 @@ def check(
     assert not overlaps(region)
     assert not check_region(region, limits_for(target))
     got, want = arrays(m.tensors, seed, inputs), arrays(m.tensors, seed, inputs)
-    regions.run_region(program, want, {})
+    l1.run_region(program, want, {})
     l0.run_region(region, got, {})
     for n, tensor in enumerate(m.tensors):
         error = distance(got[n], want[n])

@@ -12,8 +12,6 @@ import pytest
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.cores import Cut, cuts
 from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
 from tests.compiler.codegen.region_harness import (
     F32,
     I32,
@@ -22,6 +20,7 @@ from tests.compiler.codegen.region_harness import (
     arrays,
     distance,
 )
+from tests.support import l0, l1
 
 
 def matmul() -> Maker:
@@ -121,7 +120,7 @@ def values_of(m: Maker, cut: Cut, code: bool, turned: bool) -> list[np.ndarray]:
         if code:
             l0.run_region(generate(part, tensors, TARGET, 0).region, got, {})
         else:
-            regions.run_region(part, got, {})
+            l1.run_region(part, got, {})
     return got[: len(m.tensors)]
 
 
@@ -130,7 +129,7 @@ def test_both_halves_are_the_whole_in_any_order(name: str) -> None:
     make, count = CASES[name]
     m = make()
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     found = list(cuts(m.program(), m.tensors))
     assert len(found) == count
     for cut in found:
@@ -177,12 +176,12 @@ def test_rows_picked_by_index_are_cut_along_the_index_only_when_no_row_is_picked
     m = scattered(True)
     rows = np.random.default_rng(0).permutation(50)[:12].astype(np.int32)
     want = arrays(m.tensors, 0, {1: rows})
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     assert sizes(m) == [(6, 16), (12, 8)]
     for cut in cuts(m.program(), m.tensors):
         got = arrays(m.tensors, 0, {1: rows})
         for half in cut.halves[::-1]:
-            regions.run_region(half, got, {})
+            l1.run_region(half, got, {})
         assert np.array_equal(got[2], want[2], equal_nan=True)
 
 
@@ -258,7 +257,7 @@ def test_each_core_sums_its_half_where_nothing_else_can_be_cut(
 ) -> None:
     m = make()
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     found = list(cuts(m.program(), m.tensors))
     assert len(found) == count
     for cut in found:

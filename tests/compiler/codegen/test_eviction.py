@@ -21,8 +21,7 @@ from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
+from tests.support import l0, l1
 
 LIMITS = limits_for(TARGET)
 
@@ -70,7 +69,7 @@ def test_chains_behind_a_product_keep_their_values_in_every_plan(
     m.store(z, (0, 1))
     m.store(m.node("convert", y, dtype=BF16), (0, 1))
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     chosen, ran = plans(m), 0
     for plan in chosen:
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])

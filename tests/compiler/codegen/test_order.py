@@ -21,11 +21,11 @@ from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop,
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.schedule.allocate import allocate, lifetimes, overlaps
 from shardwright.compiler.schedule.engine_order import order_engines
-from shardwright.sim_cluster.instructions import l0
 from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm_backward, softmax
+from tests.support import l0
 
 LIMITS = limits_for("trn1n.32xlarge")
 

@@ -24,8 +24,7 @@ from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Region, Space
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.machine.target import load_target
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
+from tests.support import l0, l1
 
 RATES = Rates(load_target(TARGET).core)
 
@@ -93,7 +92,7 @@ def test_every_plan_with_blocks_keeps_the_values(
     """Whatever is resident, held or streamed, and however many tiles of k and of rows arrive."""
     m = maker(*size)
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
@@ -197,7 +196,7 @@ def test_what_is_not_a_plain_product_is_not_turned() -> None:
     low = m.const(float("-inf"), BF16)
     m.store(m.node("select", mask, product, low, dtype=BF16), (0, 1, 2, 3))
     want, got = arrays(m.tensors, 0), arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     l0.run_region(m.region(), got, {})
     masked = np.isneginf(want[-1].astype(np.float32))
     assert masked.any() and not masked.all()
@@ -213,7 +212,7 @@ def test_products_beyond_fp16_stay_infinite() -> None:
         for run in (want, got):
             run[side][...] = 1
             run[side].reshape(2, 128, 8, 64)[0, 5, 2] = 60
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     l0.run_region(m.region(), got, {})
     assert np.isposinf(want[-1].astype(np.float32)).sum() == 1
     assert np.array_equal(got[-1].astype(np.float32), want[-1].astype(np.float32))

@@ -14,8 +14,7 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
+from tests.support import l0, l1
 
 
 def by_head(heads: int, rows: int, keys: int, width: int, dtype: DType = BF16) -> Maker:
@@ -61,7 +60,7 @@ def test_every_plan_keeps_the_values(
     m, product = scores(*size, dtype)
     m.store(m.node("multiply", product, product), (0, 2, 1, 3))
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     chosen = {}
     for plan in plans(m):
         each = plan.extents[plan.beside[0]]

@@ -16,8 +16,7 @@ from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Space
 from shardwright.compiler.machine.target import load_target
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
+from tests.support import l0, l1
 
 LIMITS = limits_for(TARGET)
 
@@ -75,7 +74,7 @@ def test_groups_of_any_size_keep_the_values(
     bias = m.load((1, 3), F32)
     m.store(m.node("add", product, bias), order, F32)
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     chosen = kinds([p for p in plans(m) if p.group])
     assert chosen
     for plan in chosen.values():
@@ -110,7 +109,7 @@ def test_every_kind_of_plan_computes_the_product(
     chosen = kinds(plans(m))
     assert {key[1:4] for key in chosen} >= {(True, True, True), (True, False, False)}
     want = arrays(m.tensors, 0)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     ran = 0
     for plan in chosen.values():
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])

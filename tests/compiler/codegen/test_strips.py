@@ -16,8 +16,6 @@ from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.options import CompileOptions
-from shardwright.sim_cluster.instructions import l0
-from shardwright.sim_cluster.values import regions
 from tests.compiler.codegen.region_harness import (
     BF16,
     F32,
@@ -31,6 +29,7 @@ from tests.compiler.codegen.region_harness import (
     count,
     distance,
 )
+from tests.support import l0, l1
 
 
 def add(n: int) -> Maker:
@@ -359,7 +358,7 @@ def test_random_strips(m: Maker) -> None:
     # Positive data: a sum that cancels has no accurate digits to compare.
     inputs = {n: np.abs(a) for n, a in enumerate(arrays(m.tensors, 0)) if not np.isnan(a).any()}
     got, want = arrays(m.tensors, 0, inputs), arrays(m.tensors, 0, inputs)
-    regions.run_region(m.program(), want, {})
+    l1.run_region(m.program(), want, {})
     l0.run_region(program, got, {})
     for a, b in zip(got, want, strict=True):
         assert distance(a, b) <= 1e-6
@@ -381,7 +380,7 @@ def test_registers_shift_views_and_start_after_the_given_one() -> None:
     assert made.next_register >= 7
     got, want = arrays(tensors, 0), arrays(tensors, 0)
     for layer in (0, 2):
-        regions.run_region(program, want, {0: layer})
+        l1.run_region(program, want, {0: layer})
         l0.run_region(made.region, got, {0: layer})
     assert distance(got[1], want[1]) == 0 and np.isfinite(got[1]).sum() == 2000
 

@@ -1,4 +1,4 @@
-"""What each collective means, on whole arrays: the oracle of `execute.py`.
+"""What each collective means, on whole arrays: the oracle of `collectives/values/execute.py`.
 
 Sources are viewed as [outer, dim, inner]; gathers concatenate and scatters split along the middle
 dim, in group order. Reductions accumulate in fp32 for float types narrower than that and round once
@@ -11,17 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from shardwright.collectives.ops import CollectiveError, CollectiveKind
-
-Array = npt.NDArray[Any]
-REDUCTIONS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "multiply": np.multiply,
-}
+from shardwright.collectives.ops import CollectiveKind
+from shardwright.collectives.values.execute import Array, check_divides, ufunc
 
 
 def reference(
@@ -73,18 +65,3 @@ def reduce_whole(blocks: Sequence[Array], reduction: str) -> Array:
 def _accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Floats in fp32 or wider; extension types (bf16, fp8) report kind V."""
     return np.promote_types(dtype, np.float32) if dtype.kind in "fV" else dtype
-
-
-def ufunc(reduction: str) -> np.ufunc:
-    """The NumPy function of a reduction. Raises CollectiveError for an unknown one."""
-    if reduction not in REDUCTIONS:
-        raise CollectiveError(f"reductions are {', '.join(REDUCTIONS)}, got {reduction!r}")
-    return REDUCTIONS[reduction]
-
-
-def check_divides(kind: CollectiveKind, dim: int, num_ranks: int) -> None:
-    """Raises CollectiveError unless the split dim divides by the group size."""
-    if dim % num_ranks:
-        raise CollectiveError(
-            f"{kind.value} requires a dim that divides by its {num_ranks} ranks, got {dim}"
-        )

@@ -1,0 +1,20 @@
+"""What a region means, as bytes that are equal for equal regions, NaN included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.compiler.isa.encode import pack_attrs
+from shardwright.compiler.isa.region import RegionProgram
+
+
+def pack_region(program: RegionProgram) -> bytes:
+    """See the module."""
+    nodes = [[n.op, n.inputs, n.atoms, n.dtype, _sorted(n.attrs)] for n in program.nodes]
+    head = [program.kind, program.name, program.atoms, program.loc, _sorted(program.attrs)]
+    return pack_attrs([*head, nodes])
+
+
+def _sorted(attrs: Mapping[str, Any]) -> bytes:
+    return pack_attrs({key: attrs[key] for key in sorted(attrs)})
