@@ -92,11 +92,7 @@ class Builder:
 
     def code(self) -> tuple[list[Tile], list[Instr | Loop]]:
         """Tiles and code made so far, as copies: later steps edit them in place."""
-        tiles = [
-            Tile(t.name, t.space, t.partitions, t.elements, t.dtype, t.slots, t.loop, t.address)
-            for t in self.tiles
-        ]
-        return tiles, _copied([*self.prefix, *self.body])
+        return [*map(replace, self.tiles)], _copied([*self.prefix, *self.body])
 
     def is_alike(self, other: Builder) -> bool:
         """Whether both have made the same code so far."""
@@ -202,17 +198,26 @@ class Scope:
         scope.sizes, scope.first = self.sizes, self.first
         return scope
 
+    def repeat(self, piece: Piece) -> tuple[Scope, Affine]:
+        """(the code for one piece, a loop when it repeats; where the piece is)."""
+        if piece.trip == 1:
+            return self.straight({}), Affine(piece.start)
+        inner = self.loop(piece.trip)
+        return inner, Affine(piece.start, ((inner.register, piece.extent),))
+
+    def counted(self, count: int) -> tuple[Scope, Affine]:
+        """(body, index) of a loop of `count` iterations; this place when there is one."""
+        return self.repeat(Piece(0, 1, count))
+
     def enter(self, atom: int, piece: Piece) -> Scope:
         """The code for one piece of an atom: a loop when it repeats.
 
         `first` of the result tells accumulations over the atom how to start: the registers that are
         0 in the first iteration, or None when an earlier piece has already been added.
         """
-        scope = self.loop(piece.trip) if piece.trip > 1 else self.straight({})
-        terms = ((scope.register, piece.extent),) if piece.trip > 1 else ()
-        scope.boxes[atom] = Box(Affine(piece.start, terms), piece.extent)
-        start = terms and (scope.register,)
-        scope.first = {**self.first, atom: start if piece.start == 0 else None}
+        scope, at = self.repeat(piece)
+        scope.boxes[atom] = Box(at, piece.extent)
+        scope.first = {**self.first, atom: _registers(at) if piece.start == 0 else None}
         scope.sizes = {**self.sizes, **dict(piece.shorter)}
         for short, size in piece.shorter:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
@@ -222,11 +227,10 @@ class Scope:
         """The code for one piece of this scope's box of an atom; what is added up over the atom
         `begins` there unless it did before this scope.
         """
-        base, begun = self.boxes[atom].origin, self.first.get(atom, ())
-        scope = self.enter(atom, piece)
-        scope.boxes[atom] = Box(base + scope.boxes[atom].origin, piece.extent)
-        start = (scope.register,) if piece.trip > 1 else ()
-        first = (*begun, *start) if begins and begun is not None else None
+        begun, scope = self.first.get(atom, ()), self.enter(atom, piece)
+        at = scope.boxes[atom].origin
+        scope.boxes[atom] = Box(self.boxes[atom].origin + at, piece.extent)
+        first = (*begun, *_registers(at)) if begins and begun is not None else None
         scope.first = {**scope.first, atom: first}
         return scope
 
@@ -254,7 +258,7 @@ class Scope:
         dtype: DType,
         slots: int = 0,
         loaded: bool = False,
-    ) -> int:
+    ) -> Held:
         """An SBUF tile that lives in one iteration here; a released one of the same form is taken
         first, the one that was released longest ago: what it held is read or stored by now. One
         that is `loaded` waits for the last reader of what it takes over.
@@ -269,15 +273,30 @@ class Scope:
             number = self.builder.add_tile(tile)
         if loaded:
             self.builder.loaded.add(number)
-        return number
+        return Held(number, {})
 
-    def psum(self, name: str, banks: int = 1, slots: int = 2) -> int:
+    def spanning(
+        self,
+        axes: Sequence[int],
+        name: str,
+        partitions: int,
+        dtype: DType,
+        slots: int = 0,
+        loaded: bool = False,
+    ) -> Held:
+        """The same with an element at every point of `axes` (major to minor) at the extents of
+        this scope.
+        """
+        elements = self.elements(axes)
+        return self.hold(self.tile(name, partitions, elements, dtype, slots, loaded), axes)
+
+    def psum(self, name: str, banks: int = 1, slots: int = 2) -> Held:
         """An fp32 PSUM tile of whole banks."""
         limits = self.builder.limits
         elements = banks * limits.psum_bank_bytes // PSUM_WORD
         slots = min(self.trip, slots)
         tile = Tile(name, Space.PSUM, limits.partitions, elements, DType.F32, slots, self.register)
-        return self.builder.add_tile(tile)
+        return Held(self.builder.add_tile(tile), {})
 
     def release(self, held: Held) -> None:
         """Give back the tile of a value that nobody reads any more."""
@@ -299,15 +318,52 @@ class Scope:
         """Append one instruction."""
         self.body.append(Instr(opcode, engine, dst, tuple(srcs), attrs))
 
+    def load(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A DMA on the queues that fill tiles."""
+        self.add("dma", Engine.DMA_IN, dst, (src,))
+
+    def store(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A DMA on the queues that empty tiles."""
+        self.add("dma", Engine.DMA_OUT, dst, (src,))
+
+    def copy(self, engine: Engine, dst: AccessPattern, src: AccessPattern) -> None:
+        """A copy on chip, to the element type of its destination."""
+        self.add("tensor_copy", engine, dst, (src,))
+
+    def transpose(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A block [partitions, elements] to PSUM as [elements, partitions]."""
+        self.add("transpose", Engine.TENSOR, dst, (src,))
+
+    def matmul(
+        self, dst: AccessPattern, srcs: Sequence[AccessPattern], zero_when: tuple[int, ...] | None
+    ) -> None:
+        """A product of [k, rows] and [k, columns] to PSUM [rows, columns], added to what is there
+        unless all registers of `zero_when` are 0.
+        """
+        self.add("matmul", Engine.TENSOR, dst, srcs, zero_when=zero_when)
+
+    def add_up(
+        self, dst: AccessPattern, src: AccessPattern, zero_when: tuple[int, ...] | None
+    ) -> None:
+        """Sums over the innermost dim of `src`, added to `dst` unless all registers of `zero_when`
+        are 0.
+        """
+        attrs = {"op": "add", "num_reduced": 1, "zero_when": zero_when}
+        self.add("tensor_reduce", Engine.VECTOR, dst, (src,), **attrs)
+
+    def fill(self, dst: AccessPattern, value: float) -> None:
+        """A number everywhere in `dst`."""
+        self.add("memset", Engine.VECTOR, dst, (), value=value)
+
     # patterns
 
-    def hold(self, tile: int, axes: Iterable[int]) -> Held:
+    def hold(self, tile: Held, axes: Iterable[int]) -> Held:
         """A value laid out densely over `axes` (major to minor) at the extents of this scope."""
         strides, step = {}, 1
         for atom in reversed(list(axes)):
             strides[atom] = step
             step *= self.extent(atom)
-        return Held(tile, strides)
+        return Held(tile.tile, strides)
 
     def elements(self, axes: Iterable[int]) -> int:
         """Product of the extents of `axes`."""
@@ -328,6 +384,12 @@ class Scope:
         """Pattern of a value with explicit free dims."""
         space = self.builder.tiles[value.tile].space
         return AccessPattern(space, value.tile, value.offset + offset, ((1, rows), *dims))
+
+    def flat(
+        self, value: Held, rows: int, elements: int, offset: Affine | int = 0
+    ) -> AccessPattern:
+        """Pattern of neighbouring elements of a value on each of `rows` partitions."""
+        return self.on_chip(value, rows, ((1, elements),), offset)
 
     def transfer(
         self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
@@ -354,6 +416,24 @@ class Scope:
         for atom in atoms:
             start = start + self.boxes[atom].origin * walk.stride(atom)
         return start
+
+
+def by_numbers(*steps: tuple[str, Any], reverse: bool = False) -> dict[str, Any]:
+    """Attributes of `tensor_scalar`: one or two (operator, number), where a number of None is a
+    further operand with one element per partition; the first takes its number first if `reverse`.
+    """
+    (op0, scalar0), (op1, scalar1) = [*steps, (None, None)][:2]
+    first = {"op0": op0, "scalar0": scalar0, "reverse0": reverse}
+    return first | {"op1": op1, "scalar1": scalar1, "reverse1": False}
+
+
+def _registers(at: Affine) -> tuple[int, ...]:
+    return tuple(register for register, _ in at.terms)
+
+
+def divided(value: Affine, by: int) -> Affine:
+    """`value / by` for values that are multiples of it."""
+    return Affine(value.const // by, tuple((r, c // by) for r, c in value.terms))
 
 
 def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
@@ -383,8 +463,6 @@ def blocks_within(
     (atom, block), rest = atoms[0], atoms[1:]
     base = scope.boxes[atom]
     for piece in pieces(base.extent, min(block, base.extent)):
-        inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-        terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
-        index = Affine(piece.start, terms)
+        inner, index = scope.repeat(piece)
         inner.boxes[atom] = Box(base.origin + index, piece.extent)
         yield from blocks_within(inner, rest, {**here, atom: index})

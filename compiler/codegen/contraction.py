@@ -23,7 +23,7 @@ from shardwright.compiler.codegen.turned_store import store_turned
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.program import AccessPattern
 from shardwright.compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
@@ -113,8 +113,7 @@ class _Nest:
     def _row_tiles(self, scope: Scope, extents: dict[int, int]) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            walk = self.space.values[self.plan.stationary.number].walk
-            assert walk is not None
+            walk = self.space.values[self.plan.stationary.number].access
             item = self.builder.tensors[walk.tensor].dtype.bytes
             self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
         self._loops(scope, [self.counted], extents, lambda s: self._block(s, extents))
@@ -151,7 +150,7 @@ class _Nest:
             return
         width = scope.elements(self.plan.columns)
         banks = rows * self._banks(width)
-        total = Held(scope.psum("product", banks, self.plan.accumulator_slots), {})
+        total = scope.psum("product", banks, self.plan.accumulator_slots)
         self._chunks(scope, extents, lambda s: self._multiply(s, *self._operands(s), total))
         self._finish(scope, total, rows, self._banks(width) * self.bank)
 
@@ -184,7 +183,7 @@ class _Nest:
             self._chunks(scope, extents, lambda s: self._rows_at_once(s, rows))
             return
         height, width = scope.extent(self.plan.rows), scope.elements(self.plan.out_axes)
-        total = Held(scope.tile("sums", height, rows * width, DType.F32, 1), {})
+        total = scope.tile("sums", height, rows * width, DType.F32, 1)
         self._chunks(scope, extents, lambda s: self._add_chunk(s, total, rows))
         self._finish(scope, total, rows, width)
 
@@ -194,16 +193,12 @@ class _Nest:
         """
         stationary, moving = self._operands(scope)
         frame, late = self._begin(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         self._at_row(inner, scope, row)
         made, done = self._made(frame, late, inner)
-        tile = inner.tile(
-            "staged",
-            inner.extent(self.plan.rows),
-            inner.elements(self.plan.out_axes),
-            self.space.values[made].dtype,
+        frame.held[made] = inner.spanning(
+            self.plan.out_axes, "staged", frame.rows(inner), self.space.values[made].dtype
         )
-        frame.held[made] = inner.hold(tile, self.plan.out_axes)
         collect = self._collector(frame, made, inner)
         self._bank_products(inner, row, stationary, moving, collect)
         self._emit_late(frame, late, inner, {*done, made})
@@ -229,22 +224,21 @@ class _Nest:
 
         def copied(place: Scope, bank: AccessPattern, column: Affine) -> None:
             out = place.on_chip(held, bank.shape[0], bank.dims[1:], column)
-            place.add("tensor_copy", engine, out, (bank,))
+            place.copy(engine, out, bank)
 
         return copied
 
     def _add_chunk(self, scope: Scope, total: Held, rows: int) -> None:
         """Add the products of a chunk of k to the sums of the panel."""
         stationary, moving = self._operands(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         width = inner.elements(self.plan.out_axes)
         first = scope.zero_when((*self.plan.along, self.chunks))
 
         def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
             out = place.on_chip(total, bank.shape[0], bank.dims[1:], row * width + column)
             single = replace(bank, dims=(*bank.dims, (1, 1)))
-            attrs = {"op": "add", "num_reduced": 1, "zero_when": first}
-            place.add("tensor_reduce", Engine.VECTOR, out, (single,), **attrs)
+            place.add_up(out, single, first)
 
         self._bank_products(inner, row, stationary, moving, collect)
 
@@ -259,7 +253,7 @@ class _Nest:
             self._banks_along(by_row, row, plan.group, (stationary, moving), collect)
             return
         wide = by_row.elements((*plan.beside, *plan.columns))
-        by_group, point = _counted(by_row, by_row.elements(plan.group))
+        by_group, point = by_row.counted(by_row.elements(plan.group))
         a, b = (
             (
                 replace(panel, offset=panel.offset + point * panel.strides[atom])
@@ -289,12 +283,12 @@ class _Nest:
         width = by_row.elements(self.plan.columns)
         points = by_row.elements(atoms)
         for several in pieces(points, even_tile(points, max(1, most // width))):
-            by_point, turn = _counted(by_row, several.trip)
+            by_point, turn = by_row.counted(several.trip)
             point = turn * several.extent + several.start
             for piece in pieces(width, even_tile(width, most)):
-                place, turn = _counted(by_point, piece.trip)
+                place, turn = by_point.counted(piece.trip)
                 column = turn * piece.extent + piece.start
-                bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})
+                bank = place.psum("product", 1, self.plan.accumulator_slots)
                 for at in range(several.extent):
                     a = row * stationary.strides.get(self.blocks, 0)
                     b = column
@@ -317,7 +311,7 @@ class _Nest:
     ) -> None:
         """Products of all k tiles at hand into `bank`; operands are panels and elements in them."""
         height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
-        inner, tile = _counted(scope, self._count(scope))
+        inner, tile = scope.counted(self._count(scope))
         step = stationary[0].strides[self.plan.rows] if self.plan.beside and self.plan.rows else 1
         sources = [
             inner.on_chip(panel, depth, dims, at + tile * panel.strides.get(self.chunks, 0))
@@ -327,8 +321,8 @@ class _Nest:
             )
         ]
         first = (inner.register,) if self._count(scope) > 1 else ()
-        out = inner.on_chip(bank, height, ((1, width),))
-        inner.add("matmul", Engine.TENSOR, out, sources, zero_when=first)
+        out = inner.flat(bank, height, width)
+        inner.matmul(out, sources, first)
 
     # products added up in PSUM
 
@@ -337,29 +331,27 @@ class _Nest:
         plan, count = self.plan, self._count(scope)
         height, depth = scope.extent(plan.rows), scope.extent(plan.depth)
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
-        by_row, row = _counted(scope, rows)
+        by_row, row = scope.counted(rows)
         width = scope.elements(plan.columns)
         row_step = stationary.strides.get(self.blocks, 0)
         into_row = row * (self._banks(width) * self.bank)
         for piece in pieces(width, min(width, self.builder.limits.moving_max)):
-            by_column, turn = _counted(by_row, piece.trip)
+            by_column, turn = by_row.counted(piece.trip)
             column = turn * piece.extent + piece.start
-            inner, tile = _counted(by_column, count)
+            inner, tile = by_column.counted(count)
             first = scope.zero_when((*plan.along, self.chunks))
             if first is not None and count > 1:
                 first = (*first, inner.register)
             a = row * row_step + tile * stationary.strides.get(self.chunks, 0)
             b = column + tile * moving.strides.get(self.chunks, 0)
             across = ((1, piece.extent),)
-            inner.add(
-                "matmul",
-                Engine.TENSOR,
+            inner.matmul(
                 inner.on_chip(total, height, across, into_row + column),
                 (
-                    inner.on_chip(stationary, depth, ((1, height),), a),
+                    inner.flat(stationary, depth, height, a),
                     inner.on_chip(moving, depth, across, b),
                 ),
-                zero_when=first,
+                first,
             )
 
     def _banks(self, width: int) -> int:
@@ -373,10 +365,9 @@ class _Nest:
         a row tile.
         """
         frame, late = self._begin(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         self._at_row(inner, scope, row)
-        strides = scope.hold(total.tile, self.plan.out_axes).strides
-        product = Held(total.tile, strides, total.offset + row * step)
+        product = replace(scope.hold(total, self.plan.out_axes), offset=row * step)
         self._evict(frame, product, inner)
         self._emit_late(frame, late, inner)
 
@@ -422,12 +413,4 @@ class _Nest:
             return
         held = frame.new(number, self.space.values[number], scope)
         engine = eviction.copier(self.plan, self.epilogue)
-        frame.apply(scope, "tensor_copy", engine, held, (product,))
-
-
-def _counted(scope: Scope, count: int) -> tuple[Scope, Affine]:
-    """(body, index) of a loop of `count` iterations; the scope itself when there is one."""
-    if count == 1:
-        return scope.straight({}), Affine()
-    inner = scope.loop(count)
-    return inner, Affine(0, ((inner.register, 1),))
+        frame.copy(scope, engine, held, product)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.codegen.space import Space
-from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.region import Affine, Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
@@ -42,8 +41,7 @@ def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
 def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
     store = space.values[sink]
-    source, target = space.values[store.inputs[0]].walk, store.walk
-    assert source is not None and target is not None
+    source, target = space.values[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
     if space.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
@@ -64,8 +62,7 @@ def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Cand
 def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
     store = space.values[sink]
-    source, target = space.values[store.inputs[0]].walk, store.walk
-    assert source is not None and target is not None
+    source, target = space.values[store.inputs[0]].access, store.access
     atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
     looped = len(atoms) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
@@ -76,4 +73,4 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     sizes = [extents[a] for a in atoms]
     strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)
-    scope.add("dma", Engine.DMA_IN, scope.hbm(target, out), (scope.hbm(source, into),))
+    scope.load(scope.hbm(target, out), scope.hbm(source, into))

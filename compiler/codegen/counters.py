@@ -103,8 +103,7 @@ def _count_from(space: Space, number: int, known: Mapping[int, _Count | None]) -
     if value.dtype is not DType.U32:
         return None
     if value.op == "iota":
-        assert value.walk is not None
-        return _Count(value.walk.offset, value.walk.strides)
+        return _Count(value.access.offset, value.access.strides)
     if value.op == "constant":
         return _Count(Affine(int(value.attrs["value"])))
     if value.op == "register":

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.region import Affine
+
+ACTIVATIONS = nodes_of(NodeKind.CURVED)
+UNARY = nodes_of(NodeKind.UNARY)
+BINARY = nodes_of(NodeKind.BINARY)
+SCALED = "scaled"
+"""A node of code generation's own: func(x * scale + bias), as `fusion.py` makes it."""
+FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED}
+"""Elementwise nodes whose code reads PSUM; Vector and Scalar reach it, GpSimd and DMA do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,9 @@ class Value:
     walk: Walk | None = None
     over: frozenset[int] = frozenset()
     attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def access(self) -> Walk:
+        """The walk of what has one: loads, stores, iotas and masks."""
+        assert self.walk is not None, self
+        return self.walk

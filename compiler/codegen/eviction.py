@@ -15,15 +15,14 @@ from dataclasses import replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import FROM_PSUM, Value
 from shardwright.compiler.codegen.space import SPLATS, Space
 from shardwright.compiler.codegen.turned_store import is_plain
-from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
 from shardwright.compiler.isa.region import Affine
 
-_FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", fusion.SCALED}
 _RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none
 
 
@@ -63,7 +62,7 @@ def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
     # Vector reads one of two tensors from PSUM, not both (documented: NKI reference,
     # nki.isa.tensor_tensor).
     twice = reader.inputs.count(number) > 1 or fusion.is_pair(reader)
-    return readers[0] if reader.op in _FROM_PSUM and not twice else None
+    return readers[0] if reader.op in FROM_PSUM and not twice else None
 
 
 def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:

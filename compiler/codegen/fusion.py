@@ -12,34 +12,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import ACTIVATIONS, SCALED, Value
 from shardwright.compiler.codegen.masks import MASK
 from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
 from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space
-from shardwright.compiler.codegen.values import ACTIVATIONS
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
 
-SCALED = "scaled"
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
 # (the shortest instruction takes 64 cycles: hardware.json instruction costs).
 _MIN_ELEMENTS = 256
 # Arithmetic whose result Vector or Scalar rounds as it leaves the engine.
-_ROUNDED = (SCALED, "multiply", "divide", "add", "subtract")
-
+_ROUNDED = nodes_of(NodeKind.LINEAR) | {SCALED}
 # Arithmetic that reads any float.
-_WIDENING = (
-    SCALED,
-    "multiply",
-    "divide",
-    "add",
-    "subtract",
-    "maximum",
-    "minimum",
-    "reduce",
-    *ACTIVATIONS,
-)
-
+_WIDENING = _ROUNDED | nodes_of(NodeKind.EXTREME, NodeKind.REDUCTION, NodeKind.CURVED)
 # documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
 _DIVIDE_CYCLES = 8.0
 

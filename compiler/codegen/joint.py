@@ -54,23 +54,17 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> l
 
 def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    walk = space.values[members[0]].walk
-    assert walk is not None
+    walk = space.values[members[0]].access
     # Without an atom along the run it is one element: numbers per row, side by side.
     steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
     if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
         return None
-    offsets = {_offset(space.values[n]): n for n in members}
+    offsets = {space.values[n].access.offset.const: n for n in members}
     first = min(offsets)
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
     group = _Group(tuple(offsets[o] for o in sorted(offsets)), steps[0])
     return group if _can_join(space, group) else None
-
-
-def _offset(value: Value) -> int:
-    assert value.walk is not None
-    return value.walk.offset.const
 
 
 def _can_join(space: Space, group: _Group) -> bool:
@@ -124,8 +118,7 @@ class _Joiner:
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
         atom = self.joint[len(group.members)]
-        assert value.walk is not None
-        walk = replace(value.walk, strides={**value.walk.strides, atom: group.step})
+        walk = replace(value.access, strides={**value.access.strides, atom: group.step})
         return replace(value, inputs=inputs, atoms=value.atoms | {atom}, walk=walk)
 
     def _part(self, group: _Group, value: Value, index: int) -> int:

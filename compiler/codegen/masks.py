@@ -98,9 +98,8 @@ def _position_from(
         return None
     match value.op:
         case "iota":
-            assert value.walk is not None
-            range = reach(space, value.walk, {}) or _told(value)
-            return _in_word(value.walk, range)
+            range = reach(space, value.access, {}) or _told(value)
+            return _in_word(value.access, range)
         case "constant":
             only = int(value.attrs["value"])
             return _in_word(Affine(only), (only, only))

@@ -64,7 +64,7 @@ class BlockLoader:
             count = block.each * block.partitions
             tile = place.tile("columns", block.row, count, self.plan.panel_type)
             steps = (math.prod(block.extents[:at]) for at in range(len(block.atoms)))
-            across = Held(tile, dict(zip(block.atoms, steps, strict=True)))
+            across = replace(tile, strides=dict(zip(block.atoms, steps, strict=True)))
             self._turn(block, rows, (0, block.row), across, place)
             self._turn_back(block, across, part, part.strides[inner], place)
         return True
@@ -91,10 +91,9 @@ class BlockLoader:
         loops = [(a, 1) for a in atoms if a not in block.atoms]
         loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
         for place, at in blocks_within(scope, loops, {}):
-            tile = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
-            rows, offset = Held(tile, {}), panel.offset
-            target = place.on_chip(rows, block.partitions, ((1, block.run),))
-            place.add("dma", Engine.DMA_IN, target, (block.hbm(walk, place.address(walk)),))
+            rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
+            target, offset = place.flat(rows, block.partitions, block.run), panel.offset
+            place.load(target, block.hbm(walk, place.address(walk)))
             for atom, index in at.items():
                 offset = offset + index * panel.strides.get(atom, 0)
             yield place, replace(panel, offset=offset), rows
@@ -111,12 +110,12 @@ class BlockLoader:
         inner = [math.prod(reach[:at]) for at in range(len(reach))]
         into, out = merge_dims(reach[::-1], [inner[::-1], block.strides(to.strides)[::-1]])
         for low in range(0, block.partitions, block.unit):
-            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            bank = scope.psum("turned", slots=self.plan.turning_slots)
             for row in range(block.each):
                 at = row * block.row + first
-                source = scope.on_chip(rows, block.unit, ((1, width),), at)
+                source = scope.flat(rows, block.unit, width, at)
                 target = scope.on_chip(bank, width, ((block.each, block.unit),), row)
-                scope.add("transpose", Engine.TENSOR, target, (replace(source, start=low),))
+                scope.transpose(target, replace(source, start=low))
             place = block.place(low * block.each, to.strides)
             self._copy(
                 scope, scope.on_chip(to, width, out, place), scope.on_chip(bank, width, into)
@@ -139,15 +138,15 @@ class BlockLoader:
         sizes = [*reach[::-1], block.row]
         into, out = merge_dims(sizes, [[*inner[::-1], 1], [*strides[::-1], step]])
         for low in range(0, points, several):
-            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            bank = scope.psum("turned", slots=self.plan.turning_slots)
             for point in range(several):
-                source = scope.on_chip(across, block.row, ((1, k),), (low + point) * k)
-                target = scope.on_chip(bank, k, ((1, block.row),), point * block.row)
-                scope.add("transpose", Engine.TENSOR, target, (source,))
+                source = scope.flat(across, block.row, k, (low + point) * k)
+                target = scope.flat(bank, k, block.row, point * block.row)
+                scope.transpose(target, source)
             place = block.place(low * k, places)
             self._copy(scope, scope.on_chip(panel, k, out, place), scope.on_chip(bank, k, into))
 
     def _copy(self, scope: Scope, target: AccessPattern, source: AccessPattern) -> None:
         self.turn += 1
         copier = self.copiers[self.turn % len(self.copiers)]
-        scope.add("tensor_copy", copier, target, (source,))
+        scope.copy(copier, target, source)

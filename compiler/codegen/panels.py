@@ -17,6 +17,7 @@ from shardwright.compiler.codegen.builder import (
     Held,
     Scope,
     blocks_within,
+    divided,
     merge_dims,
     pieces,
 )
@@ -60,14 +61,12 @@ class Panels:
         name = "stationary" if operand.number == self.plan.stationary.number else "moving"
         rows = self.space.sizes[self.plan.depth]
         tile = scope.tile(name, rows, tiles * width, self.plan.panel_type, slots)
-        held = scope.hold(tile, operand.free)
-        strides = dict(held.strides)
-        step = width
+        strides, step = dict(scope.hold(tile, operand.free).strides), width
         for atom in (self.major, *reversed(self.plan.along)):
             if atom >= 0:
                 strides[atom] = step
                 step *= self.tiles_of(atom)
-        return Held(tile, strides)
+        return replace(tile, strides=strides)
 
     def tiles_of(self, atom: int) -> int:
         """Places of a looped k atom in a resident panel."""
@@ -89,7 +88,7 @@ class Panels:
         for atom in (self.major, *self.plan.along, *free):
             if atom >= 0:
                 offset = offset + scope.boxes[atom].origin * panel.strides[atom]
-        return Held(panel.tile, panel.strides, offset)
+        return replace(panel, offset=offset)
 
     def load(self, operand: Operand, panel: Held, scope: Scope) -> None:
         """Fill `panel` with the part of the operand in the boxes of `scope`."""
@@ -103,14 +102,12 @@ class Panels:
         frame = Frame(self.builder, self.space, self.plan.depth, self.axes(operand))
         value = self.space.values[operand.number]
         if value.op == "load":
-            assert value.walk is not None
-            axes = list(frame.axes)
-            emit_load(frame, value.walk, panel, axes, scope)
+            emit_load(frame, value.access, panel, frame.axes, scope)
             return
         held = self._computed(frame, operand.number, scope)
         out, into = scope.patterns(frame.rows(scope), frame.axes, panel, held)
         engine = copy_engine(self.builder.dtype(held), self.plan.panel_type)
-        scope.add("tensor_copy", engine, out, (into,))
+        scope.copy(engine, out, into)
 
     def _computed(self, frame: Frame, number: int, scope: Scope) -> Held:
         """An operand that is arithmetic on loads, on the frame's tile."""
@@ -133,7 +130,8 @@ class Panels:
             return
         rows = self._raw_rows(frame, scope, atoms)
         for place, at in blocks_within(scope, atoms, {}):
-            self._fetch(frame, operand, rows.part(at), place)
+            walk = self.space.values[operand.number].access
+            emit_load(frame, walk, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, atoms, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)
 
@@ -155,11 +153,6 @@ class Panels:
         tile = scope.tile("rows", rows, blocks * step, self.plan.panel_type)
         return _Rows(scope.hold(tile, frame.axes), steps)
 
-    def _fetch(self, frame: Frame, operand: Operand, rows: Held, scope: Scope) -> None:
-        walk = self.space.values[operand.number].walk
-        assert walk is not None
-        emit_load(frame, walk, rows, frame.axes, scope)
-
     def _turn(
         self,
         operand: Operand,
@@ -176,7 +169,7 @@ class Panels:
             for atom, index in at.items():
                 offset = offset + index * panel.strides[atom]
                 source = source + index * (rows.strides.get(atom, 0) if atom in beside else 0)
-            to = Held(panel.tile, panel.strides, offset)
+            to = replace(panel, offset=offset)
             self._transpose(operand, to, replace(rows, offset=source), row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
@@ -191,11 +184,10 @@ class Panels:
         turns = len(self.copiers) if count >= 2 * group else 1
         start = 0 if turns > 1 or operand is self.plan.stationary else -1
         for piece in pieces(count, min(count, group * turns)):
-            inner = scope.loop(piece.trip) if piece.trip > 1 else scope
-            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            inner, at = scope.repeat(piece)
             for turn, low in enumerate(range(0, piece.extent, group)):
-                bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
-                part = (Affine(piece.start + low, terms), min(group, piece.extent - low))
+                bank = inner.psum("turned", slots=self.plan.turning_slots)
+                part = (at + low, min(group, piece.extent - low))
                 copier = self.copiers[(start + turn) % len(self.copiers)]
                 self._turn_group(panel, held, bank, row, inner, part, copier)
 
@@ -213,12 +205,12 @@ class Panels:
         (first, group), rows, k = part, scope.extent(row), scope.extent(self.plan.depth)
         tile_step, panel_step = held.strides.get(self.major, 0), panel.strides.get(self.major, 0)
         for g in range(group):
-            source = scope.on_chip(held, rows, ((1, k),), (first + g) * tile_step)
-            block = scope.on_chip(bank, k, ((1, rows),), g * rows)
-            scope.add("transpose", Engine.TENSOR, block, (source,))
+            source = scope.flat(held, rows, k, (first + g) * tile_step)
+            block = scope.flat(bank, k, rows, g * rows)
+            scope.transpose(block, source)
         into, out = merge_dims([group, rows], [[rows, 1], [panel_step, panel.strides[row]]])
         target = scope.on_chip(panel, k, out, first * panel_step)
-        scope.add("tensor_copy", engine, target, (scope.on_chip(bank, k, into),))
+        scope.copy(engine, target, scope.on_chip(bank, k, into))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +227,5 @@ class _Rows:
         offset = self.first.offset
         for atom, at in here.items():
             step, size = self.steps[atom]
-            terms = tuple((register, c // size) for register, c in at.terms)
-            offset = offset + Affine(at.const // size, terms) * step
+            offset = offset + divided(at, size) * step
         return replace(self.first, offset=offset)

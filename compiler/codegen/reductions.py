@@ -86,7 +86,7 @@ def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
         _settle(frame, number, scope)
     else:
         result = frame.new(number, value, scope)
-        frame.apply(scope, "tensor_copy", Engine.VECTOR, result, (partial,))
+        frame.copy(scope, Engine.VECTOR, result, partial)
         scope.release(partial)
 
 
@@ -103,7 +103,7 @@ def _settle(frame: Frame, number: int, scope: Scope) -> None:
     if number in frame.joining:
         own = frame.held[number]
         part = frame.new(number, frame.space.values[number], scope)
-        frame.apply(scope, "tensor_copy", frame.engine(own), part, (own,))
+        frame.copy(scope, frame.engine(own), part, own)
         scope.release(own)
 
 
@@ -136,14 +136,14 @@ def _sum_partitions(frame: Frame, partial: Held, result: Held, scope: Scope) -> 
     limits, rows = frame.builder.limits, frame.rows(scope)
     ones = frame.builder.filled(1.0, DType.F32, limits.partitions, part="ones")
     for inner, first, width in columns(scope, _width(frame, partial), limits.moving_max):
-        bank = Held(inner.psum("total"), {})
+        bank = inner.psum("total")
         dims = ((1, width),)
         total = inner.on_chip(bank, rows, dims)
-        stationary = inner.on_chip(ones, rows, ((1, rows),))
+        stationary = inner.flat(ones, rows, rows)
         moving = inner.on_chip(partial, rows, dims, first)
-        inner.add("matmul", Engine.TENSOR, total, (stationary, moving), zero_when=())
+        inner.matmul(total, (stationary, moving), ())
         target = inner.on_chip(result, rows, dims, first)
-        inner.add("tensor_copy", Engine.VECTOR, target, (total,))
+        inner.copy(Engine.VECTOR, target, total)
 
 
 def _extreme_of_partitions(
@@ -151,25 +151,17 @@ def _extreme_of_partitions(
 ) -> None:
     limits, rows = frame.builder.limits, frame.rows(scope)
     for inner, first, width in columns(scope, _width(frame, partial), limits.transpose_max):
-        turned = Held(inner.psum("turned"), {})
-        across = inner.on_chip(turned, width, ((1, rows),))
-        inner.add(
-            "transpose",
-            Engine.TENSOR,
-            across,
-            (inner.on_chip(partial, rows, ((1, width),), first),),
-        )
-        best = Held(inner.tile("best", width, 1, DType.F32), {})
-        spread = Held(inner.tile("spread", width, rows, DType.F32), {})
-        column = inner.on_chip(best, width, ((1, 1),))
-        kind = OPS[value.attrs["kind"]]
-        attrs = {"op": kind, "num_reduced": 1, "zero_when": ()}
+        turned = inner.psum("turned")
+        across = inner.flat(turned, width, rows)
+        inner.transpose(across, inner.flat(partial, rows, width, first))
+        best = inner.tile("best", width, 1, DType.F32)
+        spread = inner.tile("spread", width, rows, DType.F32)
+        column = inner.flat(best, width, 1)
+        attrs = {"op": OPS[value.attrs["kind"]], "num_reduced": 1, "zero_when": ()}
         source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
         inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)
-        wide = inner.on_chip(spread, width, ((1, rows),))
-        inner.add("tensor_copy", Engine.VECTOR, wide, (inner.on_chip(best, width, ((0, rows),)),))
-        back = inner.on_chip(Held(inner.psum("back"), {}), rows, ((1, width),))
-        inner.add("transpose", Engine.TENSOR, back, (wide,))
-        inner.add(
-            "tensor_copy", Engine.VECTOR, inner.on_chip(result, rows, ((1, width),), first), (back,)
-        )
+        wide = inner.flat(spread, width, rows)
+        inner.copy(Engine.VECTOR, wide, inner.on_chip(best, width, ((0, rows),)))
+        back = inner.flat(inner.psum("back"), rows, width)
+        inner.transpose(back, wide)
+        inner.copy(Engine.VECTOR, inner.flat(result, rows, width, first), back)

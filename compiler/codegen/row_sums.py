@@ -15,7 +15,7 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
+from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Space
 
 # What it costs: Scalar reads its accumulator (documented: isa/costs.py, 64 cycles), and where loops
 # add more, Vector adds a column, its shortest instruction.
@@ -34,13 +34,10 @@ def in_passing(
     rows, start = frame.rows(scope), scope.zero_when(value.over) if looped else ()
     if start == ():
         return _sum_into(target, maker, rows, scope)
-    column = Held(scope.tile("rowsum", rows, 1, DType.F32), {})
+    column = scope.tile("rowsum", rows, 1, DType.F32)
     made = _sum_into(column, maker, rows, scope)
     if made:
-        out = scope.on_chip(target, rows, ((1, 1),))
-        given = scope.on_chip(column, rows, ((1, 1),))
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": start}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(scope.flat(target, rows, 1), scope.flat(column, rows, 1), start)
     scope.release(column)
     return made
 
@@ -72,7 +69,7 @@ def _sum_into(column: Held, maker: int, rows: int, scope: Scope) -> bool:
     assert isinstance(item, Instr)
     if any(column.tile in _tiles(i) for i in scope.body[maker:]):
         return False
-    sums = scope.on_chip(column, rows, ((1, 1),))
+    sums = scope.flat(column, rows, 1)
     scope.body[maker] = replace(item, opcode="activation_reduce", row_sum=sums)
     return True
 

@@ -164,11 +164,12 @@ class _Planner:
         if value.op == "contract":
             return False
         if _is_indexed(value):
-            assert value.walk is not None
             atoms = self.space.values[value.inputs[-1]].atoms
             order = value.attrs.get("order", ())
             in_order = p is None or not order or p == order[-1]
-            return (p in atoms or p is None or not atoms) and not value.walk.stride(p) and in_order
+            return (
+                (p in atoms or p is None or not atoms) and not value.access.stride(p) and in_order
+            )
         if value.op == "reduce" and p in value.over:
             return value.dtype.is_float and value.attrs["kind"] in ("add", "max", "min")
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan
@@ -68,11 +69,10 @@ def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) ->
         offset = held.offset
         for atom, index in at.items():
             offset = offset + index * held.strides[atom]
-        tile = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
-        _turn(block, Held(held.tile, held.strides, offset), Held(tile, {}), place)
-        rows = place.on_chip(Held(tile, {}), block.partitions, ((1, block.run),))
+        rows = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
+        _turn(block, replace(held, offset=offset), rows, place)
         target = block.hbm(value.walk, place.address(value.walk))
-        place.add("dma", Engine.DMA_OUT, target, (rows,))
+        place.store(target, place.flat(rows, block.partitions, block.run))
     return True
 
 
@@ -84,14 +84,14 @@ def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
     (columns,) = merge_dims(sizes, [strides])
     several = PSUM_COLUMNS // block.row
     for turn, low in enumerate(range(0, block.each, several)):
-        bank = Held(scope.psum("turned"), {})
+        bank = scope.psum("turned")
         count = min(several, block.each - low)
         for row in range(low, low + count):
             source = scope.on_chip(held, block.row, columns, block.place(row, held.strides))
             into = ((1, block.row),)
             target = scope.on_chip(bank, block.partitions, into, (row - low) * block.row)
-            scope.add("transpose", Engine.TENSOR, target, (source,))
+            scope.transpose(target, source)
         filled = ((1, count * block.row),)
         out = scope.on_chip(rows, block.partitions, filled, low * block.row)
         source = scope.on_chip(bank, block.partitions, filled)
-        scope.add("tensor_copy", _ENGINES[turn % len(_ENGINES)], out, (source,))
+        scope.copy(_ENGINES[turn % len(_ENGINES)], out, source)

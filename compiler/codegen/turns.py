@@ -168,7 +168,7 @@ class _Block:
         for number, first in enumerate(range(0, self._parts(turn.along, self.length), 128)):
             count = min(128, self._parts(turn.along, self.length) - first)
             elements = turn.along.rows * self.width
-            out = Held(scope.tile("out", count, elements, turn.dtype), {})
+            out = scope.tile("out", count, elements, turn.dtype)
             jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
             for at, low in enumerate(range(0, len(jobs), _GROUP)):
                 engine = engines[(at + number) % 2]
@@ -183,7 +183,7 @@ class _Block:
         """Rows of the source from partition number `first` on, and how many."""
         turn, scope = self.turn, self.scope
         count = min(128, self._parts(turn.across, self.width) - first)
-        held = Held(scope.tile("rows", count, turn.across.rows * self.length, turn.dtype), {})
+        held = scope.tile("rows", count, turn.across.rows * self.length, turn.dtype)
         step = turn.source.stride(turn.across.atom)
         self._transfer(
             turn.source, (step, turn.across.rows, first, count), self.length, held, Engine.DMA_IN
@@ -219,21 +219,21 @@ class _Block:
     ) -> None:
         """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
         turn, scope, (first, count) = self.turn, self.scope, part
-        bank = Held(scope.psum("turned", 1, 2), {})
+        bank = scope.psum("turned", 1, 2)
         wide = turn.across.rows
         places = []
         for at, (tile, row, step) in enumerate(jobs):
             held, columns = rows[tile]
             offset = row * self.length + first * turn.along.rows + step
             source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
-            block = scope.on_chip(bank, count, ((1, columns),), at * 128)
-            scope.add("transpose", Engine.TENSOR, block, (source,))
+            block = scope.flat(bank, count, columns, at * 128)
+            scope.transpose(block, source)
             places.append((step * self.width + tile * 128 * wide + row, columns))
         for low, high, delta in _even(places):
             columns = places[low][1]
             into, to = merge_dims([high - low, columns], [[128, 1], [delta, wide]])
             target = scope.on_chip(out, count, to, places[low][0])
-            scope.add("tensor_copy", engine, target, (scope.on_chip(bank, count, into, low * 128),))
+            scope.copy(engine, target, scope.on_chip(bank, count, into, low * 128))
 
 
 def _even(places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -156,9 +156,7 @@ class WholeLoader:
 
     def __init__(self, plan: ContractPlan, copiers: Sequence[Engine], item: int) -> None:
         self.plan, self.copiers, self.item, self.turn = plan, copiers, item, 0
-        walk = plan.space.values[plan.stationary.number].walk
-        assert walk is not None
-        self.walk = walk
+        self.walk = plan.space.values[plan.stationary.number].access
         self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
 
@@ -187,7 +185,7 @@ class WholeLoader:
         """Tiles of `made` on the partitions, `step` elements each."""
         plan, tiles = self.plan, len(list(self._tiles(made)))
         slots, partitions = plan.stationary_slots, plan.space.sizes[made.minor]
-        return Held(scope.tile(name, partitions, tiles * step, plan.panel_type, slots), {})
+        return scope.tile(name, partitions, tiles * step, plan.panel_type, slots)
 
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
         """(number, first point, how many) of the tiles of a split atom."""
@@ -205,7 +203,7 @@ class WholeLoader:
             by_k = self.walk.stride(self.plan.depth)
             hbm = self._memory(scope, first * by_k, ((by_k, count), *source))
             into = scope.on_chip(panel, count, target, number * step)
-            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+            scope.load(into, hbm)
 
     def _memory(self, scope: Scope, at: int, dims: Dims) -> AccessPattern:
         found = scope.hbm(self.walk, dims)
@@ -218,21 +216,21 @@ class WholeLoader:
         length_of_row = length(self.plan.space, along)
         for first, parts, each in line.blocks():
             run = each * line.points * length_of_row
-            rows = Held(scope.tile("rows", parts, run, self.plan.panel_type), {})
-            into = scope.on_chip(rows, parts, ((1, run),))
+            rows = scope.tile("rows", parts, run, self.plan.panel_type)
+            into = scope.flat(rows, parts, run)
             across = ((line.pitch * each, parts), (1, run))
             hbm = self._memory(scope, line.memory + first * line.pitch, across)
-            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+            scope.load(into, hbm)
             tiles = product(range(line.points), self._tiles(along))
             for point, (number, low, count) in tiles:
-                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for row in range(each):
                     at = (row * line.points + point) * length_of_row + low
-                    source = scope.on_chip(rows, parts, ((1, count),), at)
+                    source = scope.flat(rows, parts, count, at)
                     target = scope.on_chip(bank, count, ((each, parts),), row)
-                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                    scope.transpose(target, source)
                 at = number * step + line.panel + point * line.count + first
-                self._copy(scope, scope.on_chip(panel, count, ((1, parts * each),), at), bank)
+                self._copy(scope, scope.flat(panel, count, parts * each, at), bank)
 
     def _turned_back(
         self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
@@ -240,17 +238,17 @@ class WholeLoader:
         """Tiles of k of every point, their rows side by side in a bank."""
         for point in range(across_step // self.k):
             for number, first, count in self._tiles(self.plan.depth_split):
-                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for turn, low, size in self._tiles(self.plan.lines):
                     at = turn * across_step + point * self.k + first
-                    source = scope.on_chip(across, size, ((1, count),), at)
-                    target = scope.on_chip(bank, count, ((1, size),), low)
-                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                    source = scope.flat(across, size, count, at)
+                    target = scope.flat(bank, count, size, low)
+                    scope.transpose(target, source)
                 at = number * step + point * self.rows
-                self._copy(scope, scope.on_chip(panel, count, ((1, self.rows),), at), bank)
+                self._copy(scope, scope.flat(panel, count, self.rows, at), bank)
 
     def _copy(self, scope: Scope, target: AccessPattern, bank: Held) -> None:
         self.turn += 1
         copier = self.copiers[self.turn % len(self.copiers)]
         source = scope.on_chip(bank, target.dims[0][1], target.dims[1:])
-        scope.add("tensor_copy", copier, target, (source,))
+        scope.copy(copier, target, source)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import SCALED, Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.rows.roles import Roles
 from shardwright.compiler.codegen.search import Room
@@ -65,7 +65,7 @@ def balance(
     while work.improve():
         pass
     for n, engine in work.chosen.items():
-        if isinstance(n, int) and space.values[n].op == fusion.SCALED:
+        if isinstance(n, int) and space.values[n].op == SCALED:
             value = space.values[n]
             space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
     chosen = work.chosen.items()
@@ -147,7 +147,7 @@ class _Work:
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
             found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
-        movable = value.op == fusion.SCALED and value.attrs["func"] == "identity"
+        movable = value.op == SCALED and value.attrs["func"] == "identity"
         return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
 
     def _add(self, busy: dict[Engine, float], n: Work, engine: Engine, sign: int) -> None:

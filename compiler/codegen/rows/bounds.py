@@ -12,8 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import SCALED, Value
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import LARGEST, DType

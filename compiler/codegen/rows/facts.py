@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import SCALED, Value
 from shardwright.compiler.codegen.masks import MASK, reach
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, Span
@@ -110,8 +109,7 @@ def _constant(value: Value) -> Known | None:
 
 def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
     """What the walk of an iota or a mask runs through; a mask's is within 32 bits."""
-    assert value.walk is not None
-    return reach(space, value.walk, ranges)
+    return reach(space, value.access, ranges)
 
 
 def _compare(direction: str, given: list[Known | None]) -> Known | None:
@@ -298,13 +296,12 @@ def _exact_sum(value: Value, given: list[Any]) -> Any | None:
 
 
 def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    assert value.walk is not None
-    if value.walk.offset.terms or not set(value.walk.strides) <= set(axes):
+    walk = value.access
+    if walk.offset.terms or not set(walk.strides) <= set(axes):
         return None
-    total = np.full((1, 1), value.walk.offset.const)
+    total = np.full((1, 1), walk.offset.const)
     for at, atom in enumerate(axes):
-        if value.walk.stride(atom):
-            first, end = ranges[atom]
-            line = np.arange(first, end) * value.walk.stride(atom)
+        if walk.stride(atom):
+            line = np.arange(*ranges[atom]) * walk.stride(atom)
             total = total + (line[:, None] if at == 0 else line[None, :])
     return total

@@ -194,9 +194,7 @@ class Group(Products):
     def _enter(self, part: Piece) -> Scope:
         """The code for tiles of the group that have `part.extent` rows."""
         row = self.plan.roles.row
-        scope = self.scope.loop(part.trip) if part.trip > 1 else self.scope.straight({})
-        terms = ((scope.register, 1),) if part.trip > 1 else ()
-        tile = Affine(part.start // self.height, terms)
+        scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
         if self.band:
@@ -220,8 +218,8 @@ class Group(Products):
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
                     tile, place = self.builder.tiles[held.tile], Held(held.tile, {})
-                    out = self.scope.on_chip(place, tile.partitions, ((1, tile.elements),))
-                    self.scope.add("memset", Engine.VECTOR, out, (), value=start_of(value))
+                    out = self.scope.flat(place, tile.partitions, tile.elements)
+                    self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
         """Tiles for a value its stage makes: of the group, or of the band that has them already."""
@@ -275,7 +273,7 @@ class Group(Products):
             (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
         )
         rows = rows or min(self.height, home.extent(self.plan.roles.row))
-        return Held(home.tile(name, rows, size * count, dtype, 1, loaded), {tiles: size})
+        return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
     def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
         """Blocks of columns of row tiles that take turns in each."""
@@ -287,7 +285,7 @@ class Group(Products):
         for n in (n for n in stage.values if n in self.partial):
             for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
-                self.apply(place, "tensor_copy", Engine.VECTOR, rounded, (total,))
+                self.copy(place, Engine.VECTOR, rounded, total)
         self.ends, self.holds = (True, True), False
 
     def _in_turn(
@@ -456,7 +454,7 @@ class Group(Products):
         if self.builder.dtype(held) is dtype:
             return held
         typed = self.scratch(value, scope, dtype)
-        self.apply(scope, "tensor_copy", Engine.SCALAR, typed, (held,))
+        self.copy(scope, Engine.SCALAR, typed, held)
         scope.release(typed)
         return typed
 

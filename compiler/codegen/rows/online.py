@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import SCALED, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
 from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
 from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.space import SINKS
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Levels
@@ -33,9 +33,7 @@ EXTREMES = ("max", "min")
 _NEVER = -104.0
 # What columns may be made of: nothing that takes a finite number to an infinity, as the lowest
 # number that a maximum begins with would then be none.
-_STEADY = frozenset(
-    ("negate", "abs", "maximum", "minimum", "select", "is_finite", "compare", "and", "or", "not")
-)
+_STEADY = nodes_of(NodeKind.STEADY)
 
 
 @dataclass(frozen=True, slots=True)

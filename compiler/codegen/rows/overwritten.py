@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM
 from shardwright.compiler.codegen.masks import MASK
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 from shardwright.compiler.codegen.space import Space
-from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 
-FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCALED}
-"""Ops whose code reads PSUM; Vector and Scalar reach it, GpSimd and DMA do not."""
+READ_PSUM = FROM_PSUM | nodes_of(NodeKind.CHOICE, NodeKind.REDUCTION)
+"""Nodes of rows whose code reads PSUM."""
 # Pairs that take as long as one operand where one of them is in PSUM (isa/costs.py).
-_PAIRS = BINARY - {"divide", "remainder", "power"}
+_PAIRS = BINARY - nodes_of(NodeKind.LONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +82,4 @@ class _Banks:
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:
         ops = {n: self.space.values[n].op for n in numbers}
-        return all(op in FROM_PSUM and n not in self.roles.sums for n, op in ops.items())
+        return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.builder import Held, Scope, divided
 from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.balance import Copy
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
-from shardwright.compiler.codegen.rows.overwritten import FROM_PSUM
+from shardwright.compiler.codegen.rows.overwritten import READ_PSUM
 from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
-from shardwright.compiler.codegen.rows.sums import Sums, divided
+from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -80,13 +80,13 @@ class Products(Frame):
         first = self.position(atom, scope) * panel.column_step
         turned, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
-        out = scope.on_chip(bank, rows, ((1, width),))
+        out = scope.flat(bank, rows, width)
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
             stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
-            place.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
+            place.matmul(out, (stationary, moving), zero)
 
         first_range = True
         for start, count in self._chunks(number, panel):
@@ -111,11 +111,11 @@ class Products(Frame):
     def psum(self, name: str, number: int, scope: Scope) -> Held:
         """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
         if self.flight is None:
-            return Held(scope.psum(name), {})
+            return scope.psum(name)
         places = self.flight.places
         banks = places.kept if name == "kept" else places.banks
         if (name, number) not in banks:
-            banks[name, number] = Held(places.home.psum(name, slots=1), {})
+            banks[name, number] = places.home.psum(name, slots=1)
         return banks[name, number]
 
     def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
@@ -153,16 +153,14 @@ class Products(Frame):
             self._carry(number, bank, scope)
             return
         held = self.new(number, value, scope)
-        self.apply(scope, "tensor_copy", self._copier(Copy(number)), held, (bank,))
+        self.copy(scope, self._copier(Copy(number)), held, bank)
 
     def _carry(self, number: int, bank: Held, scope: Scope) -> None:
         """Add what a segment contributes to a product."""
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
-        out = scope.on_chip(self.held[number], rows, ((1, width),))
+        out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
-        start = scope.zero_when(self.space.values[number].over)
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": start}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(out, given, scope.zero_when(self.space.values[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
         return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
@@ -184,7 +182,7 @@ class Products(Frame):
         value = self.space.values[number]
         mixed = [self.space.values[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
-        return value.op in FROM_PSUM and floats and number not in self.plan.roles.sums
+        return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 
     def turn(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
@@ -196,9 +194,9 @@ class Products(Frame):
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
-            out = scope.on_chip(bank, size, ((1, rows),), chunk * rows)
+            out = scope.flat(bank, size, rows, chunk * rows)
             source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
-            scope.add("transpose", Engine.TENSOR, out, (source,))
+            scope.transpose(out, source)
         full, tail = divmod(box.extent, unit)
         first = divided(self.position(atom, scope), unit)
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
@@ -206,7 +204,7 @@ class Products(Frame):
                 across = ((1, count * rows),)
                 out = scope.on_chip(turned, size, across, (first + chunk) * rows)
                 source = scope.on_chip(bank, size, across, chunk * rows)
-                scope.add("tensor_copy", engine, out, (source,))
+                scope.copy(engine, out, source)
 
 
 def placed(held: Held, scope: Scope) -> Held:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
+from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, divided, pieces
 from shardwright.compiler.codegen.rows.columns import Around
 from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
@@ -24,7 +24,6 @@ from shardwright.compiler.codegen.rows.levels import Pass
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed
 from shardwright.compiler.codegen.rows.products import Shared
-from shardwright.compiler.codegen.rows.sums import divided
 from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.isa.region import Affine
@@ -137,11 +136,10 @@ class Streams:
         row, step = self.plan.roles.row, self.height * self.plan.ways
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
-            inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            inner, at = scope.repeat(piece)
             groups = []
             for start in range(0, piece.extent, step):
-                first = Affine(piece.start + start, terms)
+                first = at + start
                 box = Box(scope.boxes[row].origin + first, min(step, piece.extent - start))
                 tile = Box(divided(first, self.height), 1)
                 place = inner.straight({row: box, BAND_TILE: tile})

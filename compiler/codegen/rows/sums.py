@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, divided, pieces
 from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
@@ -105,10 +105,8 @@ class Sums:
         height, width = self.height(number), self.width(number)
         chunks = -(-self._whole(number, self.layouts[number].tall).extent // height)
         slots = 1 if self.plan.lean else 0
-        tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
-        self.held[number] = Held(tile, {})
-        whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
-        scope.add("memset", Engine.VECTOR, whole, (), value=0.0)
+        self.held[number] = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
+        scope.fill(scope.flat(self.held[number], height, chunks * width), 0.0)
 
     def blocks(self, number: int, scope: Scope) -> list[Block]:
         """The sum's part in the boxes of `scope`, PSUM bank by bank."""
@@ -133,12 +131,12 @@ class Sums:
         there counts unless the sum `begins`.
         """
         depth, zero = scope.extent(self.plan.roles.row), () if begins else None
-        moving = scope.on_chip(operands[1], depth, ((1, block.columns),), block.column)
+        moving = scope.flat(operands[1], depth, block.columns, block.column)
         for beside, (chunk, size) in enumerate(_cut(block.rows, self.height(number))):
             place = beside * block.columns
-            out = scope.on_chip(bank, size, ((1, block.columns),), place)
-            stationary = scope.on_chip(operands[0], depth, ((1, size),), block.row + chunk)
-            scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
+            out = scope.flat(bank, size, block.columns, place)
+            stationary = scope.flat(operands[0], depth, size, block.row + chunk)
+            scope.matmul(out, (stationary, moving), zero)
 
     def collect(self, number: int, scope: Scope, block: Block, bank: Held) -> None:
         """Add what a bank holds to the sum at the boxes of `scope`."""
@@ -189,8 +187,7 @@ class Sums:
         source = ((wide.extent, count), (1, wide.extent), (1, 1))
         out = scope.on_chip(self.held[number], rows, target, chunk * width + wide.origin)
         given = scope.on_chip(bank, rows, source)
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": None}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(out, given, None)
 
     # what follows
 
@@ -237,7 +234,7 @@ class Sums:
             frame.held[n] = total
             if frame.space.values[n].dtype is not DType.F32:
                 rounded = frame.new(n, frame.space.values[n], scope)
-                frame.apply(scope, "tensor_copy", Engine.VECTOR, rounded, (total,))
+                frame.copy(scope, Engine.VECTOR, rounded, total)
         for n in self._after(group):
             if n not in group and frame.space.values[n].op not in CODELESS:
                 frame.emit(n, scope)
@@ -259,8 +256,3 @@ class Sums:
 def _cut(size: int, extent: int) -> list[tuple[int, int]]:
     """(first, extent) of the pieces of `size`."""
     return [(first, min(extent, size - first)) for first in range(0, size, extent)]
-
-
-def divided(value: Affine, by: int) -> Affine:
-    """`value / by` for values that are multiples of it."""
-    return Affine(value.const // by, tuple((r, c // by) for r, c in value.terms))

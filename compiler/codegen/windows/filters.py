@@ -7,6 +7,7 @@ columns arrive and are turned on the tensor engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
@@ -33,9 +34,8 @@ class Filters:
         """The filters for the boxes of `scope` of the columns."""
         width = scope.elements(self.axes)
         most = max(s.partitions for s in self.steps)
-        number = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
-        held = scope.hold(number, self.axes)
-        held = Held(number, {**held.strides, STEP: width})
+        tile = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
+        held = replace(tile, strides={**scope.hold(tile, self.axes).strides, STEP: width})
         (self._turned if self.form.turns_filters else self._rows)(scope, held)
         return held
 
@@ -56,7 +56,7 @@ class Filters:
             source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
             at = held.offset + run.item * held.strides[STEP]
             target = AccessPattern(Space.SBUF, held.tile, at, ((1, run.rows), *chip), run.start)
-            scope.add("dma", Engine.DMA_IN, target, (source,))
+            scope.load(target, source)
 
     # channels innermost
 
@@ -78,25 +78,25 @@ class Filters:
         steps = [self.steps[n] for n in chunk]
         starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
         dtype = self.form.panel_type
-        rows = Held(scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1), {})
+        rows = scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1)
         for address, delta, number, at in _blocks(steps):
             self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])
         columns = sum(i * held.strides[a] for a, i in index.items())
         bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
         for first, last in _alike(steps, bank):
             parts = steps[first].partitions
-            turned = Held(scope.psum("turned", 1, 1), {})
+            turned = scope.psum("turned", 1, 1)
             for n in range(first, last):
-                source = scope.on_chip(rows, count, ((1, parts),), starts[n])
-                block = scope.on_chip(turned, parts, ((1, count),), (n - first) * count)
-                scope.add("transpose", Engine.TENSOR, block, (source,))
+                source = scope.flat(rows, count, parts, starts[n])
+                block = scope.flat(turned, parts, count, (n - first) * count)
+                scope.transpose(block, source)
             assert self.wide is not None
             strides = [held.strides[STEP], held.strides[self.wide]]
             into, out = merge_dims([last - first, count], [[count, 1], strides])
             at = (chunk[0] + first) * held.strides[STEP] + columns
             engine = Engine.VECTOR if first % 2 else Engine.SCALAR
             target = scope.on_chip(held, parts, out, at)
-            scope.add("tensor_copy", engine, target, (scope.on_chip(turned, parts, into),))
+            scope.copy(engine, target, scope.on_chip(turned, parts, into))
         scope.release(rows)
 
     def _fetch(
@@ -118,7 +118,7 @@ class Filters:
         lines = (walk.stride(wide), count)
         source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
         target = scope.on_chip(rows, count, chip, at)
-        scope.add("dma", Engine.DMA_IN, target, (source,))
+        scope.load(target, source)
 
 
 def _chunks(steps: Sequence[Step]) -> Iterator[range]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
 
@@ -19,6 +20,7 @@ from shardwright.compiler.codegen.builder import (
     Held,
     Piece,
     Scope,
+    by_numbers,
     merge_dims,
     pieces,
 )
@@ -127,17 +129,15 @@ class _Sums:
         """[lines, lines of the other operand]: 1 where they meet."""
         scope, nest = self.scope, self.nest
         most, stride = images * height, nest.stride
-        ramp = Held(scope.tile("ramp", piece.count, most, DType.F32, 1), {})
+        ramp = scope.tile("ramp", piece.count, most, DType.F32, 1)
         square = scope.on_chip(ramp, piece.count, ((height, images), (1, height)))
         apart = piece.last - piece.first
         attrs = {"partition_step": 1, "steps": (-apart, -stride)}
         start = Affine(piece.first - first * stride - line)
         scope.add("iota", Engine.GPSIMD, square, (), start=start, **attrs)
-        matrix = Held(scope.tile("matrix", piece.count, most, self.form.panel_type, 1), {})
-        equal = {"op0": "EQ", "scalar0": 0.0, "reverse0": False}
-        rest = {"op1": None, "scalar1": None, "reverse1": False}
-        out, source = (scope.on_chip(h, piece.count, ((1, most),)) for h in (matrix, ramp))
-        scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **equal, **rest)
+        matrix = scope.tile("matrix", piece.count, most, self.form.panel_type, 1)
+        out, source = (scope.flat(h, piece.count, most) for h in (matrix, ramp))
+        scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **by_numbers(("EQ", 0.0)))
         scope.release(ramp)
         there = [first * stride + h * stride + line for h in range(height)]
         for inside, run in groupby(range(height), lambda h: piece.first <= there[h] < piece.last):
@@ -145,7 +145,7 @@ class _Sums:
             if not inside:
                 dims = ((height, images), (1, len(columns)))
                 part = scope.on_chip(matrix, piece.count, dims, columns[0])
-                scope.add("memset", Engine.VECTOR, part, (), value=0.0)
+                scope.fill(part, 0.0)
         return matrix
 
     def _block(self, scope: Scope, index: Mapping[int, int], first: int, start: int) -> None:
@@ -184,15 +184,14 @@ class _Sums:
             (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
             key=lambda a: -abs(walk.stride(a)),
         )
-        number = scope.tile("other", images * height, scope.elements(axes), self.form.panel_type)
-        held = scope.hold(number, axes)
+        held = scope.spanning(axes, "other", images * height, self.form.panel_type)
         sizes = [scope.extent(a) for a in axes]
         strides = [[walk.stride(a) for a in axes], [held.strides[a] for a in axes]]
         hbm, chip = merge_dims(sizes, strides)
         lines = nest.line[0] if nest.line[0] is not None else nest.image
         step = (walk.stride(lines), images * height)
         source = scope.hbm(walk, (step, *hbm))
-        scope.add("dma", Engine.DMA_IN, scope.on_chip(held, images * height, chip), (source,))
+        scope.load(scope.on_chip(held, images * height, chip), source)
         return held
 
     def _is_there(
@@ -223,17 +222,16 @@ class _Sums:
         if self._is_there(tiles, first, line, count, images):
             return tile
         elements = extent.elements(pixel)
-        number = scope.tile("moved", count, elements, self.form.panel_type)
-        held = Held(number, tile.strides)
+        moved = scope.tile("moved", count, elements, self.form.panel_type)
+        held = replace(moved, strides=tile.strides)
         bank = scope.builder.limits.moving_max
         matrices = [
             (some, self.matrices[(first, line, images, some)], source) for some, source in tiles
         ]
         for part in pieces(elements, min(elements, 2 * bank)):
-            inner = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
-            terms = ((inner.register, part.extent),) if part.trip > 1 else ()
+            inner, at = scope.repeat(part)
             for low in range(0, part.extent, bank):
-                columns = (Affine(part.start + low, terms), min(bank, part.extent - low))
+                columns = (at + low, min(bank, part.extent - low))
                 engine = Engine.SCALAR if low else Engine.VECTOR
                 self._move(inner, matrices, held, count, columns, engine)
         return held
@@ -250,14 +248,13 @@ class _Sums:
         """A bank of columns to other partitions."""
         at, width = columns
         across = ((1, width),)
-        bank = Held(scope.psum("moved", 1, 1 if self.banks > _FEW_BANKS else 2), {})
+        bank = scope.psum("moved", 1, 1 if self.banks > _FEW_BANKS else 2)
         out = scope.on_chip(bank, count, across)
         for n, (piece, matrix, source) in enumerate(matrices):
-            left = scope.on_chip(matrix, piece.count, ((1, count),))
+            left = scope.flat(matrix, piece.count, count)
             right = scope.on_chip(source, piece.count, across, at)
-            attrs = {"zero_when": None if n else ()}
-            scope.add("matmul", Engine.TENSOR, out, (left, right), **attrs)
-        scope.add("tensor_copy", engine, scope.on_chip(held, count, across, at), (out,))
+            scope.matmul(out, (left, right), None if n else ())
+        scope.copy(engine, scope.on_chip(held, count, across, at), out)
 
     def _passes(
         self,
@@ -287,12 +284,9 @@ class _Sums:
         per_bank = max(1, scope.builder.limits.moving_max // self.width)
         banks = math.ceil(len(parts) / per_bank)
         size = scope.builder.limits.moving_max
-        total = Held(scope.psum("sums", banks, 2), {})
+        total = scope.psum("sums", banks, 2)
         positions = scope.extent(nest.inner[0])
-        inner, at = scope.straight({}), Affine()
-        if positions > 1:
-            inner = scope.loop(positions)
-            at = Affine(0, ((inner.register, 1),))
+        inner, at = scope.counted(positions)
         start = nest.extent(self._start(scope), 1).positions[0]
         low = min(p.position for p in nest.parts)
         columns = [other.strides[a] for a in nest.columns]
@@ -307,9 +301,9 @@ class _Sums:
             step = other.strides[nest.inner[0]] if nest.inner[0] is not None else 0
             right = inner.on_chip(other, count, across, at * step + self._group(other, part))
             into = n // per_bank * size + n % per_bank * self.width
-            out = inner.on_chip(total, part.partitions, ((1, self.width),), into)
+            out = inner.flat(total, part.partitions, self.width, into)
             first = at.terms[0][:1] if at.terms else ()
-            inner.add("matmul", Engine.TENSOR, out, (left, right), zero_when=first)
+            inner.matmul(out, (left, right), first)
         self._add(scope, parts, total, per_bank)
 
     def _start(self, scope: Scope) -> int:
@@ -329,7 +323,6 @@ class _Sums:
     def _add(self, scope: Scope, parts: Sequence[Part], total: Held, per_bank: int) -> None:
         """The sums in PSUM to those in SBUF."""
         width, size = self.width, scope.builder.limits.moving_max
-        sums = Held(self.sums, {})
         for n, low in enumerate(range(0, len(parts), per_bank)):
             some = parts[low : low + per_bank]
             for rows, run in groupby(enumerate(some), lambda p: p[1].partitions):
@@ -338,19 +331,14 @@ class _Sums:
                 at = self.nest.parts.index(found[0][1]) * width
                 into = n * size + found[0][0] * width
                 source = scope.on_chip(total, rows, ((1, count), (1, 1)), into)
-                out = scope.on_chip(sums, rows, ((1, count),), at)
-                attrs = {"op": "add", "num_reduced": 1, "zero_when": scope.zero_when(self._over())}
-                scope.add("tensor_reduce", Engine.VECTOR, out, (source,), **attrs)
-
-    def _over(self) -> list[int]:
-        """Atoms whose blocks are added up."""
-        return sorted(self.form.over)
+                out = scope.flat(self.sums, rows, count, at)
+                scope.add_up(out, source, scope.zero_when(self.form.over))
 
     def _finish(self) -> None:
         """Store the sums, rounded as the values behind the contraction want."""
         nest = self.nest
         for types, walk in nest.stores:
-            held, dtype = Held(self.sums, {}), DType.F32
+            held, dtype = self.sums, DType.F32
             for wanted in types:
                 if wanted is dtype:
                     continue
@@ -361,14 +349,14 @@ class _Sums:
 
     def _rounded(self, held: Held, dtype: DType) -> Held:
         scope, nest = self.scope, self.nest
-        made = Held(scope.tile("rounded", nest.most, len(nest.parts) * self.width, dtype, 1), {})
+        made = scope.tile("rounded", nest.most, len(nest.parts) * self.width, dtype, 1)
         numbered = list(enumerate(nest.parts))
         for turn, (rows, run) in enumerate(groupby(numbered, lambda p: p[1].partitions)):
             found = list(run)
             at, count = found[0][0] * self.width, len(found) * self.width
-            out, source = (scope.on_chip(h, rows, ((1, count),), at) for h in (made, held))
+            out, source = (scope.flat(h, rows, count, at) for h in (made, held))
             engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
-            scope.add("tensor_copy", engine, out, (source,))
+            scope.copy(engine, out, source)
         return made
 
     def _item(self, part: Part, walk: Walk) -> Item:
@@ -380,7 +368,7 @@ class _Sums:
     def _store(self, held: Held, run: Run, column: int, walk: Walk) -> None:
         """The sums of parts that move alike."""
         scope, axes = self.scope, self.nest.columns
-        on_chip = scope.hold(held.tile, axes).strides
+        on_chip = scope.hold(held, axes).strides
         hbm, chip = merge_dims(
             [run.count, *(scope.extent(a) for a in axes)],
             [
@@ -393,7 +381,7 @@ class _Sums:
         target = AccessPattern(Memory.HBM, walk.tensor, address, (rows[0], *hbm))
         offset = held.offset + run.item * self.width
         source = AccessPattern(Memory.SBUF, held.tile, offset, (rows[1], *chip), run.start)
-        scope.add("dma", Engine.DMA_OUT, target, (source,))
+        scope.store(target, source)
 
 
 def _entered(

@@ -14,7 +14,7 @@ from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import SINKS, Space
+from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
 from shardwright.compiler.codegen.windows.lines import Extent, Lines
@@ -194,9 +194,7 @@ def _stores(
             types.append(value.dtype)
             (at,) = value.inputs
         types.append(space.values[number].dtype)
-        walk = space.values[sink].walk
-        assert walk is not None and space.values[sink].op in SINKS
-        found.append((tuple(reversed(types)), walk))
+        found.append((tuple(reversed(types)), space.values[sink].access))
     return found
 
 

@@ -8,12 +8,12 @@ every line. Lines that windows reach beyond the operand are not loaded: who read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
 from shardwright.compiler.codegen.windows.form import Dim, Form
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Space
+from shardwright.compiler.isa.program import AccessPattern, Space
 
 ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
 
@@ -75,8 +75,8 @@ class Lines:
     def tile(self, scope: Scope, piece: Piece, extent: Extent, slots: int = 2) -> Held:
         """An empty tile for the lines of `piece`."""
         pixel = self.form.pixel
-        number = scope.tile("lines", piece.count, extent.elements(pixel), self.item, slots)
-        return Held(number, {ROW: extent.num_positions * pixel, POSITION: pixel})
+        tile = scope.tile("lines", piece.count, extent.elements(pixel), self.item, slots)
+        return replace(tile, strides={ROW: extent.num_positions * pixel, POSITION: pixel})
 
     def load(
         self, scope: Scope, tile: Held, piece: Piece, extent: Extent, depths: Mapping[int, int]
@@ -106,7 +106,7 @@ class Lines:
         lines = (self.rows * form.line.unit, piece.count)
         source = AccessPattern(Space.HBM, form.walk.tensor, address, (lines, *hbm))
         target = scope.on_chip(tile, piece.count, chip, (inside[0] - low) * pixel)
-        scope.add("dma", Engine.DMA_IN, target, (source,))
+        scope.load(target, source)
 
     def _clear(
         self, scope: Scope, tile: Held, piece: Piece, extent: Extent, part: tuple[int, int]
@@ -115,7 +115,7 @@ class Lines:
         sizes = [extent.num_rows, (part[1] - part[0]) * pixel]
         (dims,) = merge_dims(sizes, [[tile.strides[ROW], 1]])
         target = scope.on_chip(tile, piece.count, dims, part[0] * pixel)
-        scope.add("memset", Engine.VECTOR, target, (), value=0.0)
+        scope.fill(target, 0.0)
 
 
 def rows_per_line(form: Form, step: int) -> int:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import BINARY
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space, contiguous_run, joined_atoms
-from shardwright.compiler.codegen.values import BINARY
+from shardwright.compiler.codegen.space import CODELESS, SINKS, contiguous_run, joined_atoms
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
 from shardwright.compiler.codegen.windows.lines import Extent, Lines
@@ -72,7 +71,7 @@ class Planner:
         self.sizes = form.space.sizes
         self.most = room.limits.partitions
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = _largest_store(form.space, sinks)
+        self.out = max((form.space.values[n] for n in sinks), key=form.space.elements).access
         self.rows = raw.rows_per_line(form, self.line.step)
         self.stride = self.line.step // self.rows
         self.steps = steps_of(form, self.rows, self.most)
@@ -241,9 +240,3 @@ class Planner:
             free.append(self.inner.atom)
             extents[self.inner.atom] = plan.width
         return contiguous_run(self.form.space, self.out, free, extents)
-
-
-def _largest_store(space: Space, sinks: Sequence[int]) -> Walk:
-    walk = max((space.values[n] for n in sinks), key=space.elements).walk
-    assert walk is not None
-    return walk
