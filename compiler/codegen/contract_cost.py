@@ -14,7 +14,6 @@ from shardwright.compiler.codegen.contract_plan import (
     Operand,
     direct_rows,
     natural_rows,
-    tile_count,
 )
 from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
@@ -42,7 +41,7 @@ def nanoseconds(
     row_blocks = blocks * math.prod(groups.values())
     panels = math.prod(size[a] for a in plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
-    depth_tiles = tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
+    depth_tiles = plan.depth_tiles
     width = math.prod(plan.extents[a] for a in plan.columns)
     height = 1 if plan.rows is None else size[plan.rows]
     rows = plan.block * height

@@ -41,50 +41,43 @@ class Operand:
 class ContractPlan:
     """How a contraction is tiled.
 
-    `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom
-    on the partitions of the operands (minor part of `depth_split`). The major parts count tiles of
-    128; where such an atom fits in one tile, another m (or k) atom counts; -1 when there is none.
-    `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
-    single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
-    `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
-    `whole` that of all row tiles (`whole_panel.py`), `held` the whole moving operand over all row
-    blocks. `staged` multiplies one row tile by one
-    PSUM bank of columns at a time and collects the products of a panel in SBUF. Neighbouring points
-    of the batch atoms `group` (at most one, only in staged plans) share the panels of both operands
-    and the tile of the result, which makes runs in HBM longer; `extents` says how many. The atom
-    `beside` (at most one, only in staged plans) counts neighbouring rows of the result that lie on
-    one partition, where short rows are one run of HBM: `rows` then counts such partitions, and each
-    product takes every so-many-th row of the stationary panel.
+    Major parts of `row_split` and `depth_split` count tiles of 128; where such an atom fits in one
+    tile, another m (or k) atom counts; -1 when there is none. `outer`, `across` and `along` are
+    loops of single points. Neighbouring points of a `group` share the panels of both operands and
+    the tile of the result, which makes runs in HBM longer. `beside` counts neighbouring rows of the
+    result that lie on one partition, where short rows are one run of HBM: `rows` then counts such
+    partitions, and each product takes every so-many-th row of the stationary panel. Both are at
+    most one atom, `beside` in staged plans only.
     """
 
     space: Space
-    number: int
+    number: int  # of the contraction
     stationary: Operand
     moving: Operand
-    rows: int | None
-    row_split: Split
-    depth: int
-    depth_split: Split
-    columns: tuple[int, ...]
-    extents: Mapping[int, int]
-    outer: tuple[int, ...]
-    across: tuple[int, ...]
-    along: tuple[int, ...]
-    block: int
-    chunk: int
-    resident: bool
-    staged: bool
-    held: bool
-    group: tuple[int, ...]
-    panel_type: DType
-    stationary_slots: int
-    accumulator_slots: int
-    turning_slots: int
-    cost: float
+    rows: int | None  # the atom on the partitions of the result
+    row_split: Split  # of m, `rows` its minor part
+    depth: int  # the atom on the partitions of the operands
+    depth_split: Split  # of k, `depth` its minor part
+    columns: tuple[int, ...]  # n atoms of a panel, major to minor
+    extents: Mapping[int, int]  # points at a time of the atoms `columns`, `group` and `beside`
+    outer: tuple[int, ...]  # batch and other m atoms
+    across: tuple[int, ...] = ()  # other n atoms
+    along: tuple[int, ...] = ()  # other k atoms
+    group: tuple[int, ...] = ()  # batch atoms
     beside: tuple[int, ...] = ()
-    whole: bool = False
-    variant: bool = False  # see `Candidate`
+    panel_type: DType  # of both operands in SBUF
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
+    block: int = 1  # row tiles in SBUF at a time
+    chunk: int = 1  # k tiles in SBUF at a time
+    resident: bool = False  # all of k of the stationary block stays
+    whole: bool = False  # and that of all row tiles (`whole_panel.py`)
+    held: bool = False  # the whole moving operand stays over all row blocks
+    staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
+    stationary_slots: int = 1  # tiles of SBUF for the stationary block
+    accumulator_slots: int = 2  # tiles of PSUM for products
+    turning_slots: int = 2  # banks of PSUM for transposed operands
+    cost: float = 0.0  # nanoseconds
+    variant: bool = False  # see `Candidate`
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -111,6 +104,33 @@ class ContractPlan:
     def points(self) -> int:
         """Batch points whose panels are in SBUF together."""
         return math.prod(self.extents[a] for a in self.group)
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of a tile of the result."""
+        return math.prod(self.extents.values())
+
+    @property
+    def depth_tiles(self) -> int:
+        """Tiles of all of k."""
+        along = math.prod(self.space.sizes[a] for a in self.along)
+        return tile_count(self.space, self.depth_split) * along
+
+    @property
+    def height(self) -> int:
+        """Columns of the stationary panel for one row tile, those of a group counted together."""
+        height = self.space.sizes.get(self.row_split.minor, 1)
+        return height * math.prod(self.extents[a] for a in (*self.group, *self.beside))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per partition of one row tile of the stationary operand with all of k."""
+        return self.depth_tiles * self.height * self.panel_type.bytes
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows are left over that no partition is full of."""
+        return bool(self.beside and self.lines.tail)
 
     @property
     def sums(self) -> int:
