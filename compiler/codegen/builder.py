@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Split, Walk
 from shardwright.compiler.codegen.in_place import root_of
-from shardwright.compiler.codegen.space import Split
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Split, Walk
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
-from shardwright.compiler.codegen.space import Space, Split, contiguous_run
+from shardwright.compiler.codegen.space import contiguous_run
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

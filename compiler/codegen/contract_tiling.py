@@ -23,17 +23,9 @@ from shardwright.compiler.codegen.contract_plan import (
     largest_walk,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Split, Walk
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import (
-    CODELESS,
-    SINKS,
-    Space,
-    Split,
-    contiguous_run,
-    near_divisor,
-    split,
-)
+from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.turned_store import is_plain
 from shardwright.compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
 from shardwright.compiler.diagnostics import CompileError

@@ -16,9 +16,9 @@ from shardwright.compiler.codegen import eviction
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import CODELESS, Space
 from shardwright.compiler.codegen.turned_store import store_turned
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader

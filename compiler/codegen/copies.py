@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.isa.region import Affine, Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.

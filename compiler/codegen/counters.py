@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from shardwright.compiler.codegen.domain import Value, Walk
+from shardwright.compiler.codegen.domain import Rewriting, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.walks import answered
-
-if TYPE_CHECKING:
-    from shardwright.compiler.codegen.space import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +51,31 @@ def fold_counters(space: Space) -> None:
     """Turn the counter of every generator of random bits that is a sum of counts and numbers into
     one count, and a number where some are loaded.
     """
-    counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
-    known: dict[int, _Count | None] = {}
-    found = {n: _count(space, n, known) for n in counters if space.values[n].op != "iota"}
-    values: list[Value] = []
-    number: list[int] = []
-    for n, value in enumerate(space.values):
-        moved = replace(value, inputs=tuple(number[i] for i in value.inputs))
-        count = found.get(n)
+    space.values = _Folding(space).run().values
+
+
+class _Folding(Rewriting):
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
+        known: dict[int, _Count | None] = {}
+        self.found = {n: _count(space, n, known) for n in counters if space.values[n].op != "iota"}
+
+    def made(self, n: int, value: Value) -> int:
+        """A counter as the count that it is."""
+        count = self.found.get(n)
         if count is None or not count.steps:
-            values.append(moved)
-        else:
-            values += _written(count, value, number, len(values))
-        number.append(len(values) - 1)
-    space.values = values
-
-
-def _written(count: _Count, counter: Value, number: list[int], first: int) -> list[Value]:
-    """The values that make `count`, from number `first` on; `number` is where others went."""
-    walk = Walk(count.start, count.steps)
-    plain = replace(counter, inputs=(), attrs={})
-    made = [replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk)]
-    for loaded, factor in count.loaded.items():
-        last = first + len(made) - 1
+            return self.add(value)
+        plain = replace(value, inputs=(), attrs={})
         scalar = replace(plain, atoms=frozenset())
-        made += [
-            replace(scalar, op="constant", attrs={"value": factor % 2**32}),
-            replace(scalar, op="multiply", inputs=(number[loaded], last + 1)),
-            replace(counter, op="add", inputs=(last, last + 2), attrs={}),
-        ]
-    return made
+        walk = Walk(count.start, count.steps)
+        last = self.add(replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk))
+        for loaded, factor in count.loaded.items():
+            by = self.add(replace(scalar, op="constant", attrs={"value": factor % 2**32}))
+            inputs = (self.number[loaded], by)
+            product = self.add(replace(scalar, op="multiply", inputs=inputs))
+            last = self.add(replace(plain, op="add", inputs=(last, product)))
+        return last
 
 
 def _count(space: Space, number: int, known: dict[int, _Count | None]) -> _Count | None:

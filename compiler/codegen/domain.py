@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
@@ -13,6 +14,11 @@ from shardwright.compiler.isa.region import Affine
 ACTIVATIONS = nodes_of(NodeKind.CURVED)
 UNARY = nodes_of(NodeKind.UNARY)
 BINARY = nodes_of(NodeKind.BINARY)
+MASK = "mask"  # a predicate over positions (`masks.py`)
+SINKS = ("store", "store_indexed")
+SPLATS = ("constant", "register")
+CODELESS = (*SPLATS, MASK)  # made where they are read
+PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 SCALED = "scaled"
 """A node of code generation's own: func(x * scale + bias), as `fusion.py` makes it."""
 FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED}
@@ -62,3 +68,99 @@ class Value:
         """The walk of what has one: loads, stores, iotas and masks."""
         assert self.walk is not None, self
         return self.walk
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
+    is 0.
+    """
+
+    major: int
+    minor: int
+    tail: int
+
+
+@dataclass(slots=True)
+class Space:
+    """Atoms (size per number), values in topological order, and the splits made so far.
+
+    The size of a split's major atom counts whole runs only.
+    """
+
+    name: str
+    sizes: dict[int, int]
+    values: list[Value]
+    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
+    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
+
+    @property
+    def sinks(self) -> list[int]:
+        """Numbers of the stores."""
+        return [n for n, v in enumerate(self.values) if v.op in SINKS]
+
+    def slice(self, sinks: Iterable[int]) -> list[int]:
+        """`sinks` and everything they need, in order."""
+        wanted = set(sinks)
+        for n in range(len(self.values) - 1, -1, -1):
+            if n in wanted:
+                wanted.update(self.values[n].inputs)
+        return sorted(wanted)
+
+    def users(self, among: Iterable[int]) -> dict[int, list[int]]:
+        """Readers of each value, looking at the values `among` only."""
+        found: dict[int, list[int]] = {}
+        for n in among:
+            for i in self.values[n].inputs:
+                found.setdefault(i, []).append(n)
+        return found
+
+    def homes(self, among: Iterable[int]) -> dict[int, int]:
+        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
+        found: dict[int, int] = {}
+        for n in among:
+            value = self.values[n]
+            if value.op == "part":
+                found[n] = value.inputs[0]
+            elif value.op == "join":
+                found.update(dict.fromkeys(value.inputs, n))
+        return found
+
+    def points(self, atoms: Iterable[int]) -> int:
+        """Points of some atoms (tails not counted)."""
+        return math.prod(self.sizes[a] for a in atoms)
+
+    def elements(self, value: Value) -> int:
+        """Number of elements of a value (tails not counted)."""
+        return self.points(value.atoms)
+
+
+class Rewriting:
+    """A space made anew, value by value; `number` says what old values have become so far."""
+
+    def __init__(self, space: Space) -> None:
+        self.old = space
+        self.values: list[Value] = []
+        self.number: dict[int, int] = {}
+
+    def run(self) -> Space:
+        """The new space."""
+        for n, value in enumerate(self.old.values):
+            inputs = tuple(self.read(n, i) for i in value.inputs)
+            self.number[n] = self.made(n, replace(value, inputs=inputs))
+        return replace(self.old, values=self.values)
+
+    def read(self, n: int, i: int) -> int:
+        """What value `n` reads for old value `i`."""
+        return self.number[i]
+
+    def made(self, n: int, value: Value) -> int:
+        """Append what becomes of `value`, number `n` in the old space with inputs in the new one;
+        returns its new number.
+        """
+        return self.add(value)
+
+    def add(self, value: Value) -> int:
+        """Append a value; returns its number."""
+        self.values.append(value)
+        return len(self.values) - 1

@@ -15,8 +15,7 @@ from dataclasses import replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from shardwright.compiler.codegen.domain import FROM_PSUM, Value
-from shardwright.compiler.codegen.space import SPLATS, Space
+from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
 from shardwright.compiler.codegen.turned_store import is_plain
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType

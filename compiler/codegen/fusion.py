@@ -12,10 +12,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import ACTIVATIONS, SCALED, Value
-from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.domain import (
+    ACTIVATIONS,
+    CODELESS,
+    MASK,
+    PARTS,
+    SCALED,
+    SINKS,
+    SPLATS,
+    Rewriting,
+    Space,
+    Value,
+)
 from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
-from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
@@ -42,29 +51,18 @@ _ANY_ENGINE = (DType.F32, DType.BF16, DType.F16)
 Points = Callable[[Value], int]
 
 
-class _Fuser:
+class _Fuser(Rewriting):
     """One rewriting of a space; `points` counts elements per partition of a value in a tile."""
 
     def __init__(self, space: Space, wanted: Iterable[int], points: Points) -> None:
-        self.old = space
+        super().__init__(space)
         self.points = points
-        self.values: list[Value] = []
-        self.number: dict[int, int] = {}
         self.users = space.users(wanted)
         self.wanted = set(wanted)
 
-    def run(self) -> tuple[Space, dict[int, int]]:
-        """The new space, and the new numbers of the old values."""
-        for n, value in enumerate(self.old.values):
-            inputs = tuple(self.number[i] for i in value.inputs)
-            fused = self._fused(n, replace(value, inputs=inputs))
-            self.number[n] = self._add(fused)
-        space = replace(self.old, values=self.values)
-        return space, self.number
-
-    def _add(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
+    def made(self, n: int, value: Value) -> int:
+        """The value as it is fused with those before it."""
+        return self.add(self._fused(n, value))
 
     def _fused(self, n: int, value: Value) -> Value:
         if n not in self.wanted or not value.dtype.is_float:
@@ -155,8 +153,8 @@ class _Fuser:
             given = float(value.attrs["value"])
             inverse = math.inf if given == 0 else 1 / given
             result = -given if op == "negate" else inverse
-            return self._add(replace(value, dtype=DType.F32, attrs={"value": result}))
-        return self._add(Value(op, (number,), value.atoms, DType.F32))
+            return self.add(replace(value, dtype=DType.F32, attrs={"value": result}))
+        return self.add(Value(op, (number,), value.atoms, DType.F32))
 
     def _function(self, n: int, value: Value) -> Value:
         source = self.values[value.inputs[0]]
@@ -208,10 +206,9 @@ def fuse(
 
     `points(value)` are the elements per partition of a tile.
     """
-    fused, number = _Fuser(space, wanted, points).run()
-    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
-    _balance(fused, fused.slice(sinks), points, rates)
-    return fused, tuple(fused.slice(sinks))
+    fused, _, values = _fused(space, wanted, points)
+    _balance(fused, values, points, rates)
+    return fused, tuple(values)
 
 
 def fuse_behind(
@@ -220,12 +217,21 @@ def fuse_behind(
     """(space, new number of every value) with the chains of `wanted`, values behind a contraction,
     fused and placed on engines; the others stay as they are.
     """
-    fused, number = _Fuser(space, wanted, points).run()
-    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
-    before = {i for n, v in enumerate(fused.values) if v.op == "contract" for i in (n, *v.inputs)}
-    behind = [n for n in fused.slice(sinks) if n not in fused.slice(before)]
-    _balance(fused, behind, points, rates)
+    fused, number, values = _fused(space, wanted, points)
+    contracts = [n for n, v in enumerate(fused.values) if v.op == "contract"]
+    before = set(fused.slice(contracts))
+    _balance(fused, [n for n in values if n not in before], points, rates)
     return fused, number
+
+
+def _fused(
+    space: Space, wanted: Sequence[int], points: Points
+) -> tuple[Space, Mapping[int, int], list[int]]:
+    """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
+    fuser = _Fuser(space, wanted, points)
+    fused = fuser.run()
+    sinks = [fuser.number[n] for n in wanted if space.values[n].op in SINKS]
+    return fused, fuser.number, fused.slice(sinks)
 
 
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
 from shardwright.compiler.codegen.copies import copy_candidates, is_copy
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
 from shardwright.compiler.codegen.rates import Rates
@@ -29,7 +30,7 @@ from shardwright.compiler.codegen.search import (
     fastest,
     worth_trying,
 )
-from shardwright.compiler.codegen.space import Space, normalise
+from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.turns import is_turn, turn_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates

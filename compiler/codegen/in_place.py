@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import Value, Walk
-from shardwright.compiler.codegen.space import SINKS, Space
+from shardwright.compiler.codegen.domain import SINKS, Space, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.region import Tensor
 

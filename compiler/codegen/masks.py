@@ -11,18 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from shardwright.compiler.codegen.domain import MASK, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 
-if TYPE_CHECKING:
-    from shardwright.compiler.codegen.domain import Value, Walk
-    from shardwright.compiler.codegen.space import Space
-
-MASK = "mask"
 NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
 
 

@@ -11,82 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwright.compiler.codegen.counters import fold_counters
-from shardwright.compiler.codegen.domain import Limited, Value, Walk
-from shardwright.compiler.codegen.masks import MASK, fold_masks
+from shardwright.compiler.codegen.domain import SINKS, SPLATS, Limited, Space, Split, Value, Walk
+from shardwright.compiler.codegen.masks import fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
 
-SINKS = ("store", "store_indexed")
-SPLATS = ("constant", "register")
-CODELESS = (*SPLATS, MASK)  # made where they are read
-PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
-    is 0.
-    """
-
-    major: int
-    minor: int
-    tail: int
-
-
-@dataclass(slots=True)
-class Space:
-    """Atoms (size per number), values in topological order, and the splits made so far.
-
-    The size of a split's major atom counts whole runs only.
-    """
-
-    name: str
-    sizes: dict[int, int]
-    values: list[Value]
-    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
-    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
-
-    @property
-    def sinks(self) -> list[int]:
-        """Numbers of the stores."""
-        return [n for n, v in enumerate(self.values) if v.op in SINKS]
-
-    def slice(self, sinks: Iterable[int]) -> list[int]:
-        """`sinks` and everything they need, in order."""
-        wanted = set(sinks)
-        for n in range(len(self.values) - 1, -1, -1):
-            if n in wanted:
-                wanted.update(self.values[n].inputs)
-        return sorted(wanted)
-
-    def users(self, among: Iterable[int]) -> dict[int, list[int]]:
-        """Readers of each value, looking at the values `among` only."""
-        found: dict[int, list[int]] = {}
-        for n in among:
-            for i in self.values[n].inputs:
-                found.setdefault(i, []).append(n)
-        return found
-
-    def homes(self, among: Iterable[int]) -> dict[int, int]:
-        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
-        found: dict[int, int] = {}
-        for n in among:
-            value = self.values[n]
-            if value.op == "part":
-                found[n] = value.inputs[0]
-            elif value.op == "join":
-                found.update(dict.fromkeys(value.inputs, n))
-        return found
-
-    def elements(self, value: Value) -> int:
-        """Number of elements of a value (tails not counted)."""
-        return math.prod(self.sizes[a] for a in value.atoms)
 
 
 def normalise(program: RegionProgram) -> Space:

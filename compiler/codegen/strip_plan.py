@@ -17,18 +17,11 @@ from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Builder, pieces
-from shardwright.compiler.codegen.domain import Value, Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value, Walk
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import (
-    CODELESS,
-    SINKS,
-    Space,
-    contiguous_run,
-    near_divisor,
-    split,
-)
+from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.strips import StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.program import Engine

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.region import Affine

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

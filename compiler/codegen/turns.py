@@ -17,10 +17,9 @@ from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine

@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, by_numbers
-from shardwright.compiler.codegen.domain import ACTIVATIONS, BINARY, SCALED, UNARY, Value, Walk
-from shardwright.compiler.codegen.masks import MASK, NEGATED
-from shardwright.compiler.codegen.space import CODELESS, Space
+from shardwright.compiler.codegen.domain import (
+    ACTIVATIONS,
+    BINARY,
+    CODELESS,
+    MASK,
+    SCALED,
+    UNARY,
+    Space,
+    Value,
+    Walk,
+)
+from shardwright.compiler.codegen.masks import NEGATED
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

@@ -15,9 +15,8 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Dims, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Split, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
-from shardwright.compiler.codegen.space import Space, Split
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
 MOST_TILES = 4  # of k and of rows: the code of each is written out (our choice)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.domain import SCALED, Value
+from shardwright.compiler.codegen.domain import SCALED, Space, Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.rows.roles import Roles
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
 

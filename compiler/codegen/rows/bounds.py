@@ -12,9 +12,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import SCALED, Value
+from shardwright.compiler.codegen.domain import SCALED, Space, Value
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.support.walks import answered
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Piece, pieces
+from shardwright.compiler.codegen.domain import SINKS
 from shardwright.compiler.codegen.rows.facts import Fact, Known, Ranges, facts, is_low
 from shardwright.compiler.codegen.rows.live import Rows, lowered, relied_on
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import SINKS
 
 # Chunks to as many columns as a band has rows, at least (our choice).
 _FINEST = 64

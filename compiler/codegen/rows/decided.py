@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.codegen.domain import SCALED, Value
+from shardwright.compiler.codegen.domain import SCALED, SPLATS, Value
 from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import SPLATS
 
 
 @dataclass(frozen=True, slots=True)

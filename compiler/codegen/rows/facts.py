@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import SCALED, Value
-from shardwright.compiler.codegen.masks import MASK, reach
+from shardwright.compiler.codegen.domain import MASK, SCALED, Space, Value
+from shardwright.compiler.codegen.masks import reach
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, Span
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 

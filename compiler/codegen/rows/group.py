@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows.columns import Choices, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
@@ -24,7 +24,6 @@ from shardwright.compiler.codegen.rows.products import Products, Shared, placed
 from shardwright.compiler.codegen.rows.rescale import copied, rescale, start_of
 from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
-from shardwright.compiler.codegen.space import CODELESS, SINKS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine, Space
 from shardwright.compiler.isa.region import Affine

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.rows.facts import Fact, Known, exact, facts, is_low, span_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import Space
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
 _AT_ONCE = 2048

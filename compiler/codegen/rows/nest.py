@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from shardwright.compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
+from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.rows.columns import Around, Columns
 from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
@@ -21,7 +22,6 @@ from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.streams import Streams
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import CODELESS, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.isa.region import Affine
 

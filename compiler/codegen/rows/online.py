@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.codegen.domain import SCALED, Value
+from shardwright.compiler.codegen.domain import SCALED, SINKS, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
 from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
 from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import SINKS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM
-from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, Space
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Box, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
+from shardwright.compiler.codegen.domain import Space, Split
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
-from shardwright.compiler.codegen.space import Space, Split, split
+from shardwright.compiler.codegen.space import split
 from shardwright.compiler.isa.region import Affine
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value
 from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
 from shardwright.compiler.codegen.rows.balance import Copy, balance
@@ -26,7 +26,6 @@ from shardwright.compiler.codegen.rows.overwritten import overwritten
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import Space, Value
 from shardwright.compiler.codegen.rows.algebra import columns_first
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.diagnostics import CompileError
 
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.codegen.domain import CODELESS
 from shardwright.compiler.codegen.rows.roles import inner_of
-from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 

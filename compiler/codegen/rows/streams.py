@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, divided, pieces
+from shardwright.compiler.codegen.domain import CODELESS
 from shardwright.compiler.codegen.rows.columns import Around
 from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
@@ -24,7 +25,6 @@ from shardwright.compiler.codegen.rows.levels import Pass
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed
 from shardwright.compiler.codegen.rows.products import Shared
-from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.isa.region import Affine
 

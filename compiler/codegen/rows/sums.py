@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, divided, pieces
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
-from shardwright.compiler.codegen.space import CODELESS, SINKS, split
+from shardwright.compiler.codegen.space import split
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

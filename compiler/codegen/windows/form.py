@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Limited, Value, Walk
-from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.codegen.domain import Limited, Space, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine

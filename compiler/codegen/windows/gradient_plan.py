@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
 from shardwright.compiler.codegen.windows.lines import Extent, Lines

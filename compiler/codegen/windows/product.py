@@ -15,8 +15,9 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space, joined_atoms
+from shardwright.compiler.codegen.space import joined_atoms
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.filters import STEP, Filters
