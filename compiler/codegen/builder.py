@@ -222,6 +222,17 @@ class Scope:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
         return scope
 
+    def nested(
+        self, sizes: Mapping[int, int], extents: Mapping[int | None, int] | Mapping[int, int]
+    ) -> list[Scope]:
+        """The code for all pieces of the atoms of `extents`, the first one outermost."""
+        places = [self]
+        for atom, extent in extents.items():
+            if atom is not None:
+                parts = pieces(sizes[atom], extent)
+                places = [place.enter(atom, part) for place in places for part in parts]
+        return places
+
     def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
         """The code for one piece of this scope's box of an atom; what is added up over the atom
         `begins` there unless it did before this scope.

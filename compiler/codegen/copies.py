@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims
 from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.isa.region import Affine, Tensor
@@ -67,9 +67,7 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     looped = len(atoms) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
     scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
-    for atom in atoms[: max(0, looped)]:
-        (piece,) = pieces(space.sizes[atom], 1)
-        scope = scope.enter(atom, piece)
+    (scope,) = scope.nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
     sizes = [extents[a] for a in atoms]
     strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)

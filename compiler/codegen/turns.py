@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims
 from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
@@ -144,11 +144,8 @@ def _emit(space: Space, turn: Turn, builder: Builder) -> None:
     )
     extents = dict.fromkeys(atoms, 1)
     extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
-    places = [Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})]
-    for atom in atoms:
-        parts = pieces(space.sizes[atom], extents[atom])
-        places = [p.enter(atom, part) for p in places for part in parts]
-    for place in places:
+    scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
+    for place in scope.nested(space.sizes, extents):
         _Block(turn, place).emit()
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
-from shardwright.compiler.codegen.windows.form import Form
+from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.runs import Item, runs_of
 from shardwright.compiler.codegen.windows.steps import Step
 from shardwright.compiler.dtypes import DType
@@ -54,34 +53,33 @@ class Filters:
             address = scope.address_of(walk.offset, walk, self.axes) + run.address
             column = self.steps[run.item].column
             source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
-            at = held.offset + run.item * held.strides[STEP]
-            target = AccessPattern(Space.SBUF, held.tile, at, ((1, run.rows), *chip), run.start)
-            scope.load(target, source)
+            target = scope.on_chip(held, run.rows, chip, run.item * held.strides[STEP])
+            scope.load(replace(target, start=run.start), source)
 
     # channels innermost
 
     def _turned(self, scope: Scope, held: Held) -> None:
         assert self.wide is not None
-        others = [a for a in self.axes if a != self.wide]
-        most = scope.builder.limits.transpose_max
-        for at in product(*(range(scope.extent(a)) for a in others)):
-            index = dict(zip(others, at, strict=True))
-            for start in range(0, scope.extent(self.wide), most):
-                count = min(most, scope.extent(self.wide) - start)
+        size, most = scope.extent(self.wide), scope.builder.limits.transpose_max
+        others = ((a, held.strides[a]) for a in self.axes if a != self.wide)
+        for index, column in points({a: scope.extent(a) for a in self.axes}, tuple(others)):
+            for start in range(0, size, most):
+                at = {**index, self.wide: start}
+                first = column + start * held.strides[self.wide]
                 for chunk in _chunks(self.steps):
-                    self._turn(scope, held, {**index, self.wide: start}, count, chunk)
+                    self._turn(scope, held, (at, first, min(most, size - start)), chunk)
 
     def _turn(
-        self, scope: Scope, held: Held, index: dict[int, int], count: int, chunk: range
+        self, scope: Scope, held: Held, where: tuple[dict[int, int], int, int], chunk: range
     ) -> None:
-        """Rows of `count` columns from `index` on, for the steps of `chunk`."""
+        """Rows of columns `where` (index, first, count), for the steps of `chunk`."""
+        index, columns, count = where
         steps = [self.steps[n] for n in chunk]
         starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
         dtype = self.form.panel_type
         rows = scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1)
         for address, delta, number, at in _blocks(steps):
             self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])
-        columns = sum(i * held.strides[a] for a, i in index.items())
         bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
         for first, last in _alike(steps, bank):
             parts = steps[first].partitions

@@ -97,32 +97,15 @@ class _Nest:
         for atom in (*self.planner.columns, *form.groups):
             boxes[atom] = Box(Affine(), self.sizes[atom])
         scope = Scope(builder, builder.body, boxes)
-        for place in self._pieces(scope, self.wide, self.plan.columns):
+        extents = {a: 1 for a in form.images} | {self.planner.image: self.plan.images}
+        # A loop over images has everything in front of it that stays.
+        looped = any(self.sizes[a] >= 2 * extents[a] for a in form.images)
+        for place in scope.nested(self.sizes, {self.wide: self.plan.columns}):
             filters = _Late(Filters(form, self.planner.steps, self.planner.columns), place)
-            if self._loops_images():
+            if looped:
                 filters.held()
-            for image in self._images(place):
+            for image in place.nested(self.sizes, extents):
                 self._blocks(image, filters)
-
-    def _pieces(self, scope: Scope, atom: int | None, extent: int) -> Iterator[Scope]:
-        if atom is None:
-            yield scope
-            return
-        for piece in pieces(self.sizes[atom], extent):
-            yield scope.enter(atom, piece)
-
-    def _loops_images(self) -> bool:
-        """Whether images are a loop, in front of which everything has to be that stays."""
-        extents = {a: 1 for a in self.form.images} | {self.planner.image: self.plan.images}
-        return any(self.sizes[a] >= 2 * extents[a] for a in self.form.images)
-
-    def _images(self, scope: Scope) -> Iterator[Scope]:
-        """Loops over images, `plan.images` of the innermost at a time."""
-        places = [scope]
-        for atom in self.form.images:
-            extent = self.plan.images if atom == self.planner.image else 1
-            places = [q for p in places for q in self._pieces(p, atom, extent)]
-        yield from places
 
     def _blocks(self, scope: Scope, filters: _Late) -> None:
         """Everything else is unrolled: blocks know which of their lines and positions exist."""
@@ -326,8 +309,8 @@ class _Block:
         frame = Frame(scope.builder, nest.space, nest.partition, nest.axes)
         number = self.form.number
         total = frame.new(number, nest.space.values[number], place)
-        for at, index in enumerate(_points(nest.sizes, self.form.groups)):
-            moved = sum(i * total.strides[a] for a, i in index.items())
+        groups = tuple((a, total.strides[a]) for a in self.form.groups)
+        for at, (_, moved) in enumerate(points(nest.sizes, groups)):
             part = replace(total, offset=total.offset + moved)
             steps = [(n, s) for n, s in enumerate(self.planner.steps) if s.slice.group == at]
             for columns in self._column_pieces(place):
@@ -467,8 +450,3 @@ class _Block:
             sizes, strides = [height, self.width], [planner.stride, apart]
         (dims,) = merge_dims(sizes, [strides])
         return scope.on_chip(held, step.partitions, dims, offset)
-
-
-def _points(sizes: Mapping[int, int], atoms: Sequence[int]) -> Iterator[dict[int, int]]:
-    for at in product(*(range(sizes[a]) for a in atoms)):
-        yield dict(zip(atoms, at, strict=True))
