@@ -22,6 +22,7 @@ from shardwright.compiler.isa.region import Affine, Tensor
 from shardwright.compiler.machine.target import Limits
 
 Dims = tuple[tuple[int, int], ...]
+NO_ATOM = -1  # where a split has no major part
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)
 
 
@@ -63,6 +64,13 @@ class Held:
     tile: int
     strides: Mapping[int, int]
     offset: Affine = field(default_factory=Affine)
+
+    def at(self, index: Mapping[int, Affine]) -> Held:
+        """The part of it at some position; atoms it does not span move nothing."""
+        offset = self.offset
+        for atom, place in index.items():
+            offset = offset + place * self.strides.get(atom, 0)
+        return replace(self, offset=offset)
 
 
 class Builder:
@@ -257,8 +265,12 @@ class Scope:
         return registers
 
     def extent(self, atom: int | None) -> int:
-        """Points of `atom` this code works on; 1 for no atom."""
-        return 1 if atom is None else self.boxes[atom].extent
+        """Points of `atom` this code works on; 1 for no atom (None or -1)."""
+        return 1 if atom in (None, NO_ATOM) else self.boxes[atom].extent
+
+    def origins(self, atoms: Iterable[int]) -> dict[int, Affine]:
+        """Where this code begins along `atoms`."""
+        return {a: self.boxes[a].origin for a in atoms if a != NO_ATOM}
 
     def tile(
         self,

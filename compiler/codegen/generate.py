@@ -131,6 +131,7 @@ class Codes:
         # By builder, which `_distinct` keeps, and turns.
         self._placed: dict[Hashable, _Placed] = {}
         self._made: dict[Hashable, Generated | CapacityError] = {}
+        self._times: dict[int, int] = {}  # by the identity of a region, which `_made` keeps alive
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that anything fits in.
@@ -264,7 +265,10 @@ class Codes:
         return _Placed(region, builder.next_register, self.tensors, self.machine)
 
     def _time(self, made: Generated) -> int:
-        return judged_ps(made.region, self.tensors, self.machine)
+        key = id(made.region)
+        if key not in self._times:
+            self._times[key] = judged_ps(made.region, self.tensors, self.machine)
+        return self._times[key]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ does. What a block is, and when it pays: `row_blocks.py` and `contract_plan.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
@@ -22,6 +22,10 @@ from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
+RowsOf = Callable[
+    [ContractPlan, Operand, Walk, Mapping[int, int], int], tuple[int, RowBlock | None]
+]
+
 
 @dataclass(slots=True)
 class BlockLoader:
@@ -34,12 +38,10 @@ class BlockLoader:
 
     def natural(self, operand: Operand, panel: Held, scope: Scope) -> bool:
         """Load a natural operand; False where blocks do not pay, or it is computed."""
-        walk = self._walk(operand)
-        if walk is None:
+        found = self._block(natural_rows, operand, scope)
+        if found is None:
             return False
-        _, block = natural_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
-        if block is None:
-            return False
+        walk, block = found
         k = scope.extent(self.plan.depth)
         inside = {self.plan.depth_split.major} if block.row > k else set()
         loops = [a for a in self._counting(operand) if a not in inside]
@@ -52,12 +54,10 @@ class BlockLoader:
 
     def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:
         """Load a direct operand; False where blocks do not pay, or it is computed."""
-        walk = self._walk(operand)
-        if walk is None:
+        found = self._block(direct_rows, operand, scope)
+        if found is None:
             return False
-        _, block = direct_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
-        if block is None:
-            return False
+        walk, block = found
         (inner,) = (a for a in operand.free if walk.stride(a) == 1)
         loops = [a for a in self._counting(operand) if a != inner]
         for place, part, rows in self._fetched(walk, block, loops, panel, scope):
@@ -69,18 +69,19 @@ class BlockLoader:
             self._turn_back(block, across, part, part.strides[inner], place)
         return True
 
-    def _walk(self, operand: Operand) -> Walk | None:
+    def _block(self, rows: RowsOf, operand: Operand, scope: Scope) -> tuple[Walk, RowBlock] | None:
+        """What an operand is loaded from, and the block in which it is loaded here."""
         value = self.plan.space.values[operand.number]
-        return value.walk if value.op == "load" else None
+        if value.op != "load":
+            return None
+        extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}
+        item = self.builder.tensors[value.access.tensor].dtype.bytes
+        _, block = rows(self.plan, operand, value.access, extents, item)
+        return None if block is None else (value.access, block)
 
     def _counting(self, operand: Operand) -> list[int]:
         """Tiles of k, and the free atoms."""
         return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
-
-    def _boxes(self, operand: Operand, walk: Walk, scope: Scope) -> tuple[dict[int, int], int]:
-        """Extents of the operand's atoms here, and bytes per element."""
-        extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}
-        return extents, self.builder.tensors[walk.tensor].dtype.bytes
 
     def _fetched(
         self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
@@ -88,15 +89,11 @@ class BlockLoader:
         """Every block of rows that `atoms` count: where its code goes, its place in the panel, and
         its rows on chip.
         """
-        loops = [(a, 1) for a in atoms if a not in block.atoms]
-        loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-        for place, at in blocks_within(scope, loops, {}):
+        for place, at in blocks_within(scope, block.loops(atoms), {}):
             rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
-            target, offset = place.flat(rows, block.partitions, block.run), panel.offset
+            target = place.flat(rows, block.partitions, block.run)
             place.load(target, block.hbm(walk, place.address(walk)))
-            for atom, index in at.items():
-                offset = offset + index * panel.strides.get(atom, 0)
-            yield place, replace(panel, offset=offset), rows
+            yield place, panel.at(at), rows
 
     def _turn(
         self, block: RowBlock, rows: Held, columns: tuple[int, int], to: Held, scope: Scope

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import (
+    NO_ATOM,
     Box,
     Builder,
     Held,
@@ -63,13 +64,14 @@ class Panels:
         tile = scope.tile(name, rows, tiles * width, self.plan.panel_type, slots)
         strides, step = dict(scope.hold(tile, operand.free).strides), width
         for atom in (self.major, *reversed(self.plan.along)):
-            if atom >= 0:
-                strides[atom] = step
-                step *= self.tiles_of(atom)
+            strides[atom] = step
+            step *= self.tiles_of(atom)
         return replace(tile, strides=strides)
 
     def tiles_of(self, atom: int) -> int:
-        """Places of a looped k atom in a resident panel."""
+        """Places of a looped k atom in a resident panel; one for no atom."""
+        if atom == NO_ATOM:
+            return 1
         made = self.space.splits.get(atom)
         return self.space.sizes[atom] + (1 if made and made.tail else 0)
 
@@ -78,17 +80,12 @@ class Panels:
         axes = (*self.plan.across, *self.plan.columns)
         wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
         axes = (*self.plan.group, *axes)
-        tiles = self.tiles_of(self.major) if self.major >= 0 else 1
-        tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
+        tiles = math.prod(map(self.tiles_of, (self.major, *self.plan.along)))
         return self.empty(replace(self.plan.moving, free=axes), wide, tiles, slots)
 
     def at(self, panel: Held, scope: Scope, free: Sequence[int] = ()) -> Held:
         """The part of a kept panel for the k boxes of `scope`, and for its boxes of `free`."""
-        offset = panel.offset
-        for atom in (self.major, *self.plan.along, *free):
-            if atom >= 0:
-                offset = offset + scope.boxes[atom].origin * panel.strides[atom]
-        return replace(panel, offset=offset)
+        return panel.at(scope.origins((self.major, *self.plan.along, *free)))
 
     def load(self, operand: Operand, panel: Held, scope: Scope) -> None:
         """Fill `panel` with the part of the operand in the boxes of `scope`."""
@@ -165,19 +162,15 @@ class Panels:
         """Put transposed blocks of `rows` into the panel; `here` is where in the panel we are."""
         beside = [a for a in operand.free if a != row and a not in here]
         for place, at in blocks_within(scope, [(a, 1) for a in beside], here):
-            offset, source = panel.offset, rows.offset
-            for atom, index in at.items():
-                offset = offset + index * panel.strides[atom]
-                source = source + index * (rows.strides.get(atom, 0) if atom in beside else 0)
-            to = replace(panel, offset=offset)
-            self._transpose(operand, to, replace(rows, offset=source), row, place)
+            turned = rows.at({a: at[a] for a in beside})
+            self._transpose(operand, panel.at(at), turned, row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
         """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
         take turns copying, so that neither holds up the tensor engine alone.
         """
         rows = scope.extent(row)
-        count = scope.extent(self.major) if self.major >= 0 else 1
+        count = scope.extent(self.major)
         most = min(_GROUP, self.builder.limits.moving_max // rows)
         most = most if len(self.copiers) == 1 else min(most, max(1, count // 2))
         group = even_tile(count, most)

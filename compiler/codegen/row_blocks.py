@@ -8,7 +8,7 @@ are one run of HBM, whatever indices count the rows. The transposes put them in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,6 +53,13 @@ class RowBlock:
         """The block in memory, from `address` on."""
         dims = ((self.run, self.partitions), (1, self.run))
         return AccessPattern(Space.HBM, walk.tensor, address, dims)
+
+    def loops(self, atoms: Iterable[int]) -> list[tuple[int, int]]:
+        """(atom, extent) of loops over all blocks: other `atoms` point by point, then those that
+        count rows, outermost first.
+        """
+        beside = [(a, 1) for a in atoms if a not in self.atoms]
+        return [*beside, *reversed([*zip(self.atoms, self.extents, strict=True)])]
 
     def strides(self, strides: Mapping[int, int]) -> list[int]:
         """`strides` of the counting atoms, in their order."""
@@ -111,9 +118,7 @@ def row_block(
             break
         atoms.append(atom)
         pitch *= points[atom]
-    total = row * item
-    for count in points.values():
-        total *= count
+    total = row * item * math.prod(points.values())
     found = [
         (rates.transfer_ns(total, block.run * item, block.partitions), block)
         for block in _blocks(row, tuple(atoms), tuple(points[a] for a in atoms))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan
@@ -62,14 +61,9 @@ def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) ->
     if block is None:
         return False
     held = frame.operand(value.inputs[0])
-    loops = [(a, 1) for a in plan.out_axes if a not in block.atoms]
-    loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-    for place, at in blocks_within(scope, loops, {}):
-        offset = held.offset
-        for atom, index in at.items():
-            offset = offset + index * held.strides[atom]
+    for place, at in blocks_within(scope, block.loops(plan.out_axes), {}):
         rows = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
-        _turn(block, replace(held, offset=offset), rows, place)
+        _turn(block, held.at(at), rows, place)
         target = block.hbm(value.walk, place.address(value.walk))
         place.store(target, place.flat(rows, block.partitions, block.run))
     return True

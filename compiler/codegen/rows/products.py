@@ -209,7 +209,4 @@ class Products(Frame):
 
 def placed(held: Held, scope: Scope) -> Held:
     """A value of the group at the row tile and columns of `scope`."""
-    offset = held.offset
-    for atom, step in held.strides.items():
-        offset = offset + scope.boxes[atom].origin * step
-    return replace(held, offset=offset)
+    return held.at(scope.origins(held.strides))
