@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import Space, Value
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.isa.region import Affine, Tensor
 
@@ -24,18 +24,24 @@ def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
     """Whether `sink` stores a load that nothing else reads and that does not overlap it in
     memory.
     """
-    value = space.values[sink]
-    if value.op != "store":
+    source = copied(space, sink, tensors)
+    if source is None:
         return False
-    source = space.values[value.inputs[0]]
-    if source.op != "load" or source.walk is None or value.walk is None:
-        return False
-    users = space.users(range(len(space.values)))[value.inputs[0]]
-    ends = tensors[source.walk.tensor], tensors[value.walk.tensor]
-    if users != [sink] or ends[0] is ends[1] or any(t.alias >= 0 for t in ends):
-        return False
-    rounds_once = source.dtype in (ends[0].dtype, ends[1].dtype)
+    walks = source.access, space.values[sink].access
+    rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
     return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
+
+
+def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
+    """The load that `sink` stores, where nothing else reads it and they do not overlap."""
+    value = space.values[sink]
+    source = space.values[value.inputs[0]]
+    if value.op != "store" or source.op != "load":
+        return None
+    users = space.users(range(len(space.values)))[value.inputs[0]]
+    ends = tensors[source.access.tensor], tensors[value.access.tensor]
+    apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
+    return source if users == [sink] and apart else None
 
 
 def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:

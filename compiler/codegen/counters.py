@@ -9,42 +9,12 @@ counters wrap, as sums of them do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import Rewriting, Space, Value, Walk
+from shardwright.compiler.codegen.domain import Count, Rewriting, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.walks import answered
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """start + a step per atom + a factor per loaded number (by value)."""
-
-    start: Affine = field(default_factory=Affine)
-    steps: Mapping[int, int] = field(default_factory=dict)
-    loaded: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int | None:
-        """The constant this is; None for others."""
-        return None if self.steps or self.loaded or self.start.terms else self.start.const
-
-    def plus(self, other: _Count) -> _Count:
-        """The sum."""
-        steps, loaded = _added(self.steps, other.steps), _added(self.loaded, other.loaded)
-        return _Count(self.start + other.start, steps, loaded)
-
-    def times(self, factor: int) -> _Count:
-        """The multiple."""
-        steps = {atom: step * factor for atom, step in self.steps.items() if factor}
-        loaded = {n: step * factor for n, step in self.loaded.items() if factor}
-        return _Count(self.start * factor, steps, loaded)
-
-
-def _added(a: Mapping[int, int], b: Mapping[int, int]) -> dict[int, int]:
-    total = {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
-    return {key: value for key, value in total.items() if value}
 
 
 def fold_counters(space: Space) -> None:
@@ -58,7 +28,7 @@ class _Folding(Rewriting):
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
-        known: dict[int, _Count | None] = {}
+        known: dict[int, Count | None] = {}
         self.found = {n: _count(space, n, known) for n in counters if space.values[n].op != "iota"}
 
     def made(self, n: int, value: Value) -> int:
@@ -78,7 +48,7 @@ class _Folding(Rewriting):
         return last
 
 
-def _count(space: Space, number: int, known: dict[int, _Count | None]) -> _Count | None:
+def _count(space: Space, number: int, known: dict[int, Count | None]) -> Count | None:
     """What a value is as a count; None when it is something else. `known` are answers so far."""
 
     def terms(n: int) -> tuple[int, ...]:
@@ -89,25 +59,18 @@ def _count(space: Space, number: int, known: dict[int, _Count | None]) -> _Count
     return answered(number, known, terms, lambda n: _count_from(space, n, known))
 
 
-def _count_from(space: Space, number: int, known: Mapping[int, _Count | None]) -> _Count | None:
+def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) -> Count | None:
     value = space.values[number]
     if value.dtype is not DType.U32:
         return None
     if value.op == "iota":
-        return _Count(value.access.offset, value.access.strides)
+        return Count(value.access.offset, value.access.strides)
     if value.op == "constant":
-        return _Count(Affine(int(value.attrs["value"])))
+        return Count(Affine(int(value.attrs["value"])))
     if value.op == "register":
-        return _Count(value.attrs["value"])
+        return Count(value.attrs["value"])
     if value.op in ("add", "multiply"):
         a, b = (known[i] for i in value.inputs)
         if a is not None and b is not None:
-            return a.plus(b) if value.op == "add" else _product(a, b)
-    return None if value.atoms else _Count(loaded={number: 1})
-
-
-def _product(a: _Count, b: _Count) -> _Count | None:
-    """The multiple of one by the other, where that is a constant."""
-    if a.number is not None:
-        return b.times(a.number)
-    return None if b.number is None else a.times(b.number)
+            return a.plus(b) if value.op == "add" else a.product(b)
+    return None if value.atoms else Count(loaded={number: 1})

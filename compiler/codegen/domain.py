@@ -50,6 +50,42 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """An integer: start + a step per atom + a factor per loaded number (by value)."""
+
+    start: Affine = field(default_factory=Affine)
+    steps: Mapping[int, int] = field(default_factory=dict)
+    loaded: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int | None:
+        """The constant this is; None for others."""
+        return None if self.steps or self.loaded or self.start.terms else self.start.const
+
+    def plus(self, other: Count) -> Count:
+        """The sum."""
+        steps, loaded = _added(self.steps, other.steps), _added(self.loaded, other.loaded)
+        return Count(self.start + other.start, steps, loaded)
+
+    def times(self, factor: int) -> Count:
+        """The multiple."""
+        steps = {atom: step * factor for atom, step in self.steps.items() if factor}
+        loaded = {n: step * factor for n, step in self.loaded.items() if factor}
+        return Count(self.start * factor, steps, loaded)
+
+    def product(self, other: Count) -> Count | None:
+        """The product, where one of both is a constant."""
+        if self.number is not None:
+            return other.times(self.number)
+        return None if other.number is None else self.times(other.number)
+
+
+def _added(a: Mapping[int, int], b: Mapping[int, int]) -> dict[int, int]:
+    total = {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+    return {key: value for key, value in total.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce
     and contract.
