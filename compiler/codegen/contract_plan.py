@@ -63,21 +63,21 @@ class ContractPlan:
     outer: tuple[int, ...]  # batch and other m atoms
     across: tuple[int, ...] = ()  # other n atoms
     along: tuple[int, ...] = ()  # other k atoms
-    group: tuple[int, ...] = ()  # batch atoms
-    beside: tuple[int, ...] = ()
-    panel_type: DType  # of both operands in SBUF
-    rates: Rates | None = None  # None: rows are folded already, not put into blocks
     block: int = 1  # row tiles in SBUF at a time
     chunk: int = 1  # k tiles in SBUF at a time
     resident: bool = False  # all of k of the stationary block stays
-    whole: bool = False  # and that of all row tiles (`whole_panel.py`)
-    held: bool = False  # the whole moving operand stays over all row blocks
     staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
+    held: bool = False  # the whole moving operand stays over all row blocks
+    group: tuple[int, ...] = ()  # batch atoms
+    panel_type: DType  # of both operands in SBUF
     stationary_slots: int = 1  # tiles of SBUF for the stationary block
     accumulator_slots: int = 2  # tiles of PSUM for products
     turning_slots: int = 2  # banks of PSUM for transposed operands
     cost: float = 0.0  # nanoseconds
+    beside: tuple[int, ...] = ()
+    whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
     variant: bool = False  # see `Candidate`
+    rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
     @property
     def shared(self) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ class Group(Products):
 
     def sums_in_passing(self, number: int) -> bool:
         """What the plan gave to Scalar."""
-        return number in self.plan.by_product
+        return number in self.plan.engines.by_product
 
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
@@ -415,7 +415,7 @@ class Group(Products):
         elif value.op == "reduce":
             total = self.partial.get(number)
             target = self.held[number] if total is None else placed(total, scope)
-            self.reducer = Engine.GPSIMD if number in self.plan.gpsimd else None
+            self.reducer = Engine.GPSIMD if number in self.plan.engines.gpsimd else None
             accumulate(self, number, target, scope, looped=True)
             self.reducer = None
         else:

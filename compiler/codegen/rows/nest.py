@@ -42,7 +42,7 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     plans, others = plan_rows(space, sinks, room), list[RowPlan]()
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
-    elif any(plan.by_product for plan in plans[:_TRIES]):
+    elif any(plan.engines.by_product for plan in plans[:_TRIES]):
         others = plan_rows(space, sinks, room, passing=False)
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]

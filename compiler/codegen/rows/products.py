@@ -163,7 +163,7 @@ class Products(Frame):
         scope.add_up(out, given, scope.zero_when(self.space.values[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
-        return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
+        return Engine.VECTOR if copy in self.plan.engines.vector_copies else Engine.SCALAR
 
     def _stays(self, number: int, value: Value) -> bool:
         """Whether all that reads a value in PSUM reaches it there, in the columns at hand."""
