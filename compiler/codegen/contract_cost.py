@@ -115,7 +115,7 @@ def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tupl
     extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
     rows = natural_rows if operand.natural else direct_rows
     run, block = rows(plan, operand, walk, extents, item)
-    if block is None or plan.space.values[operand.number].op != "load":
+    if block is None or plan.space[operand.number].op != "load":
         return run * item, depth, operand.natural / depth
     columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth
     return block.run * item, block.partitions, columns

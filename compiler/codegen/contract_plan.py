@@ -82,7 +82,7 @@ class ContractPlan:
     @property
     def shared(self) -> tuple[int, ...]:
         """Outer loops that choose another moving operand."""
-        moves = self.space.values[self.moving.number].atoms
+        moves = self.space[self.moving.number].atoms
         return tuple(a for a in self.outer if a in moves)
 
     @property
@@ -202,7 +202,7 @@ def even_tile(size: int, limit: int) -> int:
 
 def largest_walk(space: Space, number: int) -> Walk | None:
     """The walk of the largest tensor an operand is made from."""
-    loads = [space.values[n] for n in space.slice([number])]
+    loads = [space[n] for n in space.slice([number])]
     walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
     return max(walks, key=lambda w: w[0])[1] if walks else None
 
@@ -226,13 +226,9 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
     inside = space.slice(sinks)
     after = {number}
     for n in inside:
-        if after & set(space.values[n].inputs):
+        if after & set(space[n].inputs):
             after.add(n)
-    wanted = set(after)
-    for n in reversed(inside):
-        if n in wanted and n != number:
-            wanted.update(space.values[n].inputs)
-    found = [n for n in inside if n in wanted and n != number]
+    found = [n for n in space.slice(after, given=(number,)) if n != number]
     _require_simple(space, found, "after")
     _require_same_points(space, number, [n for n in found if n in after])
     return found
@@ -240,8 +236,8 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
 
 def _require_same_points(space: Space, number: int, after: Iterable[int]) -> None:
     """An epilogue walks the points of its contraction: a broadcast to more has no place."""
-    own = space.values[number].atoms
-    if any(space.values[n].atoms - own for n in after):
+    own = space[number].atoms
+    if any(space[n].atoms - own for n in after):
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
             f"region {space.name} requires values over the indices of its contraction after it,"
@@ -259,7 +255,7 @@ def needed_by_operand(space: Space, number: int) -> list[int]:
 
 def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
     refused = ("reduce", "contract", "load_indexed", "store_indexed")
-    bad = [space.values[n].op for n in numbers if space.values[n].op in refused]
+    bad = [space[n].op for n in numbers if space[n].op in refused]
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",

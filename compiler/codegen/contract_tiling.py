@@ -71,7 +71,7 @@ def plan_contraction(
 
 
 def _require_floats(space: Space, number: int) -> None:
-    types = [space.values[i].dtype for i in space.values[number].inputs]
+    types = [space[i].dtype for i in space[number].inputs]
     if not all(t.is_float for t in types):
         raise CompileError(
             "SW_CODEGEN_CONTRACT_TYPE",
@@ -94,26 +94,26 @@ class _Planner:
     ) -> None:
         self.space, self.number, self.sinks = space, number, sinks
         self.room, self.limits, self.budget = room, room.limits, room.budget
-        contract = space.values[number]
+        contract = space[number]
         self.sides = tuple(contract.inputs[i] for i in order)
-        atoms = [space.values[n].atoms for n in self.sides]
+        atoms = [space[n].atoms for n in self.sides]
         self.over = contract.over
         self.batch = (atoms[0] & atoms[1]) - self.over
         self.m = atoms[0] - self.over - self.batch
         self.n = atoms[1] - self.over - self.batch
-        types = {space.values[n].dtype for n in self.sides}
-        self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
-        after = [space.values[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        types = {space[n].dtype for n in self.sides}
+        self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
+        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
-        largest = max(sinks, key=lambda n: space.elements(space.values[n]))
-        self.out = space.values[largest].walk
-        whole = space.elements(space.values[largest])
+        largest = max(sinks, key=lambda n: space.elements(space[n]))
+        self.out = space[largest].walk
+        whole = space.elements(space[largest])
         self.stores = tuple(
             (walk, is_plain(space, n))
             for n in sinks
-            if (walk := space.values[n].walk) and space.elements(space.values[n]) == whole
+            if (walk := space[n].walk) and space.elements(space[n]) == whole
         )
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:

@@ -33,7 +33,7 @@ Collect = Callable[[Scope, AccessPattern, Affine], None]
 
 def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
     """Tilings of the contraction all `sinks` depend on, with its epilogue."""
-    (number,) = (n for n in space.slice(sinks) if space.values[n].op == "contract")
+    (number,) = (n for n in space.slice(sinks) if space[n].op == "contract")
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
         _Nest(builder, *eviction.fused(plan, sinks)).emit()
@@ -107,7 +107,7 @@ class _Nest:
     def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            walk = self.space.values[self.plan.stationary.number].access
+            walk = self.space[self.plan.stationary.number].access
             item = self.builder.tensors[walk.tensor].dtype.bytes
             self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
         self._loops(scope, [self.counted], self._block)
@@ -176,7 +176,7 @@ class _Nest:
         self._at_row(inner, scope, row)
         made, done = self._made(frame, late, inner)
         frame.held[made] = inner.spanning(
-            self.plan.out_axes, "staged", frame.rows(inner), self.space.values[made].dtype
+            self.plan.out_axes, "staged", frame.rows(inner), self.space[made].dtype
         )
         collect = self._collector(frame, made, inner)
         self._bank_products(inner, row, stationary, moving, collect)
@@ -188,7 +188,7 @@ class _Nest:
         """
         if self.taker is None:
             return self.plan.number, set()
-        others = [i for i in self.space.values[self.taker].inputs if i != self.plan.number]
+        others = [i for i in self.space[self.taker].inputs if i != self.plan.number]
         ahead = [n for n in self.space.slice(others) if n in late]
         for n in ahead:
             frame.emit(n, scope)
@@ -337,11 +337,11 @@ class _Nest:
     ) -> None:
         """Values of one row tile but those `done`, their tiles given back after the last use."""
         number = self.plan.number
-        last = {i: n for n in late for i in self.space.values[n].inputs}
+        last = {i: n for n in late for i in self.space[n].inputs}
         for n in late:
             if n not in done and not store_turned(frame, n, self.plan, scope):
                 frame.emit(n, scope)
-            for i in {*self.space.values[n].inputs}:
+            for i in {*self.space[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
                     scope.release(frame.held[i])
 
@@ -349,7 +349,7 @@ class _Nest:
         """A value of the epilogue that is the same for all row tiles and does not need the
         product.
         """
-        value = self.space.values[number]
+        value = self.space[number]
         needs = self.space.slice([number])
         moves = {self.plan.rows, self.blocks} & value.atoms
         return value.op not in CODELESS and not moves and self.plan.number not in needs
@@ -360,6 +360,6 @@ class _Nest:
         if self.taker is not None:
             frame.held[number] = product
             return
-        held = frame.new(number, self.space.values[number], scope)
+        held = frame.new(number, self.space[number], scope)
         engine = eviction.copier(self.plan, self.epilogue)
         frame.copy(scope, engine, held, product)

@@ -27,18 +27,18 @@ def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
     source = copied(space, sink, tensors)
     if source is None:
         return False
-    walks = source.access, space.values[sink].access
+    walks = source.access, space[sink].access
     rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
     return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
 
 
 def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
     """The load that `sink` stores, where nothing else reads it and they do not overlap."""
-    value = space.values[sink]
-    source = space.values[value.inputs[0]]
+    value = space[sink]
+    source = space[value.inputs[0]]
     if value.op != "store" or source.op != "load":
         return None
-    users = space.users(range(len(space.values)))[value.inputs[0]]
+    users = space.users()[value.inputs[0]]
     ends = tensors[source.access.tensor], tensors[value.access.tensor]
     apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
     return source if users == [sink] and apart else None
@@ -46,8 +46,8 @@ def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
 
 def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
-    store = space.values[sink]
-    source, target = space.values[store.inputs[0]].access, store.access
+    store = space[sink]
+    source, target = space[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
     if space.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
@@ -67,8 +67,8 @@ def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Cand
 
 def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
-    store = space.values[sink]
-    source, target = space.values[store.inputs[0]].access, store.access
+    store = space[sink]
+    source, target = space[store.inputs[0]].access, store.access
     atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
     looped = len(atoms) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}

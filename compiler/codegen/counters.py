@@ -29,7 +29,7 @@ class _Folding(Rewriting):
         super().__init__(space)
         counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
         known: dict[int, Count | None] = {}
-        self.found = {n: _count(space, n, known) for n in counters if space.values[n].op != "iota"}
+        self.found = {n: _count(space, n, known) for n in counters if space[n].op != "iota"}
 
     def made(self, n: int, value: Value) -> int:
         """A counter as the count that it is."""
@@ -52,7 +52,7 @@ def _count(space: Space, number: int, known: dict[int, Count | None]) -> Count |
     """What a value is as a count; None when it is something else. `known` are answers so far."""
 
     def terms(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         adds_up = value.dtype is DType.U32 and value.op in ("add", "multiply")
         return value.inputs if adds_up else ()
 
@@ -60,7 +60,7 @@ def _count(space: Space, number: int, known: dict[int, Count | None]) -> Count |
 
 
 def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) -> Count | None:
-    value = space.values[number]
+    value = space[number]
     if value.dtype is not DType.U32:
         return None
     if value.op == "iota":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,23 +130,27 @@ class Space:
     splits: dict[int, Split] = field(default_factory=dict)  # by major atom
     joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
 
+    def __getitem__(self, number: int) -> Value:
+        """Value `number`."""
+        return self.values[number]
+
     @property
     def sinks(self) -> list[int]:
         """Numbers of the stores."""
         return [n for n, v in enumerate(self.values) if v.op in SINKS]
 
-    def slice(self, sinks: Iterable[int]) -> list[int]:
-        """`sinks` and everything they need, in order."""
+    def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
+        """`sinks` and everything they need, in order; values that are `given` need nothing."""
         wanted = set(sinks)
         for n in range(len(self.values) - 1, -1, -1):
-            if n in wanted:
+            if n in wanted and n not in given:
                 wanted.update(self.values[n].inputs)
         return sorted(wanted)
 
-    def users(self, among: Iterable[int]) -> dict[int, list[int]]:
-        """Readers of each value, looking at the values `among` only."""
+    def users(self, among: Iterable[int] | None = None) -> dict[int, list[int]]:
+        """Readers of each value, looking at the values `among` only if given."""
         found: dict[int, list[int]] = {}
-        for n in among:
+        for n in range(len(self.values)) if among is None else among:
             for i in self.values[n].inputs:
                 found.setdefault(i, []).append(n)
         return found

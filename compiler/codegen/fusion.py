@@ -230,7 +230,7 @@ def _fused(
     """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
     fuser = _Fuser(space, wanted, points)
     fused = fuser.run()
-    sinks = [fuser.number[n] for n in wanted if space.values[n].op in SINKS]
+    sinks = [fuser.number[n] for n in wanted if space[n].op in SINKS]
     return fused, fuser.number, fused.slice(sinks)
 
 
@@ -241,14 +241,14 @@ def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) 
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
 
     def taken(n: int, engine: Engine) -> float:
-        placed = _placed(space.values[n], engine)
+        placed = _placed(space[n], engine)
         least = is_by_product(space, placed)
         return rates.engine_ns(engine, MIN_CYCLES if least else cycles(space, placed, points))
 
-    free = [n for n in values if _has_choice(space.values[n])]
+    free = [n for n in values if _has_choice(space[n])]
     for n in values:
         if n not in free:
-            engine = engine_of(space.values[n])
+            engine = engine_of(space[n])
             busy[engine] += taken(n, engine)
     ends = _ends(space, values) if _leads(space, values) else set()
     for n in sorted(free, key=lambda n: (n in ends, -taken(n, Engine.VECTOR), -n)):
@@ -257,7 +257,7 @@ def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) 
             after[Engine.SCALAR] *= _WAITING
         engine = min(after, key=after.__getitem__)
         busy[engine] += taken(n, engine)
-        space.values[n] = _placed(space.values[n], engine)
+        space.values[n] = _placed(space[n], engine)
 
 
 def _has_choice(value: Value) -> bool:
@@ -274,16 +274,16 @@ def _leads(space: Space, values: Sequence[int]) -> bool:
     """Whether an activation makes a tile wait for Scalar between two steps of Vector: then Scalar
     must be free to begin the next tile while Vector ends this one.
     """
-    own = [n for n in values if space.values[n].op in (*ACTIVATIONS, SCALED)]
-    sums = set(space.slice([n for n in values if space.values[n].op == "reduce"]))
+    own = [n for n in values if space[n].op in (*ACTIVATIONS, SCALED)]
+    sums = set(space.slice([n for n in values if space[n].op == "reduce"]))
     return any(n in sums for n in own)
 
 
 def _ends(space: Space, values: Sequence[int]) -> set[int]:
     """Values that only stores read."""
-    stored = {i for n in values for i in space.values[n].inputs if space.values[n].op == "store"}
+    stored = {i for n in values for i in space[n].inputs if space[n].op == "store"}
     users = space.users(values)
-    return {n for n in stored if all(space.values[u].op == "store" for u in users[n])}
+    return {n for n in stored if all(space[u].op == "store" for u in users[n])}
 
 
 def engine_of(value: Value) -> Engine:
@@ -297,7 +297,7 @@ def is_by_product(space: Space, value: Value) -> bool:
     """Whether a value is a sum that Scalar can make as it makes what is summed."""
     if value.op != "reduce" or value.attrs["kind"] != "add" or value.dtype is not DType.F32:
         return False
-    source = space.values[value.inputs[0]]
+    source = space[value.inputs[0]]
     activated = source.op in (SCALED, *ACTIVATIONS) and source.dtype is DType.F32
     return activated and engine_of(source) is Engine.SCALAR
 
@@ -312,10 +312,10 @@ def cycles(space: Space, value: Value, points: Points) -> float:
     """Cycles of a value over one tile; what GpSimd does, integers and masks, counts as nothing."""
     if value.op in (*CODELESS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
         return 0.0
-    if value.op == "select" and space.values[value.inputs[0]].op == MASK:
+    if value.op == "select" and space[value.inputs[0]].op == MASK:
         return 0.0
-    most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
-    wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
+    most = max([points(value), *(points(space[i]) for i in value.inputs)])
+    wide = sum(1 for i in value.inputs if points(space[i]) > 1)
     pair = wide > 1 if value.op != SCALED else is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0
     slow = value.op in ("divide", "reciprocal")

@@ -327,8 +327,8 @@ def _joined(space: Space) -> dict[int, frozenset[int]]:
 def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
     """(contractions, whether there is a reduction) in what `sinks` need."""
     inside = space.slice(sinks)
-    contracts = frozenset(n for n in inside if space.values[n].op == "contract")
-    return contracts, any(space.values[n].op == "reduce" for n in inside)
+    contracts = frozenset(n for n in inside if space[n].op == "contract")
+    return contracts, any(space[n].op == "reduce" for n in inside)
 
 
 def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:

@@ -30,7 +30,7 @@ def refuse_stale_reads(
     """
     written: set[int] = set()
     for sinks in groups:
-        inside = [space.values[n] for n in space.slice(sinks)]
+        inside = [space[n] for n in space.slice(sinks)]
         reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in SINKS]
         stores = [v for v in inside if v.op in SINKS]
         for read in reads:
@@ -70,7 +70,7 @@ def _is_pointwise(space: Space, read: Value) -> bool:
     contraction.
     """
     operands = [i for v in space.values if v.op == "contract" for i in v.inputs]
-    return all(space.values[n] is not read for n in space.slice(operands))
+    return all(space[n] is not read for n in space.slice(operands))
 
 
 def _meet(space: Space, a: Walk, b: Walk) -> bool:

@@ -31,7 +31,7 @@ _ONE = ((1, 1),)
 
 def emit_gather(frame: Frame, number: int, scope: Scope) -> None:
     """dst[p, ...] = row index[p] of the view."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     index = _index(frame, value.inputs[0], scope)
     held = frame.new(number, value, scope)
     axes = frame.free_axes(value)
@@ -45,7 +45,7 @@ def _index(frame: Frame, number: int, scope: Scope) -> Held:
     given = frame.builder.dtype(held)
     if given is DType.I32:
         return held
-    result = frame.scratch(frame.space.values[number], scope, DType.I32)
+    result = frame.scratch(frame.space[number], scope, DType.I32)
     frame.copy(scope, copy_engine(given, DType.I32), result, held)
     return result
 
@@ -77,7 +77,7 @@ def _rows(
 
 def emit_scatter(frame: Frame, number: int, scope: Scope) -> None:
     """rows[index[p]] = value[p], or combined with it, for one tile of indices."""
-    _Scatter(frame, frame.space.values[number], scope).emit()
+    _Scatter(frame, frame.space[number], scope).emit()
 
 
 class _Scatter:
@@ -239,7 +239,7 @@ class _Scatter:
 
 def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held:
     """The data with an element at every point of `axes`, in that order, as the matmul reads it."""
-    held, value = frame.operand(number), frame.space.values[number]
+    held, value = frame.operand(number), frame.space[number]
     wanted = scope.hold(held, axes).strides
     moving = [a for a in axes if scope.extent(a) > 1]
     if number in frame.held and all(held.strides.get(a) == wanted[a] for a in moving):

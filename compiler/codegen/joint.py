@@ -43,7 +43,7 @@ def join_views(
 def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
-        value, walk = space.values[n], space.values[n].walk
+        value, walk = space[n], space[n].walk
         if value.op in ("load", "store") and walk is not None:
             strides = frozenset(walk.strides.items())
             key = (value.op, walk.tensor, strides, walk.offset.terms, value.dtype, value.atoms)
@@ -54,12 +54,12 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> l
 
 def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    walk = space.values[members[0]].access
+    walk = space[members[0]].access
     # Without an atom along the run it is one element: numbers per row, side by side.
     steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
     if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
         return None
-    offsets = {space.values[n].access.offset.const: n for n in members}
+    offsets = {space[n].access.offset.const: n for n in members}
     first = min(offsets)
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
@@ -69,15 +69,15 @@ def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _G
 
 def _can_join(space: Space, group: _Group) -> bool:
     """Loads always; stores when every stored value is computed for that place alone."""
-    stores = [space.values[n] for n in group.members if space.values[n].op == "store"]
-    sources = [space.values[s.inputs[0]] for s in stores]
+    stores = [space[n] for n in group.members if space[n].op == "store"]
+    sources = [space[s.inputs[0]] for s in stores]
     numbers = {s.inputs[0] for s in stores}
-    users = space.users(range(len(space.values)))
+    users = space.users()
     return len(numbers) == len(stores) and all(
         v.op not in _NO_TILE
         and v.atoms == s.atoms
         and v.dtype is sources[0].dtype
-        and sum(space.values[u].op == "store" for u in users[s.inputs[0]]) == 1
+        and sum(space[u].op == "store" for u in users[s.inputs[0]]) == 1
         for s, v in zip(stores, sources, strict=True)
     )
 

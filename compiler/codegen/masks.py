@@ -38,10 +38,10 @@ def fold_masks(space: Space) -> None:
 
 def _is_masked(space: Space, mask: int, reader: int) -> bool:
     """Whether `reader` is a float where the mask says so, and a constant elsewhere."""
-    value = space.values[reader]
+    value = space[reader]
     if value.op != "select" or not value.dtype.is_float or mask in value.inputs[1:]:
         return False
-    return sum(space.values[i].op == "constant" for i in value.inputs[1:]) == 1
+    return sum(space[i].op == "constant" for i in value.inputs[1:]) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _position(space: Space, number: int) -> _Position | None:
     known: dict[int, _Position | None] = {}
 
     def terms(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         adds_up = value.dtype is DType.I32 and value.op in ("add", "subtract")
         return value.inputs if adds_up else ()
 
@@ -87,7 +87,7 @@ def _position(space: Space, number: int) -> _Position | None:
 def _position_from(
     space: Space, number: int, known: Mapping[int, _Position | None]
 ) -> _Position | None:
-    value = space.values[number]
+    value = space[number]
     if value.dtype is not DType.I32:
         return None
     match value.op:

@@ -71,7 +71,7 @@ class BlockLoader:
 
     def _block(self, rows: RowsOf, operand: Operand, scope: Scope) -> tuple[Walk, RowBlock] | None:
         """What an operand is loaded from, and the block in which it is loaded here."""
-        value = self.plan.space.values[operand.number]
+        value = self.plan.space[operand.number]
         if value.op != "load":
             return None
         extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}

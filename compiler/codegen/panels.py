@@ -97,7 +97,7 @@ class Panels:
 
     def _load_direct(self, operand: Operand, panel: Held, scope: Scope) -> None:
         frame = Frame(self.builder, self.space, self.plan.depth, self.axes(operand))
-        value = self.space.values[operand.number]
+        value = self.space[operand.number]
         if value.op == "load":
             emit_load(frame, value.access, panel, frame.axes, scope)
             return
@@ -120,14 +120,14 @@ class Panels:
         most = self.builder.limits.transpose_max
         atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
         frame = self._row_frame(operand, row)
-        if self.space.values[operand.number].op != "load":
+        if self.space[operand.number].op != "load":
             for place, at in blocks_within(scope, atoms, {}):
                 held = self._computed(frame, operand.number, place)
                 self._turn(operand, panel, held, place, row, at)
             return
         rows = self._raw_rows(frame, scope, atoms)
         for place, at in blocks_within(scope, atoms, {}):
-            walk = self.space.values[operand.number].access
+            walk = self.space[operand.number].access
             emit_load(frame, walk, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, atoms, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)

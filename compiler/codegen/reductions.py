@@ -32,7 +32,7 @@ def over_partitions(frame: Frame, value: Value) -> bool:
 
 def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
     """A tile for partial results of reduce `number`, laid out as its result."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     return frame.scratch(value, scope, accumulator_type(value), number)
 
 
@@ -40,11 +40,11 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
     """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it.
     Sums of rows are those of the activation that made them where that is so.
     """
-    value = frame.space.values[number]
+    value = frame.space[number]
     (source,) = (frame.operand(i) for i in value.inputs)
     if frame.sums_in_passing(number) and in_passing(frame, value, source, target, scope, looped):
         return
-    axes = [a for a in frame.axes if a in frame.space.values[value.inputs[0]].atoms]
+    axes = [a for a in frame.axes if a in frame.space[value.inputs[0]].atoms]
     kept = [a for a in axes if a in value.atoms]
     reduced = [a for a in axes if a in value.over]
     rows = frame.rows(scope)
@@ -72,7 +72,7 @@ def _dims(scope: Scope, axes: list[int], *held: Held) -> list[tuple[tuple[int, i
 
 def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
     """Turn partial results into the value of reduce `number`."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if over_partitions(frame, value):
         result = _own(frame, number, value, scope)
         if value.attrs["kind"] == "add":
@@ -102,14 +102,14 @@ def _settle(frame: Frame, number: int, scope: Scope) -> None:
     """Put a value that is part of a join in its place."""
     if number in frame.joining:
         own = frame.held[number]
-        part = frame.new(number, frame.space.values[number], scope)
+        part = frame.new(number, frame.space[number], scope)
         frame.copy(scope, frame.engine(own), part, own)
         scope.release(own)
 
 
 def emit_reduce(frame: Frame, number: int, scope: Scope) -> None:
     """A reduction that needs no loop: one instruction, and the partition step if there is one."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if over_partitions(frame, value):
         partial = new_accumulator(frame, number, scope)
         accumulate(frame, number, partial, scope, looped=False)

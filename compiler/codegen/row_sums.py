@@ -46,7 +46,7 @@ def _maker(frame: Frame, value: Value, source: Held, target: Held, scope: Scope)
     """Where in the body of `scope` an activation makes all that a sum reads, each row on its own
     partition; None where nothing does.
     """
-    read = frame.space.values[value.inputs[0]]
+    read = frame.space[value.inputs[0]]
     free = [a for a in frame.axes if a in read.atoms]
     elements = math.prod(scope.extent(a) for a in free)
     summed = math.prod(scope.extent(a) for a in free if a in value.over)

@@ -48,7 +48,7 @@ _WIDE_INTEGERS = (DType.I64, DType.U64)
 
 def _require_types(space: Space) -> None:
     """Refuse fp64, and arithmetic on 64-bit integers; a DMA moves those and converts them."""
-    users = space.users(range(len(space.values)))
+    users = space.users()
     for number, value in enumerate(space.values):
         moved = value.op == "load" and _only_stored(space, users.get(number, ()))
         wide = value.dtype in _WIDE_INTEGERS and not moved
@@ -129,7 +129,7 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
     """`source` as if it were summed over atoms it does not span: a sum of equal terms is a
     product.
     """
-    value = space.values[source]
+    value = space[source]
     count = math.prod(space.sizes[a] for a in missing)
     if kind == "xor":
         count %= 2
@@ -145,7 +145,7 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
 
 def _fold_converts(space: Space) -> list[Value]:
     """Converts that a DMA does for free (float loads) and converts to the same type disappear."""
-    users = space.users(range(len(space.values)))
+    users = space.users()
     values = list(space.values)
     alias = list(range(len(values)))
     for n, value in enumerate(values):
@@ -159,7 +159,7 @@ def _fold_converts(space: Space) -> list[Value]:
         if free or source.dtype is value.dtype:
             alias[n] = value.inputs[0]
         elif (
-            space.values[value.inputs[0]].op == "load"
+            space[value.inputs[0]].op == "load"
             and len(users[value.inputs[0]]) == 1
             and source.dtype.is_float
             and value.dtype.is_float
@@ -176,7 +176,7 @@ def _is_extended(space: Space, value: Value, source: Value, readers: Iterable[in
 
 def _only_stored(space: Space, readers: Iterable[int]) -> bool:
     """Whether every reader writes the value to memory."""
-    return all(space.values[n].op == "store" for n in readers)
+    return all(space[n].op == "store" for n in readers)
 
 
 def _widens(source: Value, value: Value) -> bool:
@@ -190,7 +190,7 @@ def _widens(source: Value, value: Value) -> bool:
 def _minds(space: Space, readers: Iterable[int]) -> bool:
     """Whether a reader looks at the type of what it reads."""
     minding = (*SINKS, "contract", "bitcast_convert", "convert")
-    return any(space.values[n].op in minding for n in readers)
+    return any(space[n].op in minding for n in readers)
 
 
 def _drop_dead(space: Space) -> None:
@@ -198,8 +198,7 @@ def _drop_dead(space: Space) -> None:
     kept = space.slice(space.sinks)
     number = {old: new for new, old in enumerate(kept)}
     space.values = [
-        replace(space.values[n], inputs=tuple(number[i] for i in space.values[n].inputs))
-        for n in kept
+        replace(space[n], inputs=tuple(number[i] for i in space[n].inputs)) for n in kept
     ]
     used = {a for v in space.values for a in (*v.atoms, *v.over)}
     space.sizes = {a: n for a, n in space.sizes.items() if a in used}
@@ -256,7 +255,7 @@ def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -
     """`space` with two atoms as one, `inner`, for the values `numbers`; None where those do not
     walk them as one. Other values are not to be used afterwards.
     """
-    if not _walk_as_one(replace(space, values=[space.values[n] for n in numbers]), outer, inner):
+    if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
         return None
     joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
     _merge_pair(joined, outer, inner)

@@ -76,7 +76,7 @@ def _turns_extremes(plan: StripPlan) -> bool:
     """True when a maximum or minimum crosses the partitions: the tensor engine turns it around by
     products with 0 and 1, and an infinity times 0 is NaN.
     """
-    nodes = (plan.space.values[n] for n in plan.values)
+    nodes = (plan.space[n] for n in plan.values)
     return any(
         v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes
     )
@@ -86,7 +86,7 @@ def _candidates(
     space: Space, sinks: Iterable[int], limits: Limits
 ) -> Iterator[tuple[Space, int | None]]:
     """(space, partition atom) pairs worth an estimate."""
-    used = {a for n in space.slice(sinks) for a in (*space.values[n].atoms, *space.values[n].over)}
+    used = {a for n in space.slice(sinks) for a in (*space[n].atoms, *space[n].over)}
     used -= space.joint
     indexed = _index_atoms(space)
     yield space, None
@@ -100,7 +100,7 @@ def _candidates(
 
 
 def _index_atoms(space: Space) -> set[int]:
-    return {a for v in space.values if _is_indexed(v) for a in space.values[v.inputs[-1]].atoms}
+    return {a for v in space.values if _is_indexed(v) for a in space[v.inputs[-1]].atoms}
 
 
 def _is_indexed(value: Value) -> bool:
@@ -123,7 +123,7 @@ class _Planner:
     ) -> None:
         self.space = space
         self.values = values
-        self.nodes = [space.values[n] for n in values]
+        self.nodes = [space[n] for n in values]
         self.partition = partition
         self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
@@ -157,7 +157,7 @@ class _Planner:
         if value.op == "contract":
             return False
         if _is_indexed(value):
-            atoms = self.space.values[value.inputs[-1]].atoms
+            atoms = self.space[value.inputs[-1]].atoms
             order = value.attrs.get("order", ())
             in_order = p is None or not order or p == order[-1]
             return (
@@ -200,7 +200,7 @@ class _Planner:
             fixed.add(atom)
         for value in self.nodes:
             if _is_indexed(value):
-                fixed |= self.space.values[value.inputs[-1]].atoms
+                fixed |= self.space[value.inputs[-1]].atoms
         inner = [a for a in reversed(ranked) if a not in fixed]
         for atom in sorted(inner, key=lambda a: a not in self.reduced):
             if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
@@ -277,7 +277,7 @@ class _Planner:
         self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
     ) -> int:
         """SBUF bytes per element of a value's tile."""
-        if value.op == "store" and self.space.values[value.inputs[0]].op not in CODELESS:
+        if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
@@ -295,7 +295,7 @@ class _Tiling:
         self.space, self.values = fusion.fuse(
             planner.space, planner.values, self._points, self.room.rates
         )
-        self.nodes = [self.space.values[n] for n in self.values]
+        self.nodes = [self.space[n] for n in self.values]
         self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
         self.plans: dict[tuple[int, int], StripPlan] = {}
         self.order = self._order(ranked)
@@ -363,7 +363,7 @@ class _Tiling:
         found = depths(self.space, self.values, order)
         for n in self.values:
             at = found[n]
-            if not set(order[at.result : at.run]) <= self.space.values[n].over:
+            if not set(order[at.result : at.run]) <= self.space[n].over:
                 return False
         return True
 

@@ -56,7 +56,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
     at = {atom: i for i, atom in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
-        value = space.values[n]
+        value = space[n]
         spanned = value.atoms | value.over
         run = max((at[a] + 1 for a in spanned if a in at), default=0)
         run = max((run, *(found[i].result for i in value.inputs)))
@@ -133,7 +133,7 @@ class _Nest:
         """How many passes over the next loop must be finished before a value can start."""
         ready: dict[int, int] = {}
         for n in todo:
-            known = [i for i in self.space.values[n].inputs if i in ready]
+            known = [i for i in self.space[n].inputs if i in ready]
             ready[n] = max((ready[i] + self._crosses(i, depth) for i in known), default=0)
         return ready
 
@@ -143,14 +143,14 @@ class _Nest:
         return at.result <= depth < at.run
 
     def _has_code(self, number: int) -> bool:
-        return self.space.values[number].op not in CODELESS
+        return self.space[number].op not in CODELESS
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth
         return self._crosses(number, depth) or (self._is_sink(number) and inside)
 
     def _is_sink(self, number: int) -> bool:
-        return self.space.values[number].op in SINKS
+        return self.space[number].op in SINKS
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
         """`ends` and what they need from inside the next loop; values of earlier passes are made
@@ -159,7 +159,7 @@ class _Nest:
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:
-                inputs = self.space.values[n].inputs
+                inputs = self.space[n].inputs
                 wanted.update(
                     i for i in inputs if self.depths[i].run > depth and not self._crosses(i, depth)
                 )
@@ -174,7 +174,7 @@ class _Nest:
         for at, (numbers, _) in enumerate(units):
             inside = set(numbers)
             for n in numbers:
-                read = [i for i in self.space.values[n].inputs if i not in inside]
+                read = [i for i in self.space[n].inputs if i not in inside]
                 last.update({homes.get(i, i): at for i in read})
         dead: dict[int, list[int]] = {}
         for n, at in last.items():
@@ -183,7 +183,7 @@ class _Nest:
         return dead
 
     def _value(self, number: int, scope: Scope) -> None:
-        op = self.space.values[number].op
+        op = self.space[number].op
         if number in self.partial:
             reductions.accumulate(self.frame, number, self.partial[number], scope, looped=True)
         elif op == "reduce":

@@ -27,12 +27,12 @@ def is_plain(space: Space, store: int) -> bool:
     """Whether a store writes a product as it is, at most converted, in a type with the range of
     fp32: a product that fp16 or fp8 cannot hold is an infinity.
     """
-    value = space.values[store]
+    value = space[store]
     if value.op != "store":
         return False
-    value = space.values[value.inputs[0]]
+    value = space[value.inputs[0]]
     while value.op == "convert" and value.dtype in _WIDE_RANGE:
-        value = space.values[value.inputs[0]]
+        value = space[value.inputs[0]]
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
@@ -52,7 +52,7 @@ def turned_block(
 
 def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
     """Store a row tile of a product in blocks of turned rows; False where that does not apply."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if not is_plain(frame.space, number) or value.walk is None or plan.rows is None:
         return False
     extents = {a: scope.extent(a) for a in (plan.rows, *plan.out_axes)}

@@ -62,7 +62,7 @@ def is_turn(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
 
 def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
     """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
-    value, load = space.values[sink], copied(space, sink, tensors)
+    value, load = space[sink], copied(space, sink, tensors)
     if load is None or load.access.bounds or load.atoms != value.atoms:
         return []
     source, target = load.access, value.access

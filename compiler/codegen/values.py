@@ -56,9 +56,7 @@ class Frame:
         }
         self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
-            space.values[n].inputs[0]: space.values[n].walk
-            for n in space.sinks
-            if space.values[n].op == "store"
+            space[n].inputs[0]: space[n].walk for n in space.sinks if space[n].op == "store"
         }
 
     def rows(self, scope: Scope) -> int:
@@ -77,7 +75,7 @@ class Frame:
         """Code for value `number`, or for what it is in this place (`definition`); constants,
         registers and masks are made where they are read.
         """
-        value = definition or self.space.values[number]
+        value = definition or self.space[number]
         if value.op in CODELESS:
             return
         emit = _EMITTERS.get(value.op)
@@ -92,7 +90,7 @@ class Frame:
         if number in self.joining:
             join, index = self.joining[number]
             whole = self._joined(join, scope)
-            self.held[number] = part_of(whole, self.space.values[join], index)
+            self.held[number] = part_of(whole, self.space[join], index)
         else:
             self.held[number] = self._own_tile(number, value, scope, dtype)
         return self.held[number]
@@ -101,7 +99,7 @@ class Frame:
         """The tile of a join that is being filled in the body of `scope`."""
         body, held = self._open.get(join, (None, None))
         if held is None or body is not scope.body:
-            held = self._own_tile(join, self.space.values[join], scope)
+            held = self._own_tile(join, self.space[join], scope)
             self._open[join] = (scope.body, held)
         return held
 
@@ -138,18 +136,18 @@ class Frame:
         """Where a value is held; splats come from tiles made in front of the region."""
         if number in self.held:
             return self.held[number]
-        value = self.space.values[number]
+        value = self.space[number]
         assert value.op in ("constant", "register"), (self.space.name, number, value)
         return self.builder.filled(value.attrs["value"], value.dtype)
 
     def constant(self, number: int) -> Any | None:
         """The number a value stands for, None when it is not a constant."""
-        value = self.space.values[number]
+        value = self.space[number]
         return value.attrs["value"] if value.op == "constant" else None
 
     def is_row_scalar(self, number: int, scope: Scope) -> bool:
         """Whether a value has one element per partition here."""
-        value = self.space.values[number]
+        value = self.space[number]
         return all(scope.extent(a) == 1 for a in self.free_axes(value))
 
     def copy(self, scope: Scope, engine: Engine, dst: Held, src: Held) -> None:
@@ -237,7 +235,7 @@ def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope)
     runs.
     """
     (number,) = store.inputs
-    source, walk = frame.space.values[number], store.access
+    source, walk = frame.space[number], store.access
     axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
     moving = [a for a in axes if scope.extent(a) > 1]
     missing = [a for a in moving if a not in source.atoms]
@@ -322,7 +320,7 @@ def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
     """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the
     cycles).
     """
-    result = frame.scratch(frame.space.values[number], scope, DType.F32)
+    result = frame.scratch(frame.space[number], scope, DType.F32)
     frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
     scope.release(result)
     return result
@@ -402,7 +400,7 @@ def _bitcast(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    if frame.space.values[value.inputs[0]].op == MASK:
+    if frame.space[value.inputs[0]].op == MASK:
         _masked(frame, number, value, scope)
         return
     sources = [frame.operand(i) for i in value.inputs]
@@ -413,7 +411,7 @@ def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 def _masked(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     """A select by position; what is still in PSUM leaves it first, as GpSimd does not reach it."""
     pred, kept, filled = value.inputs
-    mask, fill = frame.space.values[pred], frame.constant(filled)
+    mask, fill = frame.space[pred], frame.constant(filled)
     direction = mask.attrs["direction"]
     if fill is None:
         kept, fill, direction = filled, frame.constant(kept), NEGATED[direction]

@@ -54,7 +54,7 @@ def length(space: Space, made: Split) -> int:
 
 def is_load(space: Space, number: int) -> bool:
     """Whether a value is a plain load, of memory that has all of it."""
-    value = space.values[number]
+    value = space[number]
     return value.op == "load" and value.walk is not None and not value.walk.bounds
 
 
@@ -155,7 +155,7 @@ class WholeLoader:
 
     def __init__(self, plan: ContractPlan, copiers: Sequence[Engine], item: int) -> None:
         self.plan, self.copiers, self.item, self.turn = plan, copiers, item, 0
-        self.walk = plan.space.values[plan.stationary.number].access
+        self.walk = plan.space[plan.stationary.number].access
         self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
 

@@ -137,20 +137,20 @@ def _scaling(
     """(source, multiply or divide, factor, element type) of an operand that only this contraction
     reads, when the factor does not span the summed atoms and less is left behind them.
     """
-    over, result = space.values[contract].over, space.values[contract].atoms
-    value = space.values[operand]
+    over, result = space[contract].over, space[contract].atoms
+    value = space[operand]
     dtype, reader = value.dtype, contract
     if value.op == "convert" and users[operand] == [reader]:
         operand, reader = value.inputs[0], operand
-        value = space.values[operand]
+        value = space[operand]
     if value.op not in ("multiply", "divide") or users[operand] != [reader]:
         return None
     a, b = value.inputs
     for source, factor in ((a, b),) if value.op == "divide" else ((a, b), (b, a)):
-        scalar = space.values[factor]
+        scalar = space[factor]
         fewer = not scalar.atoms & over and scalar.atoms and scalar.atoms <= result
-        kept = space.values[source].atoms == value.atoms
-        wide = dtype in _WIDE and space.values[contract].dtype in _WIDE
+        kept = space[source].atoms == value.atoms
+        wide = dtype in _WIDE and space[contract].dtype in _WIDE
         if fewer and kept and wide and space.points(result) < space.points(value.atoms):
             return source, value.op, factor, dtype
     return None

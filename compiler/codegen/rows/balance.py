@@ -68,7 +68,7 @@ class Work:
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
-            added = space.points(space.values[n].atoms & roles.inner)
+            added = space.points(space[n].atoms & roles.inner)
             cycles = added / self.room.limits.partitions / self.ways
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
@@ -88,7 +88,7 @@ class Work:
 
     def _is_copied(self, number: int) -> bool:
         """Whether a product surely leaves PSUM: it is rounded, or a single column."""
-        value = self.space.values[number]
+        value = self.space[number]
         return value.dtype is not DType.F32 or self._points(value) == 1
 
     def improve(self) -> bool:
@@ -117,13 +117,13 @@ class Work:
         """Whether a row is reduced, not added to other rows."""
         if isinstance(n, Copy) or n in self.roles.sums:
             return False
-        return self.space.values[n].op == "reduce"
+        return self.space[n].op == "reduce"
 
     def _targets(self, n: int | Copy, engine: Engine) -> tuple[Engine, ...]:
         """Where else a work can go."""
         if isinstance(n, Copy):
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
-        value = self.space.values[n]
+        value = self.space[n]
         if self.is_reduction(n):
             reads_psum = value.inputs[0] in self.roles.panels
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
@@ -142,19 +142,19 @@ class Work:
     def _cost(self, n: int | Copy, engine: Engine) -> dict[Engine, float]:
         """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
         if self.is_reduction(n) and engine is Engine.SCALAR:
-            read = max(self._points(self.space.values[i]) for i in self.space.values[n].inputs)
+            read = max(self._points(self.space[i]) for i in self.space[n].inputs)
             cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
             return {one: self._ns(one, cycles) for one in (Engine.SCALAR, Engine.VECTOR)}
         return {engine: self._time(n, engine)}
 
     def _counts(self, n: int) -> bool:
         """Selects and predicates are left out: most are decided by where the tile lies."""
-        value = self.space.values[n]
+        value = self.space[n]
         mine = value.op not in ("select", "compare", "contract", "load", "store")
         return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
 
     def _engine(self, n: int) -> Engine:
-        value = self.space.values[n]
+        value = self.space[n]
         by_product = self.is_reduction(n) and self._is_by_product(value)
         return Engine.SCALAR if by_product else fusion.engine_of(value)
 
@@ -166,15 +166,15 @@ class Work:
 
     def _time(self, n: int | Copy, engine: Engine) -> float:
         if isinstance(n, Copy):
-            return self._ns(engine, self._points(self.space.values[n.number]))
-        value = self.space.values[n]
+            return self._ns(engine, self._points(self.space[n.number]))
+        value = self.space[n]
         cycles = fusion.cycles(self.space, value, self._points)
         if n in self.pairs:
             cycles = self._points(value)  # one of the two is in PSUM
-        if value.op == "divide" and self._points(self.space.values[value.inputs[1]]) == 1:
+        if value.op == "divide" and self._points(self.space[value.inputs[1]]) == 1:
             cycles = self._points(value)  # a product with the reciprocal of a single column
         if engine is Engine.GPSIMD:
-            read = max(self._points(self.space.values[i]) for i in value.inputs)
+            read = max(self._points(self.space[i]) for i in value.inputs)
             cycles += _GPSIMD_CYCLES * -(-read // self.room.limits.moving_max)
         return self._ns(engine, cycles)
 

@@ -66,7 +66,7 @@ def facts(
     """
     known: dict[int, Known] = dict(given or {})
     for n in (n for n in numbers if n not in known):
-        value = space.values[n]
+        value = space[n]
         if value.op in ("reduce", "contract") and value.dtype.is_float:
             reads = known if whole is None else whole
             found: Known | None = _told(_reduced(value, reads))
@@ -229,7 +229,7 @@ def _arithmetic(space: Space, value: Value, given: list[Span]) -> Span:
 
 def _number(space: Space, number: int) -> float | None:
     """The constant a value is, also converted; None if it is none."""
-    value = space.values[number]
+    value = space[number]
     if value.op == "convert" and value.dtype.is_float:
         return _number(space, value.inputs[0])
     return float(value.attrs["value"]) if value.op == "constant" else None
@@ -256,10 +256,10 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     known: dict[int, Any | None] = {}
 
     def read(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         return () if value.op in (MASK, "constant", "iota") else value.inputs
 
-    return answered(number, known, read, lambda n: _exact(space.values[n], ranges, axes, known))
+    return answered(number, known, read, lambda n: _exact(space[n], ranges, axes, known))
 
 
 def _exact(

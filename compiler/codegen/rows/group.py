@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
-from shardwright.compiler.codegen.rows.columns import Choices, Run
+from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running
@@ -132,7 +132,7 @@ class Group(Products):
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
         for n in stage.values:
-            self._begin(n, self.space.values[n])
+            self._begin(n, self.space[n])
         if stage.inner is not None and self._takes_turns(stage):
             tiles = [self._enter(Piece(p.start, p.extent)) for p in self._single_tiles()]
             self._sweep(stage, tiles, stage.inner)
@@ -212,7 +212,7 @@ class Group(Products):
     def open(self, folds: Iterable[int]) -> None:
         """What running passes begin with: `folds` of all row tiles of the band."""
         for n in folds:
-            value = self.space.values[n]
+            value = self.space[n]
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
@@ -342,7 +342,7 @@ class Group(Products):
             return 3
         if step.turns or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.panels and self.space.values[step.number].op != "load")
+        return int(step.number not in self.panels and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
         """The values of a stage in the boxes of `scope`, where the selects of `choices` are
@@ -395,7 +395,7 @@ class Group(Products):
         return [n for n in stage.values if n in wanted]
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
-        op, plan = self.space.values[number].op, self.plan
+        op, plan = self.space[number].op, self.plan
         kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
         return kept or op in (*SINKS, "reduce") or stage.inner is None
 
@@ -424,7 +424,7 @@ class Group(Products):
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
         if layout.tall == self.plan.roles.row:
-            moving = self.operand(self.space.values[number].inputs[0])
+            moving = self.operand(self.space[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
         stationary, moving = (
@@ -449,13 +449,31 @@ class Group(Products):
         """An operand of the tensor engine in its element type; None stands for ones."""
         if number is None:
             return self.builder.filled(1.0, dtype, 1, part="ones")
-        held, value = self.operand(number), self.space.values[number]
+        held, value = self.operand(number), self.space[number]
         if self.builder.dtype(held) is dtype:
             return held
         typed = self.scratch(value, scope, dtype)
         self.copy(scope, Engine.SCALAR, typed, held)
         scope.release(typed)
         return typed
+
+
+def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
+    """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
+    masks decide which columns are needed, several, so that each has its own.
+    """
+    size = plan.space.sizes[plan.roles.row]
+    count = size // step
+    each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
+    found = []
+    for first in range(0, count, each):
+        some = min(each, count - first)
+        found += [
+            Piece((first + part.start) * step, part.extent * step, part.trip)
+            for part in pieces(some, min(some, beside))
+        ]
+    rest = size % step
+    return [*found, Piece(size - rest, rest)] if rest else found
 
 
 def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:

@@ -29,7 +29,7 @@ def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
     """Values that are LOW where `known` holds and read by maxima and exponentials."""
     found: set[int] = set()
     for n in numbers:
-        value = space.values[n]
+        value = space[n]
         if value.op in ("reduce", "exponential") or value.attrs.get("func") == "exponential":
             found.update(i for i in value.inputs if is_low(known.get(i)))
     return found
@@ -38,7 +38,7 @@ def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
 def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> set[int]:
     """What the maxima over `atom` are of, where it may be LOW somewhere."""
     found: set[int] = set()
-    for value in (space.values[n] for n in numbers):
+    for value in (space[n] for n in numbers):
         if value.op == "reduce" and value.attrs["kind"] == "max" and atom in value.over:
             found.update(i for i in value.inputs if span_of(whole.get(i)).low <= LOW_LIMIT)
     return found

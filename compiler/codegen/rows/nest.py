@@ -15,7 +15,7 @@ from functools import partial
 from shardwright.compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.rows.columns import Around, Columns
-from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
+from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, bands, in_stages
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
@@ -106,18 +106,18 @@ class Nest:
             self.sums.finish(sums, scope)
 
     def _sum_depth(self, number: int) -> int:
-        return sum_depth(self.plan.order, self.space.values[number])
+        return sum_depth(self.plan.order, self.space[number])
 
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""
         order = self.plan.order
-        atoms = {a for n in numbers for a in self.space.values[n].atoms}
+        atoms = {a for n in numbers for a in self.space[n].atoms}
         return max((order.index(a) + 1 for a in atoms if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
         """Panels and vectors that the loops so far choose."""
         for n in self.plan.vectors:
-            value = self.space.values[n]
+            value = self.space[n]
             here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
             if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
@@ -125,7 +125,7 @@ class Nest:
         for n, operands in self.plan.roles.panels.items():
             for side, into in ((1, self.panels), (0, self.whole)):
                 operand = operands[side]
-                key = (operand, self.space.values[n].over, self.plan.operand_type(n))
+                key = (operand, self.space[n].over, self.plan.operand_type(n))
                 if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:
@@ -152,22 +152,10 @@ class Nest:
         in_stages(straight, self.plan.stages, self.plan)
 
     def _bands(self) -> list[Piece]:
-        """Pieces of the rows; where masks decide which columns are needed, several, so that each
-        has its own.
-        """
-        size, step = self.space.sizes[self.plan.roles.row], self.height * self.plan.ways
-        groups = size // step
-        most = self.plan.most_bands if self.columns.masked else 1
-        each = max(1, -(-groups // most))
+        """Pieces of the rows, several where masks decide which columns are needed."""
+        step = self.height * self.plan.ways
         beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
-        found = []
-        for first in range(0, groups, each):
-            count = min(each, groups - first)
-            for part in pieces(count, min(count, beside)):
-                start = (first + part.start) * step
-                found.append(Piece(start, part.extent * step, part.trip))
-        rest = size % step
-        return [*found, Piece(size - rest, rest)] if rest else found
+        return bands(self.plan, self.columns, step, beside)
 
     def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
         row, rows = self.plan.roles.row, min(step, band.extent - start)

@@ -38,8 +38,8 @@ def overwritten(
     found = _Banks(space, roles, run, kept)
     bank_of: dict[int, int] = {}
     pairs: set[int] = set()
-    for pair in sorted(n for n in run if space.values[n].op in _PAIRS):
-        inputs = space.values[pair].inputs
+    for pair in sorted(n for n in run if space[n].op in _PAIRS):
+        inputs = space[pair].inputs
         for n, other in (inputs[::-1], inputs):  # the one made last waits least for its reader
             product = found.product_of(n)
             in_sbuf = other not in (n, *roles.panels, *bank_of)
@@ -61,7 +61,7 @@ class _Banks:
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""
-        value, values = self.space.values[number], self.space.values
+        value, values = self.space[number], self.space.values
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
         wide = [i for i in value.inputs if values[i].atoms == value.atoms]
@@ -74,10 +74,10 @@ class _Banks:
 
     def is_block(self, number: int, product: int) -> bool:
         """Whether a value is fp32 and made block by block in the sweep of a product."""
-        value, source = self.space.values[number], self.space.values[product]
+        value, source = self.space[number], self.space[product]
         beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:
-        ops = {n: self.space.values[n].op for n in numbers}
+        ops = {n: self.space[n].op for n in numbers}
         return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())

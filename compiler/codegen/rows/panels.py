@@ -110,7 +110,7 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
     """`chunks` counts whole runs of the split; folded ones hold several chunks each."""
     height, columns = form.space.sizes[form.depth], form.columns
     step = held.strides[columns[-1]] if columns else 1
-    beside = form.space.values[form.number].over & set(columns)
+    beside = form.space[form.number].over & set(columns)
     folded = next(iter(beside), None)
     if folded is None:
         chunk_step = held.strides.get(form.depth_split.major, 0)
@@ -122,11 +122,11 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
 def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPlan:
     """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
-    (depth,) = plan.space.values[number].over
+    (depth,) = plan.space[number].over
     free, natural = plan.panel_atoms(number, operand), plan.is_natural(number, operand)
     if natural:
         folded, sizes = free[0], plan.space.sizes
-        row_bytes = sizes[depth] * plan.space.values[operand].dtype.bytes
+        row_bytes = sizes[depth] * plan.space[operand].dtype.bytes
         fold = _natural_fold(sizes[folded], limits.transpose_max, row_bytes)
     else:
         folded, fold = depth, plan.fold.get(depth, 1)

@@ -170,26 +170,26 @@ class RowPlan:
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed atom."""
-        return self.streamed is not None and self.streamed.atom in self.space.values[number].atoms
+        return self.streamed is not None and self.streamed.atom in self.space[number].atoms
 
     def carries(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom, segment by segment."""
-        over = self.space.values[number].over
+        over = self.space[number].over
         return self.streamed is not None and self.streamed.atom in over
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
-        return inner_of(self.roles, self.space.values[number])
+        return inner_of(self.roles, self.space[number])
 
     def panel_atoms(self, number: int, operand: int) -> tuple[int, ...]:
         """What a panel of an operand of contraction `number` spans beside k."""
-        (depth,) = self.space.values[number].over
+        (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
-        return tuple(self.space.values[operand].atoms & inside - {depth})
+        return tuple(self.space[operand].atoms & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
         """Whether a panel arrives with k along its rows, and is transposed on the way."""
-        (depth,) = self.space.values[number].over
+        (depth,) = self.space[number].over
         return is_natural(self.space, operand, depth, self.panel_atoms(number, operand))
 
     def operand_type(self, number: int) -> DType:
@@ -198,7 +198,7 @@ class RowPlan:
 
 
 def _operand_type(space: Space, number: int) -> DType:
-    types = [space.values[i].dtype for i in space.values[number].inputs]
+    types = [space[i].dtype for i in space[number].inputs]
     return DType.F32 if DType.F32 in types else types[0]
 
 
@@ -265,7 +265,7 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
 
 
 def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
-    return [n for n in numbers if space.values[n].op in SINKS]
+    return [n for n in numbers if space[n].op in SINKS]
 
 
 def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
@@ -355,8 +355,7 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     free = {
         n
         for n in roles.shared
-        if inner_of(roles, space.values[n]) is not None
-        and {space.values[m].op for m in space.slice([n])} <= ops
+        if inner_of(roles, space[n]) is not None and {space[m].op for m in space.slice([n])} <= ops
     }
     return frozenset(free.difference(space.slice(set(roles.shared) - free)))
 
@@ -420,8 +419,8 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     """
     found: set[int] = set()
     for n, (tall, _) in roles.panels.items():
-        ops = {space.values[m].op for m in space.slice([tall])}
-        (depth,) = space.values[n].over
+        ops = {space[m].op for m in space.slice([tall])}
+        (depth,) = space[n].over
         short = space.sizes[roles.row] * _operand_type(space, n).bytes <= _WHOLE_BYTES
         chunks = -(-space.sizes[depth] // 128)
         if not ops & {"reduce", "contract"} and short and chunks == 1:
@@ -443,8 +442,8 @@ def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
     """Loops over parallel atoms: those that choose other panels outside, those that sums run over
     innermost.
     """
-    summed = {a for n in roles.sums for a in space.values[n].over}
-    chosen = {a for _, p in roles.panels.values() for a in space.values[p].atoms}
+    summed = {a for n in roles.sums for a in space[n].over}
+    chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}
     stores = [v.walk for v in space.values if v.op == "store" and v.walk]
 
     def rank(atom: int) -> tuple[bool, bool, int, int]:
@@ -453,7 +452,7 @@ def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
 
     order = tuple(sorted(roles.parallel, key=rank))
     for n in roles.sums:
-        value = space.values[n]
+        value = space[n]
         inside = order[sum_depth(order, value) :]
         if not set(inside) <= value.over or not set(order) <= value.over | value.atoms:
             raise CompileError(

@@ -131,7 +131,7 @@ class Products(Frame):
         """(first chunk, number of chunks) of the summed atom that were computed; a short last chunk
         stands alone.
         """
-        (over,) = self.space.values[number].over
+        (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -160,7 +160,7 @@ class Products(Frame):
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
         out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
-        scope.add_up(out, given, scope.zero_when(self.space.values[number].over))
+        scope.add_up(out, given, scope.zero_when(self.space[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
         return Engine.VECTOR if copy in self.plan.engines.vector_copies else Engine.SCALAR
@@ -179,8 +179,8 @@ class Products(Frame):
         """Whether the engine of a reader reaches PSUM: not GpSimd, not a DMA, no operand of the
         tensor engine.
         """
-        value = self.space.values[number]
-        mixed = [self.space.values[i].dtype for i in value.inputs[value.op == "select" :]]
+        value = self.space[number]
+        mixed = [self.space[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
         return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 

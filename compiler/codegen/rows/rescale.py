@@ -28,7 +28,7 @@ def start_of(value: Value) -> float:
 
 def copied(frame: Frame, running: Running, held: Held, scope: Scope) -> Held:
     """The running column as it is."""
-    copy = frame.scratch(frame.space.values[running.column], scope, DType.F32)
+    copy = frame.scratch(frame.space[running.column], scope, DType.F32)
     frame.copy(scope, Engine.VECTOR, copy, held)
     return copy
 
@@ -44,7 +44,7 @@ def rescale(
     now).
     """
     rows, (before, now) = frame.rows(scope), moved
-    factor = frame.scratch(frame.space.values[running.column], scope, DType.F32)
+    factor = frame.scratch(frame.space[running.column], scope, DType.F32)
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
     power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
     frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)

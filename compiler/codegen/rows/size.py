@@ -97,7 +97,7 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 
 def _width(plan: RowPlan, number: int) -> int:
-    inner = inner_of(plan.roles, plan.space.values[number])
+    inner = inner_of(plan.roles, plan.space[number])
     return 1 if inner is None else plan.points(inner)
 
 

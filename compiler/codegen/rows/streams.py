@@ -19,6 +19,7 @@ from shardwright.compiler.codegen.rows.group import (
     SIDE_BY_SIDE,
     Band,
     Group,
+    bands,
     in_stages,
 )
 from shardwright.compiler.codegen.rows.levels import Pass
@@ -53,17 +54,9 @@ class Streams:
                 self._whole(band, rows, replace(shared, segments={atom: around[at]}))
 
     def bands(self) -> list[tuple[Piece, tuple[int, int]]]:
-        """Pieces of the rows, and the rows (first, end) of each; where masks decide which columns
-        are needed, several, so that each has its own.
-        """
-        size = self.plan.space.sizes[self.plan.roles.row]
-        step = min(size, self.streamed.tiles * self.height)
-        count, masked = size // step, bool(self.shared.columns.masked)
-        each = -(-count // (self.plan.most_bands if masked else 1))
-        found = [
-            Piece(first * step, step, min(each, count - first)) for first in range(0, count, each)
-        ]
-        found += pieces(size, step)[1:]
+        """Pieces of the rows, and the rows (first, end) of each."""
+        step = min(self.plan.space.sizes[self.plan.roles.row], self.streamed.tiles * self.height)
+        found = bands(self.plan, self.shared.columns, step)
         return [(p, (p.start, p.start + p.trip * p.extent)) for p in found]
 
     def _whole(self, scope: Scope, rows: tuple[int, int], shared: Shared) -> None:
@@ -105,7 +98,7 @@ class Streams:
         plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
         for n, (_, panel) in plan.roles.panels.items():
             if n in made and plan.streams(panel):
-                key = (panel, plan.space.values[n].over, plan.operand_type(n))
+                key = (panel, plan.space[n].over, plan.operand_type(n))
                 if key not in loaded:
                     loaded[key] = load_panel(plan, n, 1, scope)
                 panels[n] = loaded[key]
@@ -121,7 +114,7 @@ class Streams:
         needed = set(plan.space.slice(made))
         found: dict[int, Held] = {}
         for n in plan.vectors:
-            value = plan.space.values[n]
+            value = plan.space[n]
             if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]

@@ -60,7 +60,7 @@ class Sums:
         self.home: dict[int, Scope] = {}  # where a sum began, with the boxes it spans
 
     def _layout(self, number: int) -> Layout:
-        value, row = self.space.values[number], self.plan.roles.row
+        value, row = self.space[number], self.plan.roles.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
             tall = row if row in value.atoms else None
@@ -72,17 +72,17 @@ class Sums:
         return Layout(atoms[0], atoms[1], a, b, self.plan.operand_type(number))
 
     def _own(self, operand: int, value: Value) -> int | None:
-        atoms = self.space.values[operand].atoms & value.atoms & self.plan.roles.inner
+        atoms = self.space[operand].atoms & value.atoms & self.plan.roles.inner
         return next(iter(atoms), None)
 
     def _is_innermost(self, number: int, atom: int | None) -> bool:
         """Whether the first store that follows walks `atom` one element at a time."""
-        users = self.space.users(range(len(self.space.values)))
+        users = self.space.users()
         work, seen = deque([number]), {number}
         while work:
             n = work.popleft()
-            walk = self.space.values[n].walk
-            if self.space.values[n].op == "store" and walk:
+            walk = self.space[n].walk
+            if self.space[n].op == "store" and walk:
                 return abs(walk.stride(atom)) == 1
             following = [u for u in users.get(n, ()) if u not in seen]
             seen.update(following)
@@ -193,20 +193,16 @@ class Sums:
 
     def finish(self, numbers: Iterable[int], scope: Scope) -> None:
         """Values that follow from the finished sums `numbers`, up to their stores."""
-        todo = list(numbers)
-        while todo:
-            group = self._together(todo)
-            todo = [n for n in todo if n not in group]
-            self._follow(group, scope)
+        groups: dict[tuple[int | None, int | None], list[int]] = {}
+        for n in numbers:
+            groups.setdefault((self.layouts[n].tall, self.layouts[n].wide), []).append(n)
+        for (tall, wide), group in groups.items():
+            self._follow(group, tall, wide, scope)
 
-    def _together(self, numbers: Sequence[int]) -> list[int]:
-        """The first sum and those that lie like it."""
-        first = self.layouts[numbers[0]]
-        form = (first.tall, first.wide)
-        return [n for n in numbers if (self.layouts[n].tall, self.layouts[n].wide) == form]
-
-    def _follow(self, group: Sequence[int], scope: Scope) -> None:
-        tall, wide = self.layouts[group[0]].tall, self.layouts[group[0]].wide
+    def _follow(
+        self, group: Sequence[int], tall: int | None, wide: int | None, scope: Scope
+    ) -> None:
+        """The same of sums that lie alike."""
         axes = [] if wide is None else [wide]
         if tall is None:
             self._values(group, Frame(self.builder, self.space, None, axes), scope, Affine())
@@ -232,25 +228,19 @@ class Sums:
         for n in group:
             total = Held(self.held[n].tile, strides, chunk * self.width(n))
             frame.held[n] = total
-            if frame.space.values[n].dtype is not DType.F32:
-                rounded = frame.new(n, frame.space.values[n], scope)
+            if frame.space[n].dtype is not DType.F32:
+                rounded = frame.new(n, frame.space[n], scope)
                 frame.copy(scope, Engine.VECTOR, rounded, total)
         for n in self._after(group):
-            if n not in group and frame.space.values[n].op not in CODELESS:
+            if n not in group and frame.space[n].op not in CODELESS:
                 frame.emit(n, scope)
 
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
-        values, late = self.space.values, set(self.plan.roles.late)
-        sinks = [n for n in late if values[n].op in SINKS and self._sources(n) <= set(group)]
-        wanted = set(sinks)
-        for n in range(len(values) - 1, -1, -1):
-            if n in wanted and n not in group:
-                wanted.update(values[n].inputs)
-        return sorted(wanted)
-
-    def _sources(self, number: int) -> set[int]:
-        return set(self.space.slice([number])) & set(self.plan.roles.sums)
+        others = set(self.plan.roles.sums) - {*group}
+        sinks = [n for n in self.plan.roles.late if self.space[n].op in SINKS]
+        mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
+        return self.space.slice(mine, given=group)
 
 
 def _cut(size: int, extent: int) -> list[tuple[int, int]]:

@@ -166,15 +166,15 @@ def _stores(
     found = []
     for sink in sinks:
         types: list[DType] = []
-        at = space.values[sink].inputs[0]
+        at = space[sink].inputs[0]
         while at != number:
-            value = space.values[at]
+            value = space[at]
             if value.op != "convert":
                 raise refused(space, f"conversions alone behind a filter gradient, got {value.op}")
             types.append(value.dtype)
             (at,) = value.inputs
-        types.append(space.values[number].dtype)
-        found.append((tuple(reversed(types)), space.values[sink].access))
+        types.append(space[number].dtype)
+        found.append((tuple(reversed(types)), space[sink].access))
     return found
 
 

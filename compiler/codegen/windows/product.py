@@ -308,17 +308,17 @@ class _Block:
         place = scope.straight(self._tile_box(scope))
         frame = Frame(scope.builder, nest.space, nest.partition, nest.axes)
         number = self.form.number
-        total = frame.new(number, nest.space.values[number], place)
+        total = frame.new(number, nest.space[number], place)
         groups = tuple((a, total.strides[a]) for a in self.form.groups)
         for at, (_, moved) in enumerate(points(nest.sizes, groups)):
             part = replace(total, offset=total.offset + moved)
             steps = [(n, s) for n, s in enumerate(self.planner.steps) if s.slice.group == at]
             for columns in self._column_pieces(place):
                 self._columns(place, steps, sheets, filters, part, (image, line, height), columns)
-        last = {i: n for n in self.planner.epilogue for i in nest.space.values[n].inputs}
+        last = {i: n for n in self.planner.epilogue for i in nest.space[n].inputs}
         for n in self.planner.epilogue:
             frame.emit(n, place)
-            for i in {*nest.space.values[n].inputs}:
+            for i in {*nest.space[n].inputs}:
                 if last[i] == n and i in frame.held:
                     place.release(frame.held[i])
 

@@ -69,7 +69,7 @@ class Planner(Planning):
     ) -> None:
         self.epilogue, self.by_line = epilogue, by_line
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = max((form.space.values[n] for n in sinks), key=form.space.elements).access
+        self.out = max((form.space[n] for n in sinks), key=form.space.elements).access
         super().__init__(form, room, self.line.step, self.out)
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)
@@ -78,7 +78,7 @@ class Planner(Planning):
     @cached_property
     def epilogue_is_light(self) -> bool:
         """Whether Vector has little to do behind the products."""
-        return not any(self.form.space.values[n].op in BINARY for n in self.epilogue)
+        return not any(self.form.space[n].op in BINARY for n in self.epilogue)
 
     @cached_property
     def reach(self) -> tuple[int, int]:
@@ -160,7 +160,7 @@ class Planner(Planning):
         filters = len(self.steps) * width * item
         groups = self.form.space.points(self.form.groups)
         positions = plan.width if plan.by_line else 1
-        values = [self.form.space.values[n] for n in (self.form.number, *self.epilogue)]
+        values = [self.form.space[n] for n in (self.form.number, *self.epilogue)]
         each = sum(v.dtype.bytes for v in values if v.op not in (*SINKS, *CODELESS))
         return waiting + 2 * sheets + filters + 2 * positions * width * groups * each
 
