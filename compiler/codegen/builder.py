@@ -97,6 +97,11 @@ class Builder:
         self.next_register += 1
         return self.next_register - 1
 
+    def scope(self, extents: Mapping[int, int]) -> Scope:
+        """The place behind all code so far, at the first points of all atoms."""
+        boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_ATOM}
+        return Scope(self, self.body, boxes)
+
     def code(self) -> tuple[list[Tile], list[Instr | Loop]]:
         """Tiles and code made so far, as copies: later steps edit them in place."""
         return [*map(replace, self.tiles)], _copied([*self.prefix, *self.body])
@@ -121,20 +126,16 @@ class Builder:
         """Element type of a value on chip."""
         return self.tiles[held.tile].dtype
 
-    def filled(
-        self, value: Any, dtype: DType, elements: int = 1, partitions: int = 0, part: str = ""
-    ) -> Held:
+    def filled(self, value: Any, dtype: DType, elements: int = 1, part: str = "") -> Held:
         """A tile full of `value` (number or, for a register as data, `Affine`), made once per
         region.
 
         `part` keeps equal tiles apart that should not share memory.
         """
-        key = (str(value), dtype, elements, partitions, part)
+        key = (str(value), dtype, elements, part)
         if key not in self._splats:
-            rows = partitions or self.limits.partitions
-            tile = self.add_tile(
-                Tile(f"fill{len(self._splats)}", Space.SBUF, rows, elements, dtype)
-            )
+            rows, name = self.limits.partitions, f"fill{len(self._splats)}"
+            tile = self.add_tile(Tile(name, Space.SBUF, rows, elements, dtype))
             dst = AccessPattern(Space.SBUF, tile, Affine(), ((1, rows), (1, elements)))
             self.prefix.append(_fill(value, dst, dtype))
             self._splats[key] = Held(tile, {})

@@ -68,8 +68,7 @@ class _Nest:
 
     def emit(self) -> None:
         """Everything, into the builder's body."""
-        boxes = {a: Box(Affine(), e) for a, e in self.extents.items() if a != NO_ATOM}
-        scope = Scope(self.builder, self.builder.body, boxes)
+        scope = self.builder.scope(self.extents)
         shared = self.plan.shared if self.plan.held else ()
         rest = [a for a in self.plan.outer if a not in shared]
 

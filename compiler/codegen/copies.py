@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims
+from shardwright.compiler.codegen.builder import Builder, merge_dims
 from shardwright.compiler.codegen.domain import Space, Value
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
@@ -72,8 +72,7 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
     looped = len(atoms) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
-    scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
-    (scope,) = scope.nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
+    (scope,) = builder.scope(extents).nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
     sizes = [extents[a] for a in atoms]
     strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)

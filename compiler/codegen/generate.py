@@ -32,7 +32,7 @@ from shardwright.compiler.codegen.search import (
 )
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
-from shardwright.compiler.codegen.turns import is_turn, turn_candidates
+from shardwright.compiler.codegen.turns import turn_candidates, turns_of
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for
@@ -310,7 +310,7 @@ def _copier(space: Space, sink: int, tensors: Sequence[Tensor]) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
     if is_copy(space, sink, tensors):
         return copy_candidates
-    return turn_candidates if is_turn(space, sink, tensors) else None
+    return turn_candidates if turns_of(space, sink, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:

@@ -40,10 +40,12 @@ def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) 
     again = _made_again(program, behind, sums)
     if again is None or _overwrites(program, behind, again, tensors):
         return None
-    scratch = tuple(
-        _copies(program, program.nodes[n], f"sum{len(tensors) + k}") for k, n in enumerate(sums)
-    )
     numbers = range(len(tensors), len(tensors) + len(sums))
+    summed = zip(numbers, (program.nodes[n] for n in sums), strict=True)
+    scratch = tuple(  # memory for a sum of each core
+        Tensor(f"sum{number}", (2, *_shape(program, node)), node.dtype, "scratch")
+        for number, node in summed
+    )
     first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
     return Split((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
 
@@ -97,11 +99,6 @@ def _overwrites(
     )
     loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
-
-
-def _copies(program: RegionProgram, node: Node, name: str) -> Tensor:
-    """Memory for a sum of each core."""
-    return Tensor(name, (2, *_shape(program, node)), node.dtype, "scratch")
 
 
 def _shape(program: RegionProgram, node: Node) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ pass of Vector over the tile is not made. Next: `reductions.py` asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope
@@ -78,18 +78,17 @@ def _last_writer(body: Sequence[Instr | Loop], tile: int) -> int | None:
     """The last element of a body that may write a tile."""
     for at in range(len(body) - 1, -1, -1):
         item = body[at]
-        if isinstance(item, Loop) or any(_is_of(p, tile) for p in item.dsts):
+        if isinstance(item, Loop) or tile in _buffers(item.dsts):
             return at
     return None
 
 
-def _is_of(pattern: AccessPattern, tile: int) -> bool:
-    return pattern.space is not Space.HBM and pattern.buffer == tile
+def _buffers(patterns: Iterable[AccessPattern]) -> set[int]:
+    return {p.buffer for p in patterns if p.space is not Space.HBM}
 
 
 def _tiles(item: Instr | Loop) -> set[int]:
     """Tiles that an element of a body touches."""
     if isinstance(item, Loop):
         return set().union(*map(_tiles, item.body))
-    patterns = (*item.srcs, *item.dsts)
-    return {p.buffer for p in patterns if p.space is not Space.HBM}
+    return _buffers((*item.srcs, *item.dsts))

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +66,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
 
 def emit_strips(builder: Builder, plan: StripPlan) -> None:
     """Append the code of a strip region to the builder's body."""
-    boxes = {a: Box(Affine(), extent) for a, extent in plan.extents.items()}
-    _Nest(builder, plan).level(0, Scope(builder, builder.body, boxes), list(plan.values))
+    _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
 
 class _Nest:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, merge_dims
 from shardwright.compiler.codegen.copies import copied
 from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Tensor
 
 # Rows that reach the plateau of the DMA curve (hardware.json), and half of that.
 _RUN_BYTES = (4096, 2048)
@@ -53,11 +53,6 @@ class Turn:
     across: Side
     length: int
     width: int
-
-
-def is_turn(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
-    """Whether `sink` stores a load of floats that lies crosswise in memory."""
-    return bool(turns_of(space, sink, tensors))
 
 
 def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
@@ -139,8 +134,7 @@ def _emit(space: Space, turn: Turn, builder: Builder) -> None:
     )
     extents = dict.fromkeys(atoms, 1)
     extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
-    scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
-    for place in scope.nested(space.sizes, extents):
+    for place in builder.scope(extents).nested(space.sizes, extents):
         _Block(turn, place).emit()
 
 

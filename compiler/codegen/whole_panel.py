@@ -9,7 +9,7 @@ transposes put them in order (as in `row_blocks.py`, whose blocks want rows in e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -88,12 +88,11 @@ def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
     """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
     made = (plan.lines, plan.depth_split)
     rows, k = (length(plan.space, m) for m in made)
-    points = {a: plan.extents[a] for a in plan.group}
     if plan.stationary.natural:
-        return _lines_ns(plan, _lines(plan, walk, (made[0], made[1]), points), k, item), 1 / k
+        return _lines_ns(plan, _lines(plan, walk, made, plan.points), k, item), 1 / k
     if not turns_twice(plan, walk, item):
         return _direct_ns(plan, walk, item), 0.0
-    return _lines_ns(plan, _lines(plan, walk, (made[1], made[0]), points), rows, item), _twice(plan)
+    return _lines_ns(plan, _lines(plan, walk, made[::-1], plan.points), rows, item), _twice(plan)
 
 
 def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
@@ -103,8 +102,7 @@ def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
     assert plan.rates is not None
     if walk.stride(plan.lines.minor) != 1:
         return False
-    points = {a: plan.extents[a] for a in plan.group}
-    lines = _lines(plan, walk, (plan.depth_split, plan.lines), points)
+    lines = _lines(plan, walk, (plan.depth_split, plan.lines), plan.points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
     ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
     turned = plan.rates.engine_ns(Engine.TENSOR, columns)
@@ -133,14 +131,12 @@ def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -
     return sum(plan.rates.transfer_ns(parts * run, run, parts) for parts, run in found)
 
 
-def _lines(
-    plan: ContractPlan, walk: Walk, made: tuple[Split, Split], points: Mapping[int, int]
-) -> list[Lines]:
-    """Rows that the first of `made` counts, along the second: one line where those of the points of
-    a group follow each other, or lie side by side.
+def _lines(plan: ContractPlan, walk: Walk, made: Sequence[Split], number: int) -> list[Lines]:
+    """Rows that the first of `made` counts, along the second, of `number` points of a group: one
+    line where those follow each other, or lie side by side.
     """
     count, row = (length(plan.space, m) for m in made)
-    pitch, number = walk.stride(made[0].minor), math.prod(points.values())
+    pitch = walk.stride(made[0].minor)
     between = walk.stride(plan.group[0]) if plan.group else count * pitch
     if pitch == row and between == count * pitch:
         return [Lines(0, 0, number * count, pitch, _EACH)]
@@ -161,9 +157,9 @@ class WholeLoader:
 
     def load(self, scope: Scope) -> Held:
         """The panel [k, tiles of k, group, rows] at `scope`, filled."""
-        plan, points = self.plan, {a: scope.extent(a) for a in self.plan.group}
+        plan, points = self.plan, scope.elements(self.plan.group)
         made = (plan.lines, plan.depth_split)
-        step = math.prod(points.values()) * self.rows
+        step = points * self.rows
         panel = self._panel("stationary", step, plan.depth_split, scope)
         strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
@@ -171,9 +167,9 @@ class WholeLoader:
             for line in _lines(plan, self.walk, made, points):
                 self._turned(line, panel, step, made[1], scope)
         elif turns_twice(plan, self.walk, self.item):
-            across_step = math.prod(points.values()) * self.k
+            across_step = points * self.k
             across = self._panel("across", across_step, made[0], scope)
-            for line in _lines(plan, self.walk, (made[1], made[0]), points):
+            for line in _lines(plan, self.walk, made[::-1], points):
                 self._turned(line, across, across_step, made[0], scope)
             self._turned_back(across, across_step, panel, step, scope)
         else:

@@ -134,7 +134,11 @@ class Group(Products):
         for n in stage.values:
             self._begin(n, self.space[n])
         if stage.inner is not None and self._takes_turns(stage):
-            tiles = [self._enter(Piece(p.start, p.extent)) for p in self._single_tiles()]
+            tiles = [
+                self._enter(Piece(p.start + at * p.extent, p.extent))
+                for p in self.parts
+                for at in range(p.trip)
+            ]
             self._sweep(stage, tiles, stage.inner)
         else:
             for part in self.parts:
@@ -156,11 +160,6 @@ class Group(Products):
         for r, held in zip(moving, before, strict=True):
             moved = (held, self._running(r, place))
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
-
-    def _single_tiles(self) -> list[Piece]:
-        return [
-            Piece(p.start + at * p.extent, p.extent) for p in self.parts for at in range(p.trip)
-        ]
 
     def _takes_turns(self, stage: Stage) -> bool:
         """Whether the row tiles of the group take turns in every block, so that a sum over them

@@ -23,7 +23,6 @@ from shardwright.compiler.codegen.rows.streams import Streams
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.codegen.values import Frame
-from shardwright.compiler.isa.region import Affine
 
 # Plans that are generated to be timed, and up to how many values: larger ones take long (our
 # choice).
@@ -75,15 +74,14 @@ class Nest:
     def emit(self) -> None:
         """Everything, into the builder's body."""
         roles, sizes = self.plan.roles, self.space.sizes
-        boxes = {a: Box(Affine(), sizes[a]) for a in roles.inner}
-        boxes |= {a: Box(Affine(), 1) for a in roles.parallel}
-        boxes[roles.row] = Box(Affine(), self.height)
-        self._level(0, Scope(self.builder, self.builder.body, boxes), ())
+        extents = {a: sizes[a] for a in roles.inner} | dict.fromkeys(roles.parallel, 1)
+        self._level(0, self.builder.scope(extents | {roles.row: self.height}), ())
 
     def _level(self, depth: int, scope: Scope, runs: Around) -> None:
         """Code inside `depth` parallel loops, and of a segment around them (`runs`)."""
         self._prepare(depth, scope)
-        own = [n for n in self.plan.roles.sums if self._sum_depth(n) == depth]
+        order = self.plan.order
+        own = [n for n in self.plan.roles.sums if sum_depth(order, self.space[n]) == depth]
         streamed = self.plan.streamed
         if not (own and streamed and streamed.outside):
             self._inside(own, depth, scope, runs)
@@ -104,9 +102,6 @@ class Nest:
                 self._level(depth + 1, scope.enter(order[depth], piece), runs)
         if sums:
             self.sums.finish(sums, scope)
-
-    def _sum_depth(self, number: int) -> int:
-        return sum_depth(self.plan.order, self.space[number])
 
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""

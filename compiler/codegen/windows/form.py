@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Limited, Space, Value, Walk
+from shardwright.compiler.codegen.domain import Limited, Space, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
@@ -113,7 +113,7 @@ def form_of(space: Space, number: int) -> Form:
     """The form of contraction `number`. Raises CompileError when it has another one."""
     contract = space[number]
     left, right = contract.inputs
-    if not _is_windows(space[left]):
+    if not (space[left].walk and space[left].access.bounds):
         left, right = right, left
     walks = [space[n].walk for n in (left, right)]
     if walks[0] is None or walks[1] is None or not walks[0].bounds or walks[1].bounds:
@@ -129,7 +129,7 @@ def form_of(space: Space, number: int) -> Form:
     else:
         line = Dim(0, 1, inner.size * inner.unit, (), ())
     bounded = {a for b in walk.bounds for a in b.strides}
-    plain = _by_stride(walk, set(walk.strides) - bounded)
+    plain = sorted(set(walk.strides) - bounded, key=lambda a: (-abs(walk.stride(a)), a))
     other = space[right].atoms
     groups = [a for a in plain if a in other and a not in contract.over]
     return Form(
@@ -150,18 +150,10 @@ def form_of(space: Space, number: int) -> Form:
     )
 
 
-def _is_windows(value: Value) -> bool:
-    return value.walk is not None and bool(value.walk.bounds)
-
-
 def _dim(bound: Limited, over: Iterable[int]) -> Dim:
     ranked = sorted(bound.strides.items(), key=lambda s: s[1])
     kept = tuple(s for s in ranked if s[0] not in over)
     return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
-
-
-def _by_stride(walk: Walk, atoms: Iterable[int]) -> list[int]:
-    return sorted(atoms, key=lambda a: (-abs(walk.stride(a)), a))
 
 
 def points(sizes: Mapping[int, int], steps: Steps) -> Iterator[tuple[dict[int, int], int]]:

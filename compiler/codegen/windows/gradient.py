@@ -15,7 +15,6 @@ from functools import partial
 from itertools import groupby, product
 
 from shardwright.compiler.codegen.builder import (
-    Box,
     Builder,
     Held,
     Piece,
@@ -49,10 +48,8 @@ def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Ca
 
 
 def _emit(nest: GradientPlanner, plan: GradientPlan, builder: Builder) -> None:
-    boxes = {a: Box(Affine(), 1) for a in nest.sizes}
-    for atom in (*nest.columns, *nest.form.groups):
-        boxes[atom] = Box(Affine(), nest.sizes[atom])
-    scope = Scope(builder, builder.body, boxes)
+    whole = {a: nest.sizes[a] for a in (*nest.columns, *nest.form.groups)}
+    scope = builder.scope(dict.fromkeys(nest.sizes, 1) | whole)
     for place in scope.nested(nest.sizes, {nest.wide: plan.columns}):
         _Sums(nest, plan, place).emit()
 

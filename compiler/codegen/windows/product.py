@@ -92,11 +92,9 @@ class _Nest:
 
     def emit(self, builder: Builder) -> None:
         """Everything, into the builder's body."""
-        form, space = self.form, self.form.space
-        boxes = {a: Box(Affine(), 1) for a in space.sizes}
-        for atom in (*self.planner.columns, *form.groups):
-            boxes[atom] = Box(Affine(), self.sizes[atom])
-        scope = Scope(builder, builder.body, boxes)
+        form = self.form
+        whole = {a: self.sizes[a] for a in (*self.planner.columns, *form.groups)}
+        scope = builder.scope(dict.fromkeys(self.sizes, 1) | whole)
         extents = {a: 1 for a in form.images} | {self.planner.image: self.plan.images}
         # A loop over images has everything in front of it that stays.
         looped = any(self.sizes[a] >= 2 * extents[a] for a in form.images)
@@ -376,12 +374,9 @@ class _Block:
                 if atom is not None:
                     bank = replace(bank, strides={**bank.strides, atom: width})
                     group.boxes[atom] = Box(Affine(), end - low)
-                engine = Engine.SCALAR if low else self._evicting()
+                light = self.planner.epilogue_is_light
+                engine = Engine.VECTOR if light and not low else Engine.SCALAR
                 self._evict(group, total, (bank, start, atom), where[2], engine)
-
-    def _evicting(self) -> Engine:
-        """Who copies results out of PSUM when one engine does."""
-        return Engine.VECTOR if self.planner.epilogue_is_light else Engine.SCALAR
 
     def _evict(
         self,
