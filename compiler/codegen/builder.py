@@ -74,9 +74,7 @@ class Held:
 
 
 class Builder:
-    """A region under construction: tiles, code, registers, and what is made once in front of
-    everything.
-    """
+    """A region under construction: tiles, code, registers, and what is made once before it."""
 
     def __init__(self, limits: Limits, tensors: Sequence[Tensor], first_register: int) -> None:
         self.limits = limits
@@ -158,9 +156,7 @@ def _fill(value: Any, dst: AccessPattern, dtype: DType) -> Instr:
 
 
 class Scope:
-    """A place in the loop nest. `register` and `trip` describe the innermost loop around it (-1, 1
-    outside).
-    """
+    """A place in a loop nest; `register` and `trip` are of the innermost loop (-1, 1 outside)."""
 
     def __init__(
         self,
@@ -196,9 +192,7 @@ class Scope:
         return scope
 
     def loop(self, trip: int) -> Scope:
-        """The body of a new loop of `trip` iterations, appended here; its boxes are still those of
-        this scope.
-        """
+        """The body of a new loop of `trip` iterations, appended here, with these boxes."""
         register = self.builder.new_register()
         loop = Loop(register, trip, [])
         self.body.append(loop)
@@ -254,9 +248,7 @@ class Scope:
         return scope
 
     def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
-        """When a sum over `atoms` overwrites its destination here (the `zero_when` of
-        instructions).
-        """
+        """When a sum over `atoms` overwrites its destination here: `zero_when` of instructions."""
         registers: tuple[int, ...] = ()
         for atom in sorted(atoms):
             start = self.first.get(atom, ())
@@ -307,9 +299,7 @@ class Scope:
         slots: int = 0,
         loaded: bool = False,
     ) -> Held:
-        """The same with an element at every point of `axes` (major to minor) at the extents of
-        this scope.
-        """
+        """The same with an element at every point of `axes` (major to minor) of this scope."""
         elements = self.elements(axes)
         return self.hold(self.tile(name, partitions, elements, dtype, slots, loaded), axes)
 
@@ -368,9 +358,7 @@ class Scope:
     def add_up(
         self, dst: AccessPattern, src: AccessPattern, zero_when: tuple[int, ...] | None
     ) -> None:
-        """Sums over the innermost dim of `src`, added to `dst` unless all registers of `zero_when`
-        are 0.
-        """
+        """Sums over the last dim of `src`, added to `dst` unless registers `zero_when` are 0."""
         attrs = {"op": "add", "num_reduced": 1, "zero_when": zero_when}
         self.add("tensor_reduce", Engine.VECTOR, dst, (src,), **attrs)
 
@@ -393,9 +381,7 @@ class Scope:
         return math.prod(self.extent(a) for a in axes)
 
     def patterns(self, rows: int, axes: Sequence[int], *values: Held) -> list[AccessPattern]:
-        """One on-chip pattern per value over `rows` partitions and `axes`, equal shapes, dims
-        merged where possible.
-        """
+        """Patterns of equal shape over `rows` partitions and `axes`, dims merged where possible."""
         merged = merge_dims(
             [self.extent(a) for a in axes], [[v.strides.get(a, 0) for a in axes] for v in values]
         )
@@ -460,9 +446,7 @@ def divided(value: Affine, by: int) -> Affine:
 
 
 def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
-    """Dims (stride, size) per operand, size-1 dims dropped, neighbours merged where all operands
-    allow it.
-    """
+    """Dims (stride, size) per operand, none of size 1, merged where all operands allow it."""
     kept: list[tuple[int, tuple[int, ...]]] = []
     for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
         if size == 1:

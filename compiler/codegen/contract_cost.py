@@ -89,9 +89,7 @@ def nanoseconds(
 def _stored_ns(
     plan: ContractPlan, out: Walk, plain: bool, total: int, room: Room
 ) -> tuple[float, float]:
-    """(time of the transfers of `total` elements of a result to one place, columns transposed on
-    their way).
-    """
+    """(time to store `total` elements of a result in a place, columns transposed before)."""
     item, height = room.tensors[out.tensor].dtype.bytes, 1
     extents = plan.extents
     if plan.rows is not None:

@@ -188,9 +188,7 @@ def row_atom(plan: ContractPlan, operand: Operand, extents: Mapping[int, int]) -
 
 
 def even_tile(size: int, limit: int) -> int:
-    """Tile size up to `limit`: a divisor when that costs at most a quarter more tiles, else
-    `limit`.
-    """
+    """Tile size: a divisor of `size` where that makes at most 5/4 as many tiles, else `limit`."""
     if size <= limit:
         return size
     fewest = math.ceil(size / limit)

@@ -117,9 +117,7 @@ class _Planner:
         )
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
-        """The atom that fills most partitions; of equal ones the one that is innermost in memory,
-        then the largest.
-        """
+        """The atom that fills most partitions, then innermost in memory, then the largest."""
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
@@ -129,9 +127,7 @@ class _Planner:
         return max(atoms, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
-        """Plans with the stationary block resident and streamed, and with wide and narrow
-        panels.
-        """
+        """Plans with the stationary block resident and streamed, with wide and narrow panels."""
         self.depth = self._best(self.over, self.walks)
         rows = self._best(self.m, self.walks[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
@@ -275,9 +271,7 @@ class _Planner:
         return space, replace(made, major=max(others, key=merit))
 
     def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Panel atoms (major to minor in the result) and their extents, up to `limit` columns:
-        whole atoms from the innermost out.
-        """
+        """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
         width = 1
         extents: dict[int, int] = {}
         for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
@@ -293,9 +287,7 @@ class _Planner:
     # blocking
 
     def _tiles(self, plan: ContractPlan) -> ContractPlan | None:
-        """block, chunk and slot counts that fit PSUM and the budget; None when the form does not
-        fit.
-        """
+        """Blocks, chunks and slots that fit PSUM and the budget; None when the form does not."""
         turning = plan.moving.natural + plan.stationary.natural
         slots = 1 if plan.depth_tiles >= _LONG_K else 2
         banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots

@@ -108,7 +108,7 @@ class _Nest:
         if self.plan.whole:
             walk = self.space[self.plan.stationary.number].access
             item = self.builder.tensors[walk.tensor].dtype.bytes
-            self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
+            self.kept = WholeLoader(self.plan, self.panels.in_turn(), item).load(scope)
         self._loops(scope, [self.counted], self._block)
 
     def _block(self, scope: Scope) -> None:
@@ -182,9 +182,7 @@ class _Nest:
         self._emit_late(frame, late, inner, {*done, made})
 
     def _made(self, frame: Frame, late: Sequence[int], scope: Scope) -> tuple[int, set[int]]:
-        """(what leaves PSUM, the value that takes the product there or the product itself; values
-        that were computed for it).
-        """
+        """(what leaves PSUM: the taker of the product, or itself; values computed for that)."""
         if self.taker is None:
             return self.plan.number, set()
         others = [i for i in self.space[self.taker].inputs if i != self.plan.number]
@@ -309,9 +307,7 @@ class _Nest:
     # epilogue
 
     def _finish(self, scope: Scope, total: Held, rows: int, step: int) -> None:
-        """Run what follows the contraction, one row tile at a time; `step` elements of `total` are
-        a row tile.
-        """
+        """What follows, one row tile at a time; `step` elements of `total` are a row tile."""
         frame, late = self._begin(scope)
         inner, row = scope.counted(rows)
         self._at_row(inner, scope, row)
@@ -345,9 +341,7 @@ class _Nest:
                     scope.release(frame.held[i])
 
     def _is_row_free(self, number: int) -> bool:
-        """A value of the epilogue that is the same for all row tiles and does not need the
-        product.
-        """
+        """Whether a value of the epilogue is the same for all row tiles, without the product."""
         value = self.space[number]
         needs = self.space.slice([number])
         moves = {self.plan.rows, self.blocks} & value.atoms

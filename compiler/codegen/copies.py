@@ -21,9 +21,7 @@ _SMALL_BYTES = 65536
 
 
 def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
-    """Whether `sink` stores a load that nothing else reads and that does not overlap it in
-    memory.
-    """
+    """Whether `sink` stores a load, by runs that are long enough, that nothing else reads."""
     source = copied(space, sink, tensors)
     if source is None:
         return False

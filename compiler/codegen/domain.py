@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.region import Affine, Node
 
 ACTIVATIONS = nodes_of(NodeKind.CURVED)
 UNARY = nodes_of(NodeKind.UNARY)
@@ -141,11 +141,7 @@ class Space:
 
     def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
         """`sinks` and everything they need, in order; values that are `given` need nothing."""
-        wanted = set(sinks)
-        for n in range(len(self.values) - 1, -1, -1):
-            if n in wanted and n not in given:
-                wanted.update(self.values[n].inputs)
-        return sorted(wanted)
+        return needed(self.values, sinks, given)
 
     def users(self, among: Iterable[int] | None = None) -> dict[int, list[int]]:
         """Readers of each value, looking at the values `among` only if given."""
@@ -173,6 +169,17 @@ class Space:
     def elements(self, value: Value) -> int:
         """Number of elements of a value (tails not counted)."""
         return self.points(value.atoms)
+
+
+def needed(
+    nodes: Sequence[Node] | Sequence[Value], sinks: Iterable[int], given: Collection[int] = ()
+) -> list[int]:
+    """`sinks` and everything they need, in order; nodes that are `given` need nothing."""
+    wanted = set(sinks)
+    for n in range(len(nodes) - 1, -1, -1):
+        if n in wanted and n not in given:
+            wanted.update(nodes[n].inputs)
+    return sorted(wanted)
 
 
 class Rewriting:

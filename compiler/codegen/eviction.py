@@ -79,9 +79,7 @@ def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:
 
 
 class Columns(Frame):
-    """Code for value `number`, of which `frame` holds the tile, on a run of its columns while the
-    product is in PSUM.
-    """
+    """Value `number` on a run of columns of its tile in `frame`, while the product is in PSUM."""
 
     def __init__(self, frame: Frame, number: int, product: int, scope: Scope) -> None:
         super().__init__(frame.builder, frame.space, frame.partition, (_RUN,))

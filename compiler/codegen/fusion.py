@@ -235,9 +235,7 @@ def _fused(
 
 
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
-    """Give every `scaled` identity or square to the engine that has less to do; large ones choose
-    first.
-    """
+    """Every `scaled` identity or square to the engine with less to do; large ones choose first."""
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
 
     def taken(n: int, engine: Engine) -> float:

@@ -25,9 +25,7 @@ def root_of(tensors: Sequence[Tensor], number: int) -> int:
 def refuse_stale_reads(
     space: Space, tensors: Sequence[Tensor], groups: Iterable[Sequence[int]]
 ) -> None:
-    """Check all nests of a region, in the order they run. Raises CompileError
-    SW_CODEGEN_IN_PLACE.
-    """
+    """Check the nests of a region in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
     for sinks in groups:
         inside = [space[n] for n in space.slice(sinks)]
@@ -66,9 +64,7 @@ def _is_safe(space: Space, read: Value, store: Value, sinks: Sequence[int]) -> b
 
 
 def _is_pointwise(space: Space, read: Value) -> bool:
-    """Whether a point is read only where the same point is stored: not as an operand of a
-    contraction.
-    """
+    """Whether a point is read only where it is stored: not as an operand of a contraction."""
     operands = [i for v in space.values if v.op == "contract" for i in v.inputs]
     return all(space[n] is not read for n in space.slice(operands))
 

@@ -60,9 +60,7 @@ def _ways(loop: Loop, ways: int) -> int:
 
 
 def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
-    """The body for iterations `turn`, `turn + count`, ...; tiles that rotate with the loop are
-    copied.
-    """
+    """The body for iterations `turn`, `turn + count`, ...; tiles that rotate with it are copied."""
     copies: dict[int, int] = {}
 
     def tile(number: int) -> int:

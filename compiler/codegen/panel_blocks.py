@@ -20,7 +20,7 @@ from shardwright.compiler.codegen.contract_plan import (
 )
 from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
-from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.program import Engine
 
 RowsOf = Callable[
     [ContractPlan, Operand, Walk, Mapping[int, int], int], tuple[int, RowBlock | None]
@@ -33,8 +33,7 @@ class BlockLoader:
 
     builder: Builder
     plan: ContractPlan
-    copiers: Sequence[Engine]
-    turn: int = 0
+    copiers: Iterator[Engine]
 
     def natural(self, operand: Operand, panel: Held, scope: Scope) -> bool:
         """Load a natural operand; False where blocks do not pay, or it is computed."""
@@ -114,9 +113,8 @@ class BlockLoader:
                 target = scope.on_chip(bank, width, ((block.each, block.unit),), row)
                 scope.transpose(target, replace(source, start=low))
             place = block.place(low * block.each, to.strides)
-            self._copy(
-                scope, scope.on_chip(to, width, out, place), scope.on_chip(bank, width, into)
-            )
+            target = scope.on_chip(to, width, out, place)
+            scope.copy(next(self.copiers), target, scope.on_chip(bank, width, into))
 
     def _turn_back(
         self, block: RowBlock, across: Held, panel: Held, step: int, scope: Scope
@@ -141,9 +139,5 @@ class BlockLoader:
                 target = scope.flat(bank, k, block.row, point * block.row)
                 scope.transpose(target, source)
             place = block.place(low * k, places)
-            self._copy(scope, scope.on_chip(panel, k, out, place), scope.on_chip(bank, k, into))
-
-    def _copy(self, scope: Scope, target: AccessPattern, source: AccessPattern) -> None:
-        self.turn += 1
-        copier = self.copiers[self.turn % len(self.copiers)]
-        scope.copy(copier, target, source)
+            target = scope.on_chip(panel, k, out, place)
+            scope.copy(next(self.copiers), target, scope.on_chip(bank, k, into))

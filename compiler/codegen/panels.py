@@ -8,8 +8,9 @@ the tensor engine and copied into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from shardwright.compiler.codegen.builder import (
     NO_ATOM,
@@ -50,7 +51,11 @@ class Panels:
         # Who copies transposed blocks, in turn; sums in SBUF keep Vector busy.
         sums = plan.staged and plan.sums > 1
         self.copiers = (Engine.SCALAR,) if sums else (Engine.VECTOR, Engine.SCALAR)
-        self.blocks = BlockLoader(builder, plan, self.copiers)
+        self.blocks = BlockLoader(builder, plan, self.in_turn())
+
+    def in_turn(self) -> Iterator[Engine]:
+        """Copiers one after the other, Scalar first."""
+        return cycle(self.copiers[::-1])
 
     def axes(self, operand: Operand) -> tuple[int, ...]:
         """Free axes of a panel: k tiles, then the operand's free atoms."""
@@ -113,9 +118,7 @@ class Panels:
         return frame.operand(number)
 
     def _load_rows(self, operand: Operand, panel: Held, scope: Scope) -> None:
-        """Blocks of rows: up to 128 of one free atom on the partitions, k and other free atoms
-        along the row.
-        """
+        """Blocks of rows: up to 128 of one free atom on the partitions, the rest along the row."""
         row = row_atom(self.plan, operand, {a: scope.extent(a) for a in operand.free})
         most = self.builder.limits.transpose_max
         atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
@@ -138,9 +141,7 @@ class Panels:
         return Frame(self.builder, self.space, row, [*beside, *depths])
 
     def _raw_rows(self, frame: Frame, scope: Scope, atoms: Sequence[tuple[int, int]]) -> _Rows:
-        """A tile for all rows of a panel, so that the next panel arrives while this one is
-        turned.
-        """
+        """A tile for all rows of a panel: the next panel arrives while this one is turned."""
         step = scope.elements(frame.axes)
         steps, blocks = {}, 1
         for atom, size in reversed(atoms):

@@ -19,17 +19,17 @@ _JOINS = {"max": "maximum", "min": "minimum"}  # other kinds are names of elemen
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A region as two: `halves` has the sums stored for each core, `joined` goes on from there.
-    `scratch` are the tensors in between, numbered behind those of the function.
+class Cut:
+    """A region cut in two; `joined` follows where both halves have sums of their own, which lie in
+    `scratch`: tensors numbered behind those of the function.
     """
 
     halves: tuple[RegionProgram, RegionProgram]
-    joined: RegionProgram
-    scratch: tuple[Tensor, ...]
+    joined: RegionProgram | None = None
+    scratch: tuple[Tensor, ...] = ()
 
 
-def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Split | None:
+def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
     """`program` in front of and behind its sums over `atom`; None when something behind a sum
     still moves along the atom, or needs more than loads and elementwise operators.
     """
@@ -47,7 +47,7 @@ def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) 
         for number, node in summed
     )
     first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
-    return Split((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
+    return Cut((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
 
 
 def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
@@ -70,9 +70,7 @@ def _moves(program: RegionProgram, number: int, atom: int) -> bool:
 def _made_again(
     program: RegionProgram, behind: Collection[int], sums: Collection[int]
 ) -> set[int] | None:
-    """What nodes behind the sums read besides them; None when that is more than loads and
-    elementwise operators.
-    """
+    """What nodes behind the sums read besides them; None unless loads and elementwise operators."""
     found: set[int] = set()
     work = [i for n in behind for i in program.nodes[n].inputs]
     while work:

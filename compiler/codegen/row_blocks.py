@@ -28,9 +28,7 @@ PSUM_COLUMNS = 512  # fp32 elements of a bank (documented: hardware.json psum ba
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """`partitions` x `each` rows of `row` elements, counted by `extents` points of `atoms`
-    (innermost first).
-    """
+    """`partitions` x `each` rows of `row` elements: `extents` of `atoms` (innermost first)."""
 
     row: int
     atoms: tuple[int, ...]
@@ -55,9 +53,7 @@ class RowBlock:
         return AccessPattern(Space.HBM, walk.tensor, address, dims)
 
     def loops(self, atoms: Iterable[int]) -> list[tuple[int, int]]:
-        """(atom, extent) of loops over all blocks: other `atoms` point by point, then those that
-        count rows, outermost first.
-        """
+        """(atom, extent) of loops over all blocks: other `atoms` by point, then its own."""
         beside = [(a, 1) for a in atoms if a not in self.atoms]
         return [*beside, *reversed([*zip(self.atoms, self.extents, strict=True)])]
 
@@ -66,9 +62,7 @@ class RowBlock:
         return [strides[a] for a in self.atoms]
 
     def every(self, strides: Mapping[int, int]) -> tuple[list[int], list[int]]:
-        """(sizes, steps), outermost first, of every `each`-th row in a tile with these strides: one
-        row of each partition.
-        """
+        """(sizes, steps), outermost first, of every `each`-th row: one of each partition."""
         reach = spread(self.each, self.extents)
         assert reach is not None, self
         dims = list(zip(reach, self.extents, self.strides(strides), strict=True))

@@ -43,9 +43,7 @@ def in_passing(
 
 
 def _maker(frame: Frame, value: Value, source: Held, target: Held, scope: Scope) -> int | None:
-    """Where in the body of `scope` an activation makes all that a sum reads, each row on its own
-    partition; None where nothing does.
-    """
+    """Where in the body of `scope` an activation makes all that a sum reads by row; or None."""
     read = frame.space[value.inputs[0]]
     free = [a for a in frame.axes if a in read.atoms]
     elements = math.prod(scope.extent(a) for a in free)

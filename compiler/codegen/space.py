@@ -25,10 +25,7 @@ _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 
 def normalise(program: RegionProgram) -> Space:
-    """The space of a compute region.
-
-    Raises CompileError for element types the engines do not have.
-    """
+    """The space of a compute region. Raises CompileError for types that the engines do not have."""
     sizes = {a: n for a, n in enumerate(program.atoms) if n != 1}
     space = Space(program.name, sizes, [])
     number: dict[int, int] = {}
@@ -126,9 +123,7 @@ def _limited(space: Space, bound: Bound) -> Limited:
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
-    """`source` as if it were summed over atoms it does not span: a sum of equal terms is a
-    product.
-    """
+    """`source` summed over atoms it does not span: a sum of equal terms is a product."""
     value = space[source]
     count = math.prod(space.sizes[a] for a in missing)
     if kind == "xor":

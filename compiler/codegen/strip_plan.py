@@ -108,9 +108,7 @@ def _is_indexed(value: Value) -> bool:
 
 
 def _runs(size: int, partitions: int) -> list[int]:
-    """Row lengths to cut an atom into: even over the partitions, or long; divisors where there are
-    good ones.
-    """
+    """Row lengths to cut an atom into: even over the partitions, or long; divisors if good."""
     wanted = {math.ceil(size / partitions), *_SPLIT_RUNS}
     return sorted({near_divisor(size, run) for run in wanted if 1 < run < size})
 
@@ -187,9 +185,7 @@ class _Planner:
     def _extents(
         self, ranked: Sequence[int], slots: tuple[int, int], row_bytes: int
     ) -> dict[int, int]:
-        """Tile extents: reduced atoms first, then from the innermost outwards, while the budget
-        lasts.
-        """
+        """Tile extents: reduced atoms first, then from the innermost out, within the budget."""
         extents = dict.fromkeys(self.sizes, 1)
         fixed = set()
         if self.partition is not None:
@@ -328,9 +324,7 @@ class _Tiling:
     # loop order
 
     def _order(self, ranked: Sequence[int]) -> tuple[int, ...] | None:
-        """Looped atoms, outermost first: the partition atom last, but what a sum runs over after
-        the rest.
-        """
+        """Looped atoms, outermost first: what a sum runs over last, before it the partitions."""
         looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)
         before: dict[int, set[int]] = {a: set() for a in looped}

@@ -40,18 +40,14 @@ class StripPlan:
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Loops around a value: where its instructions run, and where its result is there to be
-    read.
-    """
+    """Loops around a value: where its instructions run, and where its result can be read."""
 
     run: int
     result: int
 
 
 def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
-    """Depths of every value for a loop order. A reduction over loops has its result outside
-    them.
-    """
+    """Depths of values for a loop order; a reduction over loops has its result outside them."""
     at = {atom: i for i, atom in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
@@ -110,9 +106,7 @@ class _Nest:
         stored |= {root(tensor) for sink, tensor in walks if sink}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
-        """Single values of this depth, and passes over the next loop, in an order that respects
-        reductions.
-        """
+        """Single values of this depth, and passes over the next loop, in an order that works."""
         ready = self._rounds(depth, todo)
         units: list[tuple[list[int], bool]] = []
         for number in range(max(ready.values(), default=-1) + 1):
@@ -151,9 +145,7 @@ class _Nest:
         return self.space[number].op in SINKS
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
-        """`ends` and what they need from inside the next loop; values of earlier passes are made
-        again.
-        """
+        """`ends` and what they need inside the next loop, values of earlier passes made again."""
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:

@@ -30,9 +30,7 @@ from shardwright.compiler.isa.program import Space as Memory
 
 
 class Frame:
-    """Code for values of one space with `partition` on the partitions and `axes` along the free
-    dims.
-    """
+    """Code for values of a space with `partition` on the partitions and `axes` along free dims."""
 
     def __init__(
         self,
@@ -231,9 +229,7 @@ def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
-    """The stored value with real elements along all `axes`, in an order in which its DMA reads
-    runs.
-    """
+    """The stored value with elements along all `axes`, in an order in which its DMA reads runs."""
     (number,) = store.inputs
     source, walk = frame.space[number], store.access
     axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
@@ -298,9 +294,7 @@ def _with_scalar(
     value: Value,
     scope: Scope,
 ) -> None:
-    """dst = tensor op scalar (swapped when `reverse`); the scalar is an immediate or one element
-    per partition.
-    """
+    """dst = tensor op scalar, swapped if `reverse`: an immediate, or one element per partition."""
     source, immediate = frame.operand(tensor), frame.constant(scalar)
     second = None if immediate is not None else frame.operand(scalar)
     if op == "divide" and not reverse and second is not None and value.dtype.is_float:
@@ -317,9 +311,7 @@ def _with_scalar(
 
 
 def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
-    """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the
-    cycles).
-    """
+    """1 / row scalar: elements then cost a multiply each, not a divide (8 times the cycles)."""
     result = frame.scratch(frame.space[number], scope, DType.F32)
     frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
     scope.release(result)
@@ -380,9 +372,7 @@ def copy_engine(given: DType, wanted: DType) -> Engine:
 
 
 def _truncate(frame: Frame, value: Value, source: Held, held: Held, scope: Scope) -> None:
-    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy then leaves as
-    it is.
-    """
+    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy keeps."""
     size, sign = (frame.scratch(value, scope, DType.F32) for _ in range(2))
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (source,), op="abs")
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (size,), op="floor")

@@ -59,9 +59,7 @@ def is_load(space: Space, number: int) -> bool:
 
 
 def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
-    """Whether an operand, of rows and k split as in `made`, is one that is fetched whole: a plain
-    load, with a tail, of few tiles.
-    """
+    """Whether an operand, rows and k split as `made`, is a plain load of few tiles with a tail."""
     few = is_load(space, number) and all(is_short(space, m) for m in made)
     return few and any(m.tail for m in made)
 
@@ -149,8 +147,8 @@ def _lines(plan: ContractPlan, walk: Walk, made: Sequence[Split], number: int) -
 class WholeLoader:
     """Fetches the whole stationary operand of one plan; `item` bytes per element in memory."""
 
-    def __init__(self, plan: ContractPlan, copiers: Sequence[Engine], item: int) -> None:
-        self.plan, self.copiers, self.item, self.turn = plan, copiers, item, 0
+    def __init__(self, plan: ContractPlan, copiers: Iterator[Engine], item: int) -> None:
+        self.plan, self.copiers, self.item = plan, copiers, item
         self.walk = plan.space[plan.stationary.number].access
         self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
@@ -212,20 +210,19 @@ class WholeLoader:
         for first, parts, each in line.blocks():
             run = each * line.points * length_of_row
             rows = scope.tile("rows", parts, run, self.plan.panel_type)
-            into = scope.flat(rows, parts, run)
             across = ((line.pitch * each, parts), (1, run))
             hbm = self._memory(scope, line.memory + first * line.pitch, across)
-            scope.load(into, hbm)
+            scope.load(scope.flat(rows, parts, run), hbm)
             tiles = product(range(line.points), self._tiles(along))
             for point, (number, low, count) in tiles:
                 bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for row in range(each):
                     at = (row * line.points + point) * length_of_row + low
-                    source = scope.flat(rows, parts, count, at)
-                    target = scope.on_chip(bank, count, ((each, parts),), row)
-                    scope.transpose(target, source)
+                    block = scope.on_chip(bank, count, ((each, parts),), row)
+                    scope.transpose(block, scope.flat(rows, parts, count, at))
                 at = number * step + line.panel + point * line.count + first
-                self._copy(scope, scope.flat(panel, count, parts * each, at), bank)
+                target = scope.flat(panel, count, parts * each, at)
+                scope.copy(next(self.copiers), target, scope.flat(bank, count, parts * each))
 
     def _turned_back(
         self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
@@ -236,14 +233,8 @@ class WholeLoader:
                 bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for turn, low, size in self._tiles(self.plan.lines):
                     at = turn * across_step + point * self.k + first
-                    source = scope.flat(across, size, count, at)
-                    target = scope.flat(bank, count, size, low)
-                    scope.transpose(target, source)
+                    block = scope.flat(bank, count, size, low)
+                    scope.transpose(block, scope.flat(across, size, count, at))
                 at = number * step + point * self.rows
-                self._copy(scope, scope.flat(panel, count, self.rows, at), bank)
-
-    def _copy(self, scope: Scope, target: AccessPattern, bank: Held) -> None:
-        self.turn += 1
-        copier = self.copiers[self.turn % len(self.copiers)]
-        source = scope.on_chip(bank, target.dims[0][1], target.dims[1:])
-        scope.copy(copier, target, source)
+                target = scope.flat(panel, count, self.rows, at)
+                scope.copy(next(self.copiers), target, scope.flat(bank, count, self.rows))

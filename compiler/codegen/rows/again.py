@@ -26,9 +26,7 @@ class Again:
 
 
 def made_again(levels: Levels) -> Again:
-    """The space of `levels` with copies of strips in front of their late readers: those in step
-    with a later sweep.
-    """
+    """The space with copies of strips for late readers, those in step with a later sweep."""
 
     def late(n: int, i: int) -> bool:
         return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
@@ -37,9 +35,7 @@ def made_again(levels: Levels) -> Again:
 
 
 def made_in_passes(levels: Levels) -> Again:
-    """The space of `levels` with copies of what lies along the streamed atom in front of readers in
-    a later pass.
-    """
+    """The space with copies of what lies along the streamed atom for readers in later passes."""
     passes = levels.passes
 
     def moves(i: int) -> bool:

@@ -30,9 +30,7 @@ def columns_first(
 def wide_products(
     space: Space, sinks: Iterable[int], row: int, atom: int
 ) -> tuple[Space, tuple[int, ...]]:
-    """(space whose contractions of rows over `atom` have fp32 results that are rounded once,
-    numbers of `sinks` in it).
-    """
+    """(space with contractions of rows over `atom` in fp32, rounded once, numbers of `sinks`)."""
     return _Widened(space, sinks, row, atom).rewritten()
 
 

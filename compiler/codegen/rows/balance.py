@@ -34,9 +34,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Reductions for GpSimd, sums that Scalar makes with what is summed, and copies for Vector;
-    Scalar does the others.
-    """
+    """Reductions for GpSimd, sums that Scalar makes in passing, copies for Vector, not Scalar."""
 
     gpsimd: frozenset[int]
     by_product: frozenset[int]

@@ -67,9 +67,7 @@ class Columns:
         )
 
     def _is_known(self, pred: int) -> bool:
-        """Whether a predicate tells rows apart, and no register moves it: what a core's place
-        decides is not known here.
-        """
+        """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
         behind = [self.space[n] for n in self.space.slice([pred])]
         moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
         return self.plan.roles.row in self.space[pred].atoms and not moved
@@ -138,9 +136,7 @@ class Columns:
         return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
 
     def _chunks(self, atom: int, rows: Range) -> list[Range]:
-        """The columns in chunks that are decided as a whole: finer ones would leave out little of
-        what so many rows compute.
-        """
+        """Chunks of columns that are decided as a whole, no finer than so many rows deserve."""
         size = self.space.sizes[atom]
         chunk = self.chunk * self.plan.fold.get(atom, 1)
         while _FINEST * chunk * 2 <= rows[1] - rows[0]:

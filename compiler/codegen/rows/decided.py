@@ -43,9 +43,7 @@ class Decided:
 def decided(
     plan: RowPlan, stage: Stage, branches: Mapping[int, int], is_kept: Callable[[int], bool]
 ) -> Decided:
-    """The stage where selects are one of their `branches`; `is_kept` tells which values have a tile
-    beyond their block.
-    """
+    """A stage whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
     values: dict[int, Value] = {}
     same: dict[int, int] = {}
     home: dict[int, int] = {}

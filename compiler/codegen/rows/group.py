@@ -162,9 +162,7 @@ class Group(Products):
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
 
     def _takes_turns(self, stage: Stage) -> bool:
-        """Whether the row tiles of the group take turns in every block, so that a sum over them
-        leaves PSUM once.
-        """
+        """Whether row tiles take turns in every block, so that a sum over them leaves PSUM once."""
         adds_up = any(self._is_product_sum(n) for n in stage.values)
         return self.count > 1 and adds_up and self._holds(stage)
 
@@ -334,9 +332,7 @@ class Group(Products):
         return tuple(found)
 
     def _phase(self, step: Step) -> int:
-        """0: products and loads, 1: arithmetic on them, 2: what the tensor engine does with it, 3:
-        what of that leaves PSUM.
-        """
+        """0: products and loads, 1: arithmetic, 2: the tensor engine on that, 3: out of PSUM."""
         if step.leaves:
             return 3
         if step.turns or step.number in self.plan.roles.sums:

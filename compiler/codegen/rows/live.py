@@ -57,9 +57,7 @@ class Rows:
     span: Range
 
     def keep(self, number: int, atom: int, columns: Mapping[Range, Facts]) -> bool:
-        """Whether each of the rows has a point of `atom` in `columns` (and what is known there)
-        where the value is surely not LOW.
-        """
+        """Whether each row has a point of `atom` in `columns` where the value is surely not LOW."""
         if any(_is_live(known, number) for known in columns.values()):
             return True
         chunks = list(columns)

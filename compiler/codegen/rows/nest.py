@@ -30,10 +30,7 @@ _TRIES, _TRIED_VALUES = 2, 20
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
-    """Ways to tile a row region.
-
-    Raises: CompileError when the values are no row region, CapacityError when nothing fits.
-    """
+    """Ways to tile a row region. Raises CompileError (no row region), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()

@@ -37,9 +37,7 @@ _STEADY = nodes_of(NodeKind.STEADY)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`folds` of a pass are multiplied by exp(sign * (column - column before)) when `column`
-    changes.
-    """
+    """`folds` of a pass are multiplied by exp(sign * (column - column before))."""
 
     column: int
     sign: float
@@ -62,9 +60,7 @@ class _Form:
 
 
 def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
-    """(pass of every value with pairs of passes made one where that is possible, what is rescaled
-    there).
-    """
+    """(pass of every value, pairs of passes being one where they can, what is rescaled)."""
     found, running, first = dict(passes), list[Running](), 1
     while first + 2 <= max(found.values(), default=0):
         try:

@@ -439,9 +439,7 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
 
 
 def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
-    """Loops over parallel atoms: those that choose other panels outside, those that sums run over
-    innermost.
-    """
+    """Parallel loops: those that choose other panels outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
     chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}
     stores = [v.walk for v in space.values if v.op == "store" and v.walk]

@@ -128,9 +128,7 @@ class Products(Frame):
         return placed(self.turned[tall], scope), self.rows(scope), 1
 
     def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
-        """(first chunk, number of chunks) of the summed atom that were computed; a short last chunk
-        stands alone.
-        """
+        """(first chunk, how many) of the summed atom that were computed, a short last one alone."""
         (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
@@ -176,9 +174,7 @@ class Products(Frame):
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 
     def _reads_psum(self, number: int) -> bool:
-        """Whether the engine of a reader reaches PSUM: not GpSimd, not a DMA, no operand of the
-        tensor engine.
-        """
+        """Whether the engine of a reader reaches PSUM: Vector and Scalar do, for floats."""
         value = self.space[number]
         mixed = [self.space[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))

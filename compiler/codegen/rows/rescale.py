@@ -40,9 +40,7 @@ def rescale(
     carried: Iterable[tuple[Held, int]],
     scope: Scope,
 ) -> None:
-    """Multiply what is `carried` (where, columns) when the running column has `moved` (before,
-    now).
-    """
+    """Multiply what is `carried` (where, columns) as its column `moved` (before, now)."""
     rows, (before, now) = frame.rows(scope), moved
     factor = frame.scratch(frame.space[running.column], scope, DType.F32)
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")

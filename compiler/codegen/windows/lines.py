@@ -67,9 +67,7 @@ class Lines:
         self.item: DType = form.panel_type
 
     def pieces(self, images: int, first: int, last: int, most: int) -> list[Piece]:
-        """The lines first..last-1 that exist, in tiles of up to `most` partitions. With several
-        images all lines of each.
-        """
+        """Lines first..last-1 that exist, up to `most` to a tile; of several images all lines."""
         if images > 1:
             return [Piece(images, 0, self.length)]
         low, high = max(0, first), min(self.length, last)
@@ -115,9 +113,7 @@ class Lines:
 
 
 class Planning:
-    """What the planners of windows share: lines where windows start every `step`, columns in the
-    order they have in `walk`.
-    """
+    """What planners of windows share: a window starts every `step`, columns lie as in `walk`."""
 
     def __init__(self, form: Form, room: Room, step: int, walk: Walk) -> None:
         self.form, self.room, self.sizes = form, room, form.space.sizes

@@ -190,9 +190,7 @@ class Planner(Planning):
         return Extent(rows, (first + low, first + (width - 1) * self.inner.step + high))
 
     def _cost(self, plan: ProductPlan) -> float:
-        """Estimated nanoseconds: the largest of tensor engine, DMA and copies, and a part of the
-        rest.
-        """
+        """Estimated nanoseconds: the most of tensor engine, DMA and copies, a part of the rest."""
         rates, item = self.room.rates, self.form.panel_type.bytes
         points = self.form.space.points
         images = points(self.form.images)
