@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Split, Walk
 from shardwright.compiler.codegen.in_place import root_of
-from shardwright.compiler.codegen.space import Split
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor
 from shardwright.compiler.machine.target import Limits
 
 Dims = tuple[tuple[int, int], ...]
+NO_ATOM = -1  # where a split has no major part
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)
 
 
@@ -65,11 +65,16 @@ class Held:
     strides: Mapping[int, int]
     offset: Affine = field(default_factory=Affine)
 
+    def at(self, index: Mapping[int, Affine]) -> Held:
+        """The part of it at some position; atoms it does not span move nothing."""
+        offset = self.offset
+        for atom, place in index.items():
+            offset = offset + place * self.strides.get(atom, 0)
+        return replace(self, offset=offset)
+
 
 class Builder:
-    """A region under construction: tiles, code, registers, and what is made once in front of
-    everything.
-    """
+    """A region under construction: tiles, code, registers, and what is made once before it."""
 
     def __init__(self, limits: Limits, tensors: Sequence[Tensor], first_register: int) -> None:
         self.limits = limits
@@ -90,13 +95,14 @@ class Builder:
         self.next_register += 1
         return self.next_register - 1
 
+    def scope(self, extents: Mapping[int, int]) -> Scope:
+        """The place behind all code so far, at the first points of all atoms."""
+        boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_ATOM}
+        return Scope(self, self.body, boxes)
+
     def code(self) -> tuple[list[Tile], list[Instr | Loop]]:
         """Tiles and code made so far, as copies: later steps edit them in place."""
-        tiles = [
-            Tile(t.name, t.space, t.partitions, t.elements, t.dtype, t.slots, t.loop, t.address)
-            for t in self.tiles
-        ]
-        return tiles, _copied([*self.prefix, *self.body])
+        return [*map(replace, self.tiles)], _copied([*self.prefix, *self.body])
 
     def is_alike(self, other: Builder) -> bool:
         """Whether both have made the same code so far."""
@@ -118,20 +124,16 @@ class Builder:
         """Element type of a value on chip."""
         return self.tiles[held.tile].dtype
 
-    def filled(
-        self, value: Any, dtype: DType, elements: int = 1, partitions: int = 0, part: str = ""
-    ) -> Held:
+    def filled(self, value: Any, dtype: DType, elements: int = 1, part: str = "") -> Held:
         """A tile full of `value` (number or, for a register as data, `Affine`), made once per
         region.
 
         `part` keeps equal tiles apart that should not share memory.
         """
-        key = (str(value), dtype, elements, partitions, part)
+        key = (str(value), dtype, elements, part)
         if key not in self._splats:
-            rows = partitions or self.limits.partitions
-            tile = self.add_tile(
-                Tile(f"fill{len(self._splats)}", Space.SBUF, rows, elements, dtype)
-            )
+            rows, name = self.limits.partitions, f"fill{len(self._splats)}"
+            tile = self.add_tile(Tile(name, Space.SBUF, rows, elements, dtype))
             dst = AccessPattern(Space.SBUF, tile, Affine(), ((1, rows), (1, elements)))
             self.prefix.append(_fill(value, dst, dtype))
             self._splats[key] = Held(tile, {})
@@ -154,9 +156,7 @@ def _fill(value: Any, dst: AccessPattern, dtype: DType) -> Instr:
 
 
 class Scope:
-    """A place in the loop nest. `register` and `trip` describe the innermost loop around it (-1, 1
-    outside).
-    """
+    """A place in a loop nest; `register` and `trip` are of the innermost loop (-1, 1 outside)."""
 
     def __init__(
         self,
@@ -192,9 +192,7 @@ class Scope:
         return scope
 
     def loop(self, trip: int) -> Scope:
-        """The body of a new loop of `trip` iterations, appended here; its boxes are still those of
-        this scope.
-        """
+        """The body of a new loop of `trip` iterations, appended here, with these boxes."""
         register = self.builder.new_register()
         loop = Loop(register, trip, [])
         self.body.append(loop)
@@ -202,38 +200,55 @@ class Scope:
         scope.sizes, scope.first = self.sizes, self.first
         return scope
 
+    def repeat(self, piece: Piece) -> tuple[Scope, Affine]:
+        """(the code for one piece, a loop when it repeats; where the piece is)."""
+        if piece.trip == 1:
+            return self.straight({}), Affine(piece.start)
+        inner = self.loop(piece.trip)
+        return inner, Affine(piece.start, ((inner.register, piece.extent),))
+
+    def counted(self, count: int) -> tuple[Scope, Affine]:
+        """(body, index) of a loop of `count` iterations; this place when there is one."""
+        return self.repeat(Piece(0, 1, count))
+
     def enter(self, atom: int, piece: Piece) -> Scope:
         """The code for one piece of an atom: a loop when it repeats.
 
         `first` of the result tells accumulations over the atom how to start: the registers that are
         0 in the first iteration, or None when an earlier piece has already been added.
         """
-        scope = self.loop(piece.trip) if piece.trip > 1 else self.straight({})
-        terms = ((scope.register, piece.extent),) if piece.trip > 1 else ()
-        scope.boxes[atom] = Box(Affine(piece.start, terms), piece.extent)
-        start = terms and (scope.register,)
-        scope.first = {**self.first, atom: start if piece.start == 0 else None}
+        scope, at = self.repeat(piece)
+        scope.boxes[atom] = Box(at, piece.extent)
+        scope.first = {**self.first, atom: _registers(at) if piece.start == 0 else None}
         scope.sizes = {**self.sizes, **dict(piece.shorter)}
         for short, size in piece.shorter:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
         return scope
 
+    def nested(
+        self, sizes: Mapping[int, int], extents: Mapping[int | None, int] | Mapping[int, int]
+    ) -> list[Scope]:
+        """The code for all pieces of the atoms of `extents`, the first one outermost."""
+        places = [self]
+        for atom, extent in extents.items():
+            if atom is not None:
+                parts = pieces(sizes[atom], extent)
+                places = [place.enter(atom, part) for place in places for part in parts]
+        return places
+
     def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
         """The code for one piece of this scope's box of an atom; what is added up over the atom
         `begins` there unless it did before this scope.
         """
-        base, begun = self.boxes[atom].origin, self.first.get(atom, ())
-        scope = self.enter(atom, piece)
-        scope.boxes[atom] = Box(base + scope.boxes[atom].origin, piece.extent)
-        start = (scope.register,) if piece.trip > 1 else ()
-        first = (*begun, *start) if begins and begun is not None else None
+        begun, scope = self.first.get(atom, ()), self.enter(atom, piece)
+        at = scope.boxes[atom].origin
+        scope.boxes[atom] = Box(self.boxes[atom].origin + at, piece.extent)
+        first = (*begun, *_registers(at)) if begins and begun is not None else None
         scope.first = {**scope.first, atom: first}
         return scope
 
     def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
-        """When a sum over `atoms` overwrites its destination here (the `zero_when` of
-        instructions).
-        """
+        """When a sum over `atoms` overwrites its destination here: `zero_when` of instructions."""
         registers: tuple[int, ...] = ()
         for atom in sorted(atoms):
             start = self.first.get(atom, ())
@@ -243,8 +258,12 @@ class Scope:
         return registers
 
     def extent(self, atom: int | None) -> int:
-        """Points of `atom` this code works on; 1 for no atom."""
-        return 1 if atom is None else self.boxes[atom].extent
+        """Points of `atom` this code works on; 1 for no atom (None or -1)."""
+        return 1 if atom in (None, NO_ATOM) else self.boxes[atom].extent
+
+    def origins(self, atoms: Iterable[int]) -> dict[int, Affine]:
+        """Where this code begins along `atoms`."""
+        return {a: self.boxes[a].origin for a in atoms if a != NO_ATOM}
 
     def tile(
         self,
@@ -254,7 +273,7 @@ class Scope:
         dtype: DType,
         slots: int = 0,
         loaded: bool = False,
-    ) -> int:
+    ) -> Held:
         """An SBUF tile that lives in one iteration here; a released one of the same form is taken
         first, the one that was released longest ago: what it held is read or stored by now. One
         that is `loaded` waits for the last reader of what it takes over.
@@ -269,15 +288,28 @@ class Scope:
             number = self.builder.add_tile(tile)
         if loaded:
             self.builder.loaded.add(number)
-        return number
+        return Held(number, {})
 
-    def psum(self, name: str, banks: int = 1, slots: int = 2) -> int:
+    def spanning(
+        self,
+        axes: Sequence[int],
+        name: str,
+        partitions: int,
+        dtype: DType,
+        slots: int = 0,
+        loaded: bool = False,
+    ) -> Held:
+        """The same with an element at every point of `axes` (major to minor) of this scope."""
+        elements = self.elements(axes)
+        return self.hold(self.tile(name, partitions, elements, dtype, slots, loaded), axes)
+
+    def psum(self, name: str, banks: int = 1, slots: int = 2) -> Held:
         """An fp32 PSUM tile of whole banks."""
         limits = self.builder.limits
         elements = banks * limits.psum_bank_bytes // PSUM_WORD
         slots = min(self.trip, slots)
         tile = Tile(name, Space.PSUM, limits.partitions, elements, DType.F32, slots, self.register)
-        return self.builder.add_tile(tile)
+        return Held(self.builder.add_tile(tile), {})
 
     def release(self, held: Held) -> None:
         """Give back the tile of a value that nobody reads any more."""
@@ -299,24 +331,57 @@ class Scope:
         """Append one instruction."""
         self.body.append(Instr(opcode, engine, dst, tuple(srcs), attrs))
 
+    def load(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A DMA on the queues that fill tiles."""
+        self.add("dma", Engine.DMA_IN, dst, (src,))
+
+    def store(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A DMA on the queues that empty tiles."""
+        self.add("dma", Engine.DMA_OUT, dst, (src,))
+
+    def copy(self, engine: Engine, dst: AccessPattern, src: AccessPattern) -> None:
+        """A copy on chip, to the element type of its destination."""
+        self.add("tensor_copy", engine, dst, (src,))
+
+    def transpose(self, dst: AccessPattern, src: AccessPattern) -> None:
+        """A block [partitions, elements] to PSUM as [elements, partitions]."""
+        self.add("transpose", Engine.TENSOR, dst, (src,))
+
+    def matmul(
+        self, dst: AccessPattern, srcs: Sequence[AccessPattern], zero_when: tuple[int, ...] | None
+    ) -> None:
+        """A product of [k, rows] and [k, columns] to PSUM [rows, columns], added to what is there
+        unless all registers of `zero_when` are 0.
+        """
+        self.add("matmul", Engine.TENSOR, dst, srcs, zero_when=zero_when)
+
+    def add_up(
+        self, dst: AccessPattern, src: AccessPattern, zero_when: tuple[int, ...] | None
+    ) -> None:
+        """Sums over the last dim of `src`, added to `dst` unless registers `zero_when` are 0."""
+        attrs = {"op": "add", "num_reduced": 1, "zero_when": zero_when}
+        self.add("tensor_reduce", Engine.VECTOR, dst, (src,), **attrs)
+
+    def fill(self, dst: AccessPattern, value: float) -> None:
+        """A number everywhere in `dst`."""
+        self.add("memset", Engine.VECTOR, dst, (), value=value)
+
     # patterns
 
-    def hold(self, tile: int, axes: Iterable[int]) -> Held:
+    def hold(self, tile: Held, axes: Iterable[int]) -> Held:
         """A value laid out densely over `axes` (major to minor) at the extents of this scope."""
         strides, step = {}, 1
         for atom in reversed(list(axes)):
             strides[atom] = step
             step *= self.extent(atom)
-        return Held(tile, strides)
+        return Held(tile.tile, strides)
 
     def elements(self, axes: Iterable[int]) -> int:
         """Product of the extents of `axes`."""
         return math.prod(self.extent(a) for a in axes)
 
     def patterns(self, rows: int, axes: Sequence[int], *values: Held) -> list[AccessPattern]:
-        """One on-chip pattern per value over `rows` partitions and `axes`, equal shapes, dims
-        merged where possible.
-        """
+        """Patterns of equal shape over `rows` partitions and `axes`, dims merged where possible."""
         merged = merge_dims(
             [self.extent(a) for a in axes], [[v.strides.get(a, 0) for a in axes] for v in values]
         )
@@ -328,6 +393,12 @@ class Scope:
         """Pattern of a value with explicit free dims."""
         space = self.builder.tiles[value.tile].space
         return AccessPattern(space, value.tile, value.offset + offset, ((1, rows), *dims))
+
+    def flat(
+        self, value: Held, rows: int, elements: int, offset: Affine | int = 0
+    ) -> AccessPattern:
+        """Pattern of neighbouring elements of a value on each of `rows` partitions."""
+        return self.on_chip(value, rows, ((1, elements),), offset)
 
     def transfer(
         self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
@@ -356,10 +427,26 @@ class Scope:
         return start
 
 
-def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
-    """Dims (stride, size) per operand, size-1 dims dropped, neighbours merged where all operands
-    allow it.
+def by_numbers(*steps: tuple[str, Any], reverse: bool = False) -> dict[str, Any]:
+    """Attributes of `tensor_scalar`: one or two (operator, number), where a number of None is a
+    further operand with one element per partition; the first takes its number first if `reverse`.
     """
+    (op0, scalar0), (op1, scalar1) = [*steps, (None, None)][:2]
+    first = {"op0": op0, "scalar0": scalar0, "reverse0": reverse}
+    return first | {"op1": op1, "scalar1": scalar1, "reverse1": False}
+
+
+def _registers(at: Affine) -> tuple[int, ...]:
+    return tuple(register for register, _ in at.terms)
+
+
+def divided(value: Affine, by: int) -> Affine:
+    """`value / by` for values that are multiples of it."""
+    return Affine(value.const // by, tuple((r, c // by) for r, c in value.terms))
+
+
+def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
+    """Dims (stride, size) per operand, none of size 1, merged where all operands allow it."""
     kept: list[tuple[int, tuple[int, ...]]] = []
     for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
         if size == 1:
@@ -383,8 +470,6 @@ def blocks_within(
     (atom, block), rest = atoms[0], atoms[1:]
     base = scope.boxes[atom]
     for piece in pieces(base.extent, min(block, base.extent)):
-        inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-        terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
-        index = Affine(piece.start, terms)
+        inner, index = scope.repeat(piece)
         inner.boxes[atom] = Box(base.origin + index, piece.extent)
         yield from blocks_within(inner, rest, {**here, atom: index})

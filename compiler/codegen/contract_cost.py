@@ -14,7 +14,6 @@ from shardwright.compiler.codegen.contract_plan import (
     Operand,
     direct_rows,
     natural_rows,
-    tile_count,
 )
 from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
@@ -42,7 +41,7 @@ def nanoseconds(
     row_blocks = blocks * math.prod(groups.values())
     panels = math.prod(size[a] for a in plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
-    depth_tiles = tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
+    depth_tiles = plan.depth_tiles
     width = math.prod(plan.extents[a] for a in plan.columns)
     height = 1 if plan.rows is None else size[plan.rows]
     rows = plan.block * height
@@ -90,9 +89,7 @@ def nanoseconds(
 def _stored_ns(
     plan: ContractPlan, out: Walk, plain: bool, total: int, room: Room
 ) -> tuple[float, float]:
-    """(time of the transfers of `total` elements of a result to one place, columns transposed on
-    their way).
-    """
+    """(time to store `total` elements of a result in a place, columns transposed before)."""
     item, height = room.tensors[out.tensor].dtype.bytes, 1
     extents = plan.extents
     if plan.rows is not None:
@@ -116,7 +113,7 @@ def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tupl
     extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
     rows = natural_rows if operand.natural else direct_rows
     run, block = rows(plan, operand, walk, extents, item)
-    if block is None or plan.space.values[operand.number].op != "load":
+    if block is None or plan.space[operand.number].op != "load":
         return run * item, depth, operand.natural / depth
     columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth
     return block.run * item, block.partitions, columns

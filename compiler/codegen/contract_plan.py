@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Split, Walk
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
-from shardwright.compiler.codegen.space import Space, Split, contiguous_run
+from shardwright.compiler.codegen.space import contiguous_run
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -41,55 +41,48 @@ class Operand:
 class ContractPlan:
     """How a contraction is tiled.
 
-    `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom
-    on the partitions of the operands (minor part of `depth_split`). The major parts count tiles of
-    128; where such an atom fits in one tile, another m (or k) atom counts; -1 when there is none.
-    `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
-    single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
-    `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
-    `whole` that of all row tiles (`whole_panel.py`), `held` the whole moving operand over all row
-    blocks. `staged` multiplies one row tile by one
-    PSUM bank of columns at a time and collects the products of a panel in SBUF. Neighbouring points
-    of the batch atoms `group` (at most one, only in staged plans) share the panels of both operands
-    and the tile of the result, which makes runs in HBM longer; `extents` says how many. The atom
-    `beside` (at most one, only in staged plans) counts neighbouring rows of the result that lie on
-    one partition, where short rows are one run of HBM: `rows` then counts such partitions, and each
-    product takes every so-many-th row of the stationary panel.
+    Major parts of `row_split` and `depth_split` count tiles of 128; where such an atom fits in one
+    tile, another m (or k) atom counts; -1 when there is none. `outer`, `across` and `along` are
+    loops of single points. Neighbouring points of a `group` share the panels of both operands and
+    the tile of the result, which makes runs in HBM longer. `beside` counts neighbouring rows of the
+    result that lie on one partition, where short rows are one run of HBM: `rows` then counts such
+    partitions, and each product takes every so-many-th row of the stationary panel. Both are at
+    most one atom, `beside` in staged plans only.
     """
 
     space: Space
-    number: int
+    number: int  # of the contraction
     stationary: Operand
     moving: Operand
-    rows: int | None
-    row_split: Split
-    depth: int
-    depth_split: Split
-    columns: tuple[int, ...]
-    extents: Mapping[int, int]
-    outer: tuple[int, ...]
-    across: tuple[int, ...]
-    along: tuple[int, ...]
-    block: int
-    chunk: int
-    resident: bool
-    staged: bool
-    held: bool
-    group: tuple[int, ...]
-    panel_type: DType
-    stationary_slots: int
-    accumulator_slots: int
-    turning_slots: int
-    cost: float
+    rows: int | None  # the atom on the partitions of the result
+    row_split: Split  # of m, `rows` its minor part
+    depth: int  # the atom on the partitions of the operands
+    depth_split: Split  # of k, `depth` its minor part
+    columns: tuple[int, ...]  # n atoms of a panel, major to minor
+    extents: Mapping[int, int]  # points at a time of the atoms `columns`, `group` and `beside`
+    outer: tuple[int, ...]  # batch and other m atoms
+    across: tuple[int, ...] = ()  # other n atoms
+    along: tuple[int, ...] = ()  # other k atoms
+    block: int = 1  # row tiles in SBUF at a time
+    chunk: int = 1  # k tiles in SBUF at a time
+    resident: bool = False  # all of k of the stationary block stays
+    staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
+    held: bool = False  # the whole moving operand stays over all row blocks
+    group: tuple[int, ...] = ()  # batch atoms
+    panel_type: DType  # of both operands in SBUF
+    stationary_slots: int = 1  # tiles of SBUF for the stationary block
+    accumulator_slots: int = 2  # tiles of PSUM for products
+    turning_slots: int = 2  # banks of PSUM for transposed operands
+    cost: float = 0.0  # nanoseconds
     beside: tuple[int, ...] = ()
-    whole: bool = False
+    whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
     @property
     def shared(self) -> tuple[int, ...]:
         """Outer loops that choose another moving operand."""
-        moves = self.space.values[self.moving.number].atoms
+        moves = self.space[self.moving.number].atoms
         return tuple(a for a in self.outer if a in moves)
 
     @property
@@ -111,6 +104,33 @@ class ContractPlan:
     def points(self) -> int:
         """Batch points whose panels are in SBUF together."""
         return math.prod(self.extents[a] for a in self.group)
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of a tile of the result."""
+        return math.prod(self.extents.values())
+
+    @property
+    def depth_tiles(self) -> int:
+        """Tiles of all of k."""
+        along = math.prod(self.space.sizes[a] for a in self.along)
+        return tile_count(self.space, self.depth_split) * along
+
+    @property
+    def height(self) -> int:
+        """Columns of the stationary panel for one row tile, those of a group counted together."""
+        height = self.space.sizes.get(self.row_split.minor, 1)
+        return height * math.prod(self.extents[a] for a in (*self.group, *self.beside))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per partition of one row tile of the stationary operand with all of k."""
+        return self.depth_tiles * self.height * self.panel_type.bytes
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows are left over that no partition is full of."""
+        return bool(self.beside and self.lines.tail)
 
     @property
     def sums(self) -> int:
@@ -168,9 +188,7 @@ def row_atom(plan: ContractPlan, operand: Operand, extents: Mapping[int, int]) -
 
 
 def even_tile(size: int, limit: int) -> int:
-    """Tile size up to `limit`: a divisor when that costs at most a quarter more tiles, else
-    `limit`.
-    """
+    """Tile size: a divisor of `size` where that makes at most 5/4 as many tiles, else `limit`."""
     if size <= limit:
         return size
     fewest = math.ceil(size / limit)
@@ -182,7 +200,7 @@ def even_tile(size: int, limit: int) -> int:
 
 def largest_walk(space: Space, number: int) -> Walk | None:
     """The walk of the largest tensor an operand is made from."""
-    loads = [space.values[n] for n in space.slice([number])]
+    loads = [space[n] for n in space.slice([number])]
     walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
     return max(walks, key=lambda w: w[0])[1] if walks else None
 
@@ -206,13 +224,9 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
     inside = space.slice(sinks)
     after = {number}
     for n in inside:
-        if after & set(space.values[n].inputs):
+        if after & set(space[n].inputs):
             after.add(n)
-    wanted = set(after)
-    for n in reversed(inside):
-        if n in wanted and n != number:
-            wanted.update(space.values[n].inputs)
-    found = [n for n in inside if n in wanted and n != number]
+    found = [n for n in space.slice(after, given=(number,)) if n != number]
     _require_simple(space, found, "after")
     _require_same_points(space, number, [n for n in found if n in after])
     return found
@@ -220,8 +234,8 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
 
 def _require_same_points(space: Space, number: int, after: Iterable[int]) -> None:
     """An epilogue walks the points of its contraction: a broadcast to more has no place."""
-    own = space.values[number].atoms
-    if any(space.values[n].atoms - own for n in after):
+    own = space[number].atoms
+    if any(space[n].atoms - own for n in after):
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
             f"region {space.name} requires values over the indices of its contraction after it,"
@@ -239,7 +253,7 @@ def needed_by_operand(space: Space, number: int) -> list[int]:
 
 def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
     refused = ("reduce", "contract", "load_indexed", "store_indexed")
-    bad = [space.values[n].op for n in numbers if space.values[n].op in refused]
+    bad = [space[n].op for n in numbers if space[n].op in refused]
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",

@@ -10,10 +10,9 @@ per product, added up in SBUF.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from shardwright.compiler.codegen.contract_cost import nanoseconds
 from shardwright.compiler.codegen.contract_plan import (
@@ -23,19 +22,10 @@ from shardwright.compiler.codegen.contract_plan import (
     is_natural,
     largest_walk,
     needed_by_epilogue,
-    tile_count,
 )
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Split, Walk
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import (
-    CODELESS,
-    SINKS,
-    Space,
-    Split,
-    contiguous_run,
-    near_divisor,
-    split,
-)
+from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.turned_store import is_plain
 from shardwright.compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
 from shardwright.compiler.diagnostics import CompileError
@@ -81,7 +71,7 @@ def plan_contraction(
 
 
 def _require_floats(space: Space, number: int) -> None:
-    types = [space.values[i].dtype for i in space.values[number].inputs]
+    types = [space[i].dtype for i in space[number].inputs]
     if not all(t.is_float for t in types):
         raise CompileError(
             "SW_CODEGEN_CONTRACT_TYPE",
@@ -104,32 +94,30 @@ class _Planner:
     ) -> None:
         self.space, self.number, self.sinks = space, number, sinks
         self.room, self.limits, self.budget = room, room.limits, room.budget
-        contract = space.values[number]
+        contract = space[number]
         self.sides = tuple(contract.inputs[i] for i in order)
-        atoms = [space.values[n].atoms for n in self.sides]
+        atoms = [space[n].atoms for n in self.sides]
         self.over = contract.over
         self.batch = (atoms[0] & atoms[1]) - self.over
         self.m = atoms[0] - self.over - self.batch
         self.n = atoms[1] - self.over - self.batch
-        types = {space.values[n].dtype for n in self.sides}
-        self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
-        after = [space.values[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        types = {space[n].dtype for n in self.sides}
+        self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
+        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
-        largest = max(sinks, key=lambda n: space.elements(space.values[n]))
-        self.out = space.values[largest].walk
-        whole = space.elements(space.values[largest])
+        largest = max(sinks, key=lambda n: space.elements(space[n]))
+        self.out = space[largest].walk
+        whole = space.elements(space[largest])
         self.stores = tuple(
             (walk, is_plain(space, n))
             for n in sinks
-            if (walk := space.values[n].walk) and space.elements(space.values[n]) == whole
+            if (walk := space[n].walk) and space.elements(space[n]) == whole
         )
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
-        """The atom that fills most partitions; of equal ones the one that is innermost in memory,
-        then the largest.
-        """
+        """The atom that fills most partitions, then innermost in memory, then the largest."""
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
@@ -139,9 +127,7 @@ class _Planner:
         return max(atoms, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
-        """Plans with the stationary block resident and streamed, and with wide and narrow
-        panels.
-        """
+        """Plans with the stationary block resident and streamed, with wide and narrow panels."""
         self.depth = self._best(self.over, self.walks)
         rows = self._best(self.m, self.walks[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
@@ -192,26 +178,29 @@ class _Planner:
                 columns, extents = self._columns(limit // points)
                 moving = self._operand(1, (*group, *columns))
                 extents |= group | {a: space.sizes[a] for a in beside}
-                form = _Form(
-                    space,
-                    row_split,
-                    depth_split,
-                    stationary,
-                    moving,
-                    columns,
-                    extents,
-                    (*group,),
-                    beside,
+                plan = ContractPlan(
+                    space=space,
+                    number=self.number,
+                    stationary=stationary,
+                    moving=moving,
+                    rows=rows,
+                    row_split=row_split,
+                    depth=depth,
+                    depth_split=depth_split,
+                    columns=columns,
+                    extents=extents,
+                    outer=self._loops((self.batch | self.m) - {rows, row_split.major, *beside}),
+                    across=self._loops(self.n - set(columns)),
+                    along=self._loops(self.over - {depth, depth_split.major}),
+                    group=(*group,),
+                    beside=beside,
+                    panel_type=self.panel_type,
+                    rates=self.room.rates,
                 )
-                yield from self._kept(form, rows)
-
-    def _kept(self, form: _Form, rows: int | None) -> Iterator[ContractPlan]:
-        """Plans of one form that keep different operands in SBUF."""
-        for keep in product((True, False), repeat=2):
-            for tiles in self._blockings(form, _Keep(*keep)):
-                yield self._plan(form, rows, tiles)
-                for variant in self._variants(form, tiles):
-                    yield self._plan(form, rows, variant)
+                for resident, held in product((True, False), repeat=2):
+                    for tiled in self._blockings(replace(plan, resident=resident, held=held)):
+                        cost = nanoseconds(tiled, self.placed, self.stores, self.room)
+                        yield replace(tiled, cost=cost)
 
     def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
         """Batch atoms whose neighbouring points share panels, with how many do: none, and those
@@ -238,50 +227,26 @@ class _Planner:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
-    def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
-        tiles = None if form.group or form.beside else self._tiles(form, keep)
-        if tiles is not None:
-            yield tiles
-        rows = form.space.sizes.get(form.row_split.major, 1)
-        for block in sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows}):
-            tiles = None if form.has_tail else self._staged(form, keep, block)
-            if tiles is not None:
-                yield tiles
-        if keep.stationary and (tiles := self._whole(form, keep)) is not None:
-            yield tiles
+    def _blockings(self, plan: ContractPlan) -> Iterator[ContractPlan]:
+        """`plan` with blocks, chunks and slots, which keeps the same operands in SBUF."""
+        found = [] if plan.group or plan.beside else [self._tiles(plan)]
+        rows = plan.space.sizes.get(plan.row_split.major, 1)
+        if not plan.has_tail:
+            blocks = sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows})
+            found += [self._staged(plan, block) for block in blocks]
+        found.append(self._whole(plan) if plan.resident else None)
+        for tiled in filter(None, found):
+            yield tiled
+            yield from self._variants(tiled)
 
-    def _variants(self, form: _Form, tiles: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _variants(self, plan: ContractPlan) -> Iterator[ContractPlan]:
         """For a thorough search, other chunks of k: what is turned at a time, and how soon the next
         transfer starts, decide how well the engines overlap.
         """
-        most = min(form.space.sizes.get(form.depth_split.major, 1), 2 * tiles["chunk"])
+        most = min(plan.space.sizes.get(plan.depth_split.major, 1), 2 * plan.chunk)
         for chunk in _CHUNKS if self.room.thorough else ():
-            if chunk <= most and chunk != tiles["chunk"]:
-                yield tiles | {"chunk": chunk, "variant": True}
-
-    def _plan(self, form: _Form, rows: int | None, tiles: dict[str, Any]) -> ContractPlan:
-        plan = ContractPlan(
-            space=form.space,
-            number=self.number,
-            stationary=form.stationary,
-            moving=form.moving,
-            rows=rows,
-            row_split=form.row_split,
-            depth=self.depth,
-            depth_split=form.depth_split,
-            columns=form.columns,
-            extents=form.extents,
-            group=form.group,
-            beside=form.beside,
-            outer=self._loops((self.batch | self.m) - {rows, form.row_split.major, *form.beside}),
-            across=self._loops(self.n - set(form.columns)),
-            along=self._loops(self.over - {self.depth, form.depth_split.major}),
-            panel_type=self.panel_type,
-            cost=0.0,
-            rates=self.room.rates,
-            **tiles,
-        )
-        return replace(plan, cost=nanoseconds(plan, self.placed, self.stores, self.room))
+            if chunk <= most and chunk != plan.chunk:
+                yield replace(plan, chunk=chunk, variant=True)
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""
@@ -306,9 +271,7 @@ class _Planner:
         return space, replace(made, major=max(others, key=merit))
 
     def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Panel atoms (major to minor in the result) and their extents, up to `limit` columns:
-        whole atoms from the innermost out.
-        """
+        """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
         width = 1
         extents: dict[int, int] = {}
         for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
@@ -323,147 +286,87 @@ class _Planner:
 
     # blocking
 
-    def _tiles(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
-        """block, chunk and slot counts that fit PSUM and the budget; None when the form does not
-        fit.
-        """
-        width = math.prod(form.extents.values())
-        turning = form.moving.natural + form.stationary.natural
-        slots = 1 if self._depth_tiles(form) >= _LONG_K else 2
+    def _tiles(self, plan: ContractPlan) -> ContractPlan | None:
+        """Blocks, chunks and slots that fit PSUM and the budget; None when the form does not."""
+        turning = plan.moving.natural + plan.stationary.natural
+        slots = 1 if plan.depth_tiles >= _LONG_K else 2
         banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots
-        rows = form.space.sizes.get(form.row_split.major, 1)
-        block = min(rows, banks // math.ceil(width / self.limits.moving_max))
-        whole = self._block_bytes(form) if keep.stationary else 0
-        if whole:
-            block = min(block, int(_RESIDENT_SHARE * self.budget) // whole)
+        rows = plan.space.sizes.get(plan.row_split.major, 1)
+        block = min(rows, banks // math.ceil(plan.width / self.limits.moving_max))
+        if plan.resident:
+            block = min(block, int(_RESIDENT_SHARE * self.budget) // plan.row_bytes)
         if block < 1:
             return None
-        block = near_divisor(rows, block)
-        return self._blocking(form, keep, block, 0, {"staged": False, "accumulator_slots": slots})
+        plan = replace(plan, block=near_divisor(rows, block), accumulator_slots=slots)
+        return self._blocking(plan, 0)
 
-    def _staged(self, form: _Form, keep: _Keep, block: int) -> dict[str, Any] | None:
+    def _staged(self, plan: ContractPlan, block: int) -> ContractPlan | None:
         """The same for products that are collected in SBUF."""
-        width = math.prod(form.extents.values())
-        sums = 4 * width * block if self._depth_tiles(form) > 1 else 0
-        whole = self._block_bytes(form) * block if keep.stationary else 0
+        sums = 4 * plan.width * block if plan.depth_tiles > 1 else 0
+        whole = plan.row_bytes * block if plan.resident else 0
         if sums + whole > _RESIDENT_SHARE * self.budget:
             return None
-        slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS}
-        return self._blocking(form, keep, block, sums, slots)
+        staged = replace(plan, block=block, staged=True, accumulator_slots=_STAGED_SLOTS)
+        return self._blocking(staged, sums)
 
-    def _whole(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
+    def _whole(self, plan: ContractPlan) -> ContractPlan | None:
         """The same with all row tiles of the stationary operand fetched whole, where it can be."""
-        made = (form.lines, form.depth_split)
-        inside = {self.depth, form.depth_split.major}
-        if form.row_split.minor < 0 or self.over - inside:
+        made = (plan.lines, plan.depth_split)
+        if plan.row_split.minor < 0 or plan.along:
             return None
-        number = form.stationary.number
-        if form.beside:
-            short = is_load(form.space, number) and is_short(form.space, form.depth_split)
-            if not (form.has_tail and form.stationary.natural and short):
+        number, natural = plan.stationary.number, plan.stationary.natural
+        if plan.beside:
+            short = is_load(plan.space, number) and is_short(plan.space, plan.depth_split)
+            if not (plan.has_tail and natural and short):
                 return None
-        elif not can_be_whole(form.space, number, made):
+        elif not can_be_whole(plan.space, number, made):
             return None
-        points = math.prod(form.extents[a] for a in form.group)
-        size = panel_bytes(form.space, made, points, self.panel_type.bytes)
-        if not form.stationary.natural:  # it may be turned twice
-            size += panel_bytes(form.space, made[::-1], points, self.panel_type.bytes)
-        sums = 4 * math.prod(form.extents.values()) if self._depth_tiles(form) > 1 else 0
+        size = panel_bytes(plan.space, made, plan.points, self.panel_type.bytes)
+        if not natural:  # it may be turned twice
+            size += panel_bytes(plan.space, made[::-1], plan.points, self.panel_type.bytes)
+        sums = 4 * plan.width if plan.depth_tiles > 1 else 0
         if sums + size > _RESIDENT_SHARE * self.budget:
             return None
-        slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS, "whole": True}
-        tiles = self._blocking(form, keep, 1, sums + size, slots)
+        whole = replace(plan, staged=True, accumulator_slots=_STAGED_SLOTS, whole=True)
+        tiled = self._blocking(whole, sums + size)
         fits = 2 * size + sums <= _RESIDENT_SHARE * self.budget
-        return tiles and tiles | {"stationary_slots": 2 if fits else 1}
+        return tiled and replace(tiled, stationary_slots=2 if fits else 1)
 
-    def _depth_tiles(self, form: _Form) -> int:
-        inside = {self.depth, form.depth_split.major}
-        along = math.prod(form.space.sizes[a] for a in self.over - inside)
-        return tile_count(form.space, form.depth_split) * along
-
-    def _block_bytes(self, form: _Form) -> int:
-        """Bytes per partition of one row tile of the stationary operand with all of k."""
-        return self._depth_tiles(form) * self._height(form) * self.panel_type.bytes
-
-    def _height(self, form: _Form) -> int:
-        """Columns of the stationary operand for one row tile, those of a group counted together."""
-        height = form.space.sizes.get(form.row_split.minor, 1)
-        return height * math.prod(form.extents[a] for a in (*form.group, *form.beside))
-
-    def _blocking(
-        self, form: _Form, keep: _Keep, block: int, sums: int, slots: dict[str, Any]
-    ) -> dict[str, Any] | None:
+    def _blocking(self, plan: ContractPlan, sums: int) -> ContractPlan | None:
         """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
-        item, width = self.panel_type.bytes, math.prod(form.extents.values())
-        whole = self._block_bytes(form) * block if keep.stationary else 0
-        stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
-        columns = math.prod(self.space.sizes[a] for a in self.n)
-        columns *= math.prod(form.extents[a] for a in form.group)
-        held = self._depth_tiles(form) * columns * item if keep.moving else 0
-        left = self.budget - whole * stationary_slots - held - sums - self.epilogue_bytes * width
-        if left <= 0 and (keep.moving or slots["staged"]):
+        item, width = self.panel_type.bytes, plan.width
+        whole = plan.row_bytes * plan.block if plan.resident else 0
+        slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
+        columns = math.prod(self.space.sizes[a] for a in self.n) * plan.points
+        held = plan.depth_tiles * columns * item if plan.held else 0
+        left = self.budget - whole * slots - held - sums - self.epilogue_bytes * width
+        if left <= 0 and (plan.held or plan.staged):
             return None
-        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, block)
-        per_tile += 0 if keep.stationary else block * self._height(form) * item
-        most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
-        majors = form.space.sizes.get(form.depth_split.major, 1)
-        both = form.moving.natural and form.stationary.natural
-        return {
-            "block": block,
-            "chunk": near_divisor(majors, min(most, majors)),
-            "resident": keep.stationary,
-            "held": keep.moving,
-            "stationary_slots": stationary_slots,
-            "turning_slots": 2 if sums or not both else 1,
-            **slots,
-        }
+        per_tile = (0 if plan.held else width * item) + self._row_bytes(plan)
+        per_tile += 0 if plan.resident else plan.block * plan.height * item
+        most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(plan)))
+        majors = plan.space.sizes.get(plan.depth_split.major, 1)
+        both = plan.moving.natural and plan.stationary.natural
+        return replace(
+            plan,
+            chunk=near_divisor(majors, min(most, majors)),
+            stationary_slots=slots,
+            turning_slots=2 if sums or not both else 1,
+        )
 
-    def _row_bytes(self, form: _Form, block: int) -> int:
+    def _row_bytes(self, plan: ContractPlan) -> int:
         """Bytes per k tile of rows that wait for their transposes."""
-        width = math.prod(form.extents.values())
-        largest = max((form.extents[a] for a in form.columns), default=1)
-        rows = width // largest * math.ceil(largest / self.limits.transpose_max)
-        points = math.prod(form.extents[a] for a in form.group)
-        waiting = rows * form.moving.natural + block * points * form.stationary.natural
-        return waiting * form.space.sizes[form.depth_split.minor] * self.panel_type.bytes
+        largest = max((plan.extents[a] for a in plan.columns), default=1)
+        rows = plan.width // largest * math.ceil(largest / self.limits.transpose_max)
+        stationary = plan.block * plan.points * plan.stationary.natural
+        waiting = rows * plan.moving.natural + stationary
+        return waiting * plan.space.sizes[plan.depth] * self.panel_type.bytes
 
-    def _enough(self, form: _Form, width: int) -> int:
+    def _enough(self, plan: ContractPlan) -> int:
         """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
-        item, depth = self.panel_type.bytes, form.space.sizes[form.depth_split.minor]
-        enough = _CHUNK_BYTES // (width * item)
-        if form.moving.natural or form.stationary.natural:
-            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / (depth * item)))
+        item = self.panel_type.bytes
+        enough = _CHUNK_BYTES // (plan.width * item)
+        if plan.moving.natural or plan.stationary.natural:
+            row = plan.space.sizes[plan.depth] * item
+            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / row))
         return enough
-
-
-@dataclass(frozen=True, slots=True)
-class _Keep:
-    """Which operands stay in SBUF with all of k."""
-
-    stationary: bool
-    moving: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What the blocking of one plan starts from."""
-
-    space: Space
-    row_split: Split
-    depth_split: Split
-    stationary: Operand
-    moving: Operand
-    columns: tuple[int, ...]
-    extents: Mapping[int, int]  # of columns and group
-    group: tuple[int, ...]
-    beside: tuple[int, ...]
-
-    @property
-    def lines(self) -> Split:
-        """As in `ContractPlan`."""
-        return self.space.splits[self.row_split.minor] if self.beside else self.row_split
-
-    @property
-    def has_tail(self) -> bool:
-        """Whether rows are left over that no partition is full of."""
-        return bool(self.beside and self.lines.tail)

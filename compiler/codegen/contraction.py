@@ -8,22 +8,23 @@ plans collect the products of a panel in SBUF.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
 from shardwright.compiler.codegen import eviction
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_ATOM, Box, Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import CODELESS, Space
 from shardwright.compiler.codegen.turned_store import store_turned
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.program import AccessPattern
 from shardwright.compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
@@ -32,7 +33,7 @@ Collect = Callable[[Scope, AccessPattern, Affine], None]
 
 def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
     """Tilings of the contraction all `sinks` depend on, with its epilogue."""
-    (number,) = (n for n in space.slice(sinks) if space.values[n].op == "contract")
+    (number,) = (n for n in space.slice(sinks) if space[n].op == "contract")
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
         _Nest(builder, *eviction.fused(plan, sinks)).emit()
@@ -55,113 +56,93 @@ class _Nest:
         # What is passed row by row, or its partitions and those of a tail.
         self.counted = plan.rows if plan.beside and plan.rows is not None else self.blocks
         self.chunks = plan.depth_split.major
+        self.depths = (*plan.along, self.chunks)  # loops over k
         self.bank = builder.limits.psum_bank_bytes // DType.F32.bytes
         self.resident: Held | None = None
         self.kept: Held | None = None  # the stationary operand of all row blocks
         self.moving: Held | None = None  # the whole moving operand, when it is held
 
+        extents = dict.fromkeys((*plan.outer, *plan.across, *plan.along), 1) | {**plan.extents}
+        extents |= {a: self.space.sizes[a] for a in (plan.rows, plan.depth) if a is not None}
+        self.extents = extents | {self.blocks: plan.block, self.chunks: plan.chunk}
+
     def emit(self) -> None:
         """Everything, into the builder's body."""
-        extents = dict.fromkeys((*self.plan.outer, *self.plan.across, *self.plan.along), 1)
-        extents |= self.plan.extents
-        for atom in (self.plan.rows, self.plan.depth):
-            if atom is not None:
-                extents[atom] = self.space.sizes[atom]
-        extents |= {a: e for a, e in self._blocked().items() if a >= 0}
-        boxes = {a: Box(Affine(), e) for a, e in extents.items()}
-        scope = Scope(self.builder, self.builder.body, boxes)
+        scope = self.builder.scope(self.extents)
         shared = self.plan.shared if self.plan.held else ()
         rest = [a for a in self.plan.outer if a not in shared]
 
         def blocks(inner: Scope) -> None:
             if self.plan.held:
-                self._hold(inner, extents)
-            self._loops(inner, rest, extents, lambda s: self._row_tiles(s, extents))
+                self._hold(inner)
+            self._loops(inner, rest, self._row_tiles)
 
-        self._loops(scope, shared, extents, blocks)
+        self._loops(scope, shared, blocks)
 
-    def _hold(self, scope: Scope, extents: dict[int, int]) -> None:
+    def _hold(self, scope: Scope) -> None:
         """Load the whole moving operand."""
         plan, panels = self.plan, self.panels
         free = (*plan.across, *plan.columns)
         whole = self.moving = panels.whole(scope)
         self._loops(
             scope,
-            [*plan.along, self.chunks, *plan.across, *plan.columns],
-            extents,
+            [*self.depths, *free],
             lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
         )
 
-    def _blocked(self) -> dict[int, int]:
-        return {self.blocks: self.plan.block, self.chunks: self.plan.chunk}
-
-    def _loops(
-        self, scope: Scope, atoms: Sequence[int], extents: dict[int, int], body: Body
-    ) -> None:
+    def _loops(self, scope: Scope, atoms: Sequence[int], body: Body) -> None:
         """`body` for every combination of pieces of `atoms`, first atom outermost."""
         if not atoms:
             body(scope)
             return
         atom, rest = atoms[0], atoms[1:]
-        if atom < 0:
-            self._loops(scope, rest, extents, body)
+        if atom == NO_ATOM:
+            self._loops(scope, rest, body)
             return
-        parts = pieces(self.space.sizes[atom], extents[atom], self.space.splits.get(atom))
-        for piece in parts:
-            self._loops(scope.enter(atom, piece), rest, extents, body)
+        splits = self.space.splits
+        for piece in pieces(self.space.sizes[atom], self.extents[atom], splits.get(atom)):
+            self._loops(scope.enter(atom, piece), rest, body)
 
-    def _row_tiles(self, scope: Scope, extents: dict[int, int]) -> None:
+    def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            walk = self.space.values[self.plan.stationary.number].walk
-            assert walk is not None
+            walk = self.space[self.plan.stationary.number].access
             item = self.builder.tensors[walk.tensor].dtype.bytes
-            self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
-        self._loops(scope, [self.counted], extents, lambda s: self._block(s, extents))
+            self.kept = WholeLoader(self.plan, self.panels.in_turn(), item).load(scope)
+        self._loops(scope, [self.counted], self._block)
 
-    def _block(self, scope: Scope, extents: dict[int, int]) -> None:
+    def _block(self, scope: Scope) -> None:
         """One stationary block: load it if it stays, then pass all panels by."""
-        plan = self.plan
-        depths = [*plan.along, self.chunks]
+        plan, panels = self.plan, self.panels
         if self.kept is not None:
-            at = scope.boxes[self.counted].origin if self.counted >= 0 else Affine()
-            step = self.kept.strides[self.counted]
-            self.resident = replace(self.kept, offset=self.kept.offset + at * step)
+            self.resident = self.kept.at(scope.origins([self.counted]))
         elif plan.resident:
-            tiles = 1
-            for atom in depths:
-                tiles *= self.panels.tiles_of(atom) if atom >= 0 else 1
-            whole = self.panels.empty(plan.stationary, scope, tiles, plan.stationary_slots)
-            self.resident = whole
+            tiles = math.prod(map(panels.tiles_of, self.depths))
+            whole = self.resident = panels.empty(
+                plan.stationary, scope, tiles, plan.stationary_slots
+            )
             self._loops(
                 scope,
-                depths,
-                extents,
-                lambda s: self.panels.load(plan.stationary, self.panels.at(whole, s), s),
+                self.depths,
+                lambda s: panels.load(plan.stationary, panels.at(whole, s), s),
             )
-        self._loops(
-            scope, [*plan.across, *plan.columns], extents, lambda s: self._panel(s, extents)
-        )
+        self._loops(scope, [*plan.across, *plan.columns], self._panel)
 
-    def _panel(self, scope: Scope, extents: dict[int, int]) -> None:
+    def _panel(self, scope: Scope) -> None:
         """One row block by one panel of columns: multiply over all of k, then the epilogue."""
-        rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
+        rows = scope.extent(self.blocks)
         if self.plan.staged:
-            self._staged_panel(scope, extents, rows)
+            self._staged_panel(scope, rows)
             return
-        width = scope.elements(self.plan.columns)
-        banks = rows * self._banks(width)
-        total = Held(scope.psum("product", banks, self.plan.accumulator_slots), {})
-        self._chunks(scope, extents, lambda s: self._multiply(s, *self._operands(s), total))
-        self._finish(scope, total, rows, self._banks(width) * self.bank)
-
-    def _chunks(self, scope: Scope, extents: dict[int, int], body: Body) -> None:
-        self._loops(scope, [*self.plan.along, self.chunks], extents, body)
+        banks = self._banks(scope.elements(self.plan.columns))
+        total = scope.psum("product", rows * banks, self.plan.accumulator_slots)
+        self._loops(scope, self.depths, lambda s: self._multiply(s, *self._operands(s), total))
+        self._finish(scope, total, rows, banks * self.bank)
 
     def _operands(self, scope: Scope) -> tuple[Held, Held]:
         """A chunk of the stationary and of the moving panel: loaded, or part of what is kept."""
         plan, panels = self.plan, self.panels
-        count = self._count(scope)
+        count = scope.extent(self.chunks)
         if self.resident is not None:
             stationary = panels.at(self.resident, scope)
         else:
@@ -173,19 +154,15 @@ class _Nest:
         panels.load(plan.moving, moving, scope)
         return stationary, moving
 
-    def _count(self, scope: Scope) -> int:
-        """k tiles of a chunk."""
-        return scope.extent(self.chunks) if self.chunks >= 0 else 1
-
     # products collected in SBUF
 
-    def _staged_panel(self, scope: Scope, extents: dict[int, int], rows: int) -> None:
+    def _staged_panel(self, scope: Scope, rows: int) -> None:
         if self.plan.sums == 1:
-            self._chunks(scope, extents, lambda s: self._rows_at_once(s, rows))
+            self._loops(scope, self.depths, lambda s: self._rows_at_once(s, rows))
             return
         height, width = scope.extent(self.plan.rows), scope.elements(self.plan.out_axes)
-        total = Held(scope.tile("sums", height, rows * width, DType.F32, 1), {})
-        self._chunks(scope, extents, lambda s: self._add_chunk(s, total, rows))
+        total = scope.tile("sums", height, rows * width, DType.F32, 1)
+        self._loops(scope, self.depths, lambda s: self._add_chunk(s, total, rows))
         self._finish(scope, total, rows, width)
 
     def _rows_at_once(self, scope: Scope, rows: int) -> None:
@@ -194,27 +171,21 @@ class _Nest:
         """
         stationary, moving = self._operands(scope)
         frame, late = self._begin(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         self._at_row(inner, scope, row)
         made, done = self._made(frame, late, inner)
-        tile = inner.tile(
-            "staged",
-            inner.extent(self.plan.rows),
-            inner.elements(self.plan.out_axes),
-            self.space.values[made].dtype,
+        frame.held[made] = inner.spanning(
+            self.plan.out_axes, "staged", frame.rows(inner), self.space[made].dtype
         )
-        frame.held[made] = inner.hold(tile, self.plan.out_axes)
         collect = self._collector(frame, made, inner)
         self._bank_products(inner, row, stationary, moving, collect)
         self._emit_late(frame, late, inner, {*done, made})
 
     def _made(self, frame: Frame, late: Sequence[int], scope: Scope) -> tuple[int, set[int]]:
-        """(what leaves PSUM, the value that takes the product there or the product itself; values
-        that were computed for it).
-        """
+        """(what leaves PSUM: the taker of the product, or itself; values computed for that)."""
         if self.taker is None:
             return self.plan.number, set()
-        others = [i for i in self.space.values[self.taker].inputs if i != self.plan.number]
+        others = [i for i in self.space[self.taker].inputs if i != self.plan.number]
         ahead = [n for n in self.space.slice(others) if n in late]
         for n in ahead:
             frame.emit(n, scope)
@@ -229,22 +200,21 @@ class _Nest:
 
         def copied(place: Scope, bank: AccessPattern, column: Affine) -> None:
             out = place.on_chip(held, bank.shape[0], bank.dims[1:], column)
-            place.add("tensor_copy", engine, out, (bank,))
+            place.copy(engine, out, bank)
 
         return copied
 
     def _add_chunk(self, scope: Scope, total: Held, rows: int) -> None:
         """Add the products of a chunk of k to the sums of the panel."""
         stationary, moving = self._operands(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         width = inner.elements(self.plan.out_axes)
-        first = scope.zero_when((*self.plan.along, self.chunks))
+        first = scope.zero_when(self.depths)
 
         def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
             out = place.on_chip(total, bank.shape[0], bank.dims[1:], row * width + column)
             single = replace(bank, dims=(*bank.dims, (1, 1)))
-            attrs = {"op": "add", "num_reduced": 1, "zero_when": first}
-            place.add("tensor_reduce", Engine.VECTOR, out, (single,), **attrs)
+            place.add_up(out, single, first)
 
         self._bank_products(inner, row, stationary, moving, collect)
 
@@ -259,16 +229,8 @@ class _Nest:
             self._banks_along(by_row, row, plan.group, (stationary, moving), collect)
             return
         wide = by_row.elements((*plan.beside, *plan.columns))
-        by_group, point = _counted(by_row, by_row.elements(plan.group))
-        a, b = (
-            (
-                replace(panel, offset=panel.offset + point * panel.strides[atom])
-                for panel in (stationary, moving)
-                for atom in plan.group
-            )
-            if plan.group
-            else (stationary, moving)
-        )
+        by_group, point = by_row.counted(by_row.elements(plan.group))
+        a, b = (panel.at(dict.fromkeys(plan.group, point)) for panel in (stationary, moving))
 
         def behind(place: Scope, bank: AccessPattern, column: Affine) -> None:
             collect(place, bank, point * wide + column)
@@ -289,78 +251,54 @@ class _Nest:
         width = by_row.elements(self.plan.columns)
         points = by_row.elements(atoms)
         for several in pieces(points, even_tile(points, max(1, most // width))):
-            by_point, turn = _counted(by_row, several.trip)
-            point = turn * several.extent + several.start
+            by_point, point = by_row.repeat(several)
             for piece in pieces(width, even_tile(width, most)):
-                place, turn = _counted(by_point, piece.trip)
-                column = turn * piece.extent + piece.start
-                bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})
+                place, column = by_point.repeat(piece)
+                bank = place.psum("product", 1, self.plan.accumulator_slots)
                 for at in range(several.extent):
-                    a = row * stationary.strides.get(self.blocks, 0)
-                    b = column
-                    for atom in atoms:
-                        a = a + (point + at) * stationary.strides[atom]
-                        b = b + (point + at) * moving.strides.get(atom, 0)
+                    here = dict.fromkeys(atoms, point + at)
+                    sides = stationary.at({self.blocks: row, **here}), moving.at(here)
                     into = replace(bank, offset=Affine(at * piece.extent))
-                    self._add_tiles(place, into, (stationary, a), (moving, b), piece.extent)
-                elements = ((1, several.extent * piece.extent),)
-                out = place.on_chip(bank, place.extent(self.plan.rows), elements)
+                    self._add_tiles(place, into, sides, column, piece.extent)
+                elements = several.extent * piece.extent
+                out = place.flat(bank, place.extent(self.plan.rows), elements)
                 collect(place, out, point * width + column)
 
     def _add_tiles(
-        self,
-        scope: Scope,
-        bank: Held,
-        stationary: tuple[Held, Affine],
-        moving: tuple[Held, Affine],
-        width: int,
+        self, scope: Scope, bank: Held, sides: tuple[Held, Held], column: Affine, width: int
     ) -> None:
-        """Products of all k tiles at hand into `bank`; operands are panels and elements in them."""
+        """Products of all k tiles at hand into `bank`, of `width` columns from `column` on."""
         height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
-        inner, tile = _counted(scope, self._count(scope))
-        step = stationary[0].strides[self.plan.rows] if self.plan.beside and self.plan.rows else 1
-        sources = [
-            inner.on_chip(panel, depth, dims, at + tile * panel.strides.get(self.chunks, 0))
-            for (panel, at), dims in (
-                (stationary, ((step, height),)),
-                (moving, ((1, width),)),
-            )
-        ]
-        first = (inner.register,) if self._count(scope) > 1 else ()
-        out = inner.on_chip(bank, height, ((1, width),))
-        inner.add("matmul", Engine.TENSOR, out, sources, zero_when=first)
+        inner, tile = scope.counted(scope.extent(self.chunks))
+        stationary, moving = (panel.at({self.chunks: tile}) for panel in sides)
+        step = stationary.strides[self.plan.rows] if self.plan.beside and self.plan.rows else 1
+        rows = inner.on_chip(stationary, depth, ((step, height),))
+        columns = inner.flat(moving, depth, width, column)
+        first = (inner.register,) if scope.extent(self.chunks) > 1 else ()
+        inner.matmul(inner.flat(bank, height, width), (rows, columns), first)
 
     # products added up in PSUM
 
     def _multiply(self, scope: Scope, stationary: Held, moving: Held, total: Held) -> None:
         """Products of all row tiles and k tiles at hand, added up in PSUM."""
-        plan, count = self.plan, self._count(scope)
-        height, depth = scope.extent(plan.rows), scope.extent(plan.depth)
-        rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
-        by_row, row = _counted(scope, rows)
-        width = scope.elements(plan.columns)
-        row_step = stationary.strides.get(self.blocks, 0)
+        height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
+        count, width = scope.extent(self.chunks), scope.elements(self.plan.columns)
+        by_row, row = scope.counted(scope.extent(self.blocks))
         into_row = row * (self._banks(width) * self.bank)
         for piece in pieces(width, min(width, self.builder.limits.moving_max)):
-            by_column, turn = _counted(by_row, piece.trip)
-            column = turn * piece.extent + piece.start
-            inner, tile = _counted(by_column, count)
-            first = scope.zero_when((*plan.along, self.chunks))
+            by_column, column = by_row.repeat(piece)
+            inner, tile = by_column.counted(count)
+            first = scope.zero_when(self.depths)
             if first is not None and count > 1:
                 first = (*first, inner.register)
-            a = row * row_step + tile * stationary.strides.get(self.chunks, 0)
-            b = column + tile * moving.strides.get(self.chunks, 0)
-            across = ((1, piece.extent),)
-            inner.add(
-                "matmul",
-                Engine.TENSOR,
-                inner.on_chip(total, height, across, into_row + column),
-                (
-                    inner.on_chip(stationary, depth, ((1, height),), a),
-                    inner.on_chip(moving, depth, across, b),
-                ),
-                zero_when=first,
+            rows = stationary.at({self.blocks: row, self.chunks: tile})
+            columns = moving.at({self.chunks: tile})
+            out = inner.flat(total, height, piece.extent, into_row + column)
+            sides = (
+                inner.flat(rows, depth, height),
+                inner.flat(columns, depth, piece.extent, column),
             )
+            inner.matmul(out, sides, first)
 
     def _banks(self, width: int) -> int:
         """PSUM banks a row tile of `width` columns takes."""
@@ -369,14 +307,11 @@ class _Nest:
     # epilogue
 
     def _finish(self, scope: Scope, total: Held, rows: int, step: int) -> None:
-        """Run what follows the contraction, one row tile at a time; `step` elements of `total` are
-        a row tile.
-        """
+        """What follows, one row tile at a time; `step` elements of `total` are a row tile."""
         frame, late = self._begin(scope)
-        inner, row = _counted(scope, rows)
+        inner, row = scope.counted(rows)
         self._at_row(inner, scope, row)
-        strides = scope.hold(total.tile, self.plan.out_axes).strides
-        product = Held(total.tile, strides, total.offset + row * step)
+        product = replace(scope.hold(total, self.plan.out_axes), offset=row * step)
         self._evict(frame, product, inner)
         self._emit_late(frame, late, inner)
 
@@ -389,7 +324,7 @@ class _Nest:
         return frame, [n for n in self.epilogue if n not in early]
 
     def _at_row(self, inner: Scope, scope: Scope, row: Affine) -> None:
-        if self.blocks >= 0:
+        if self.blocks != NO_ATOM:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
 
     def _emit_late(
@@ -397,19 +332,17 @@ class _Nest:
     ) -> None:
         """Values of one row tile but those `done`, their tiles given back after the last use."""
         number = self.plan.number
-        last = {i: n for n in late for i in self.space.values[n].inputs}
+        last = {i: n for n in late for i in self.space[n].inputs}
         for n in late:
             if n not in done and not store_turned(frame, n, self.plan, scope):
                 frame.emit(n, scope)
-            for i in {*self.space.values[n].inputs}:
+            for i in {*self.space[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
                     scope.release(frame.held[i])
 
     def _is_row_free(self, number: int) -> bool:
-        """A value of the epilogue that is the same for all row tiles and does not need the
-        product.
-        """
-        value = self.space.values[number]
+        """Whether a value of the epilogue is the same for all row tiles, without the product."""
+        value = self.space[number]
         needs = self.space.slice([number])
         moves = {self.plan.rows, self.blocks} & value.atoms
         return value.op not in CODELESS and not moves and self.plan.number not in needs
@@ -420,14 +353,6 @@ class _Nest:
         if self.taker is not None:
             frame.held[number] = product
             return
-        held = frame.new(number, self.space.values[number], scope)
+        held = frame.new(number, self.space[number], scope)
         engine = eviction.copier(self.plan, self.epilogue)
-        frame.apply(scope, "tensor_copy", engine, held, (product,))
-
-
-def _counted(scope: Scope, count: int) -> tuple[Scope, Affine]:
-    """(body, index) of a loop of `count` iterations; the scope itself when there is one."""
-    if count == 1:
-        return scope.straight({}), Affine()
-    inner = scope.loop(count)
-    return inner, Affine(0, ((inner.register, 1),))
+        frame.copy(scope, engine, held, product)

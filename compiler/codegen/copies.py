@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.builder import Builder, merge_dims
+from shardwright.compiler.codegen.domain import Space, Value
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space
-from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
@@ -22,28 +21,31 @@ _SMALL_BYTES = 65536
 
 
 def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
-    """Whether `sink` stores a load that nothing else reads and that does not overlap it in
-    memory.
-    """
-    value = space.values[sink]
-    if value.op != "store":
+    """Whether `sink` stores a load, by runs that are long enough, that nothing else reads."""
+    source = copied(space, sink, tensors)
+    if source is None:
         return False
-    source = space.values[value.inputs[0]]
-    if source.op != "load" or source.walk is None or value.walk is None:
-        return False
-    users = space.users(range(len(space.values)))[value.inputs[0]]
-    ends = tensors[source.walk.tensor], tensors[value.walk.tensor]
-    if users != [sink] or ends[0] is ends[1] or any(t.alias >= 0 for t in ends):
-        return False
-    rounds_once = source.dtype in (ends[0].dtype, ends[1].dtype)
+    walks = source.access, space[sink].access
+    rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
     return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
+
+
+def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
+    """The load that `sink` stores, where nothing else reads it and they do not overlap."""
+    value = space[sink]
+    source = space[value.inputs[0]]
+    if value.op != "store" or source.op != "load":
+        return None
+    users = space.users()[value.inputs[0]]
+    ends = tensors[source.access.tensor], tensors[value.access.tensor]
+    apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
+    return source if users == [sink] and apart else None
 
 
 def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
-    store = space.values[sink]
-    source, target = space.values[store.inputs[0]].walk, store.walk
-    assert source is not None and target is not None
+    store = space[sink]
+    source, target = space[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
     if space.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
@@ -63,17 +65,13 @@ def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Cand
 
 def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
-    store = space.values[sink]
-    source, target = space.values[store.inputs[0]].walk, store.walk
-    assert source is not None and target is not None
+    store = space[sink]
+    source, target = space[store.inputs[0]].access, store.access
     atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
     looped = len(atoms) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
-    scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
-    for atom in atoms[: max(0, looped)]:
-        (piece,) = pieces(space.sizes[atom], 1)
-        scope = scope.enter(atom, piece)
+    (scope,) = builder.scope(extents).nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
     sizes = [extents[a] for a in atoms]
     strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)
-    scope.add("dma", Engine.DMA_IN, scope.hbm(target, out), (scope.hbm(source, into),))
+    scope.load(scope.hbm(target, out), scope.hbm(source, into))

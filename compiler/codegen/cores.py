@@ -10,26 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from shardwright.compiler.codegen.domain import SINKS, needed
 from shardwright.compiler.codegen.in_place import reaches, root_of
-from shardwright.compiler.codegen.partial_sums import split_at_sums
-from shardwright.compiler.codegen.space import SINKS
+from shardwright.compiler.codegen.partial_sums import Cut, split_at_sums
 from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View
 
 Halves = tuple[RegionProgram, RegionProgram]
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A region cut in two; `joined` follows where both halves have sums of their own, which lie in
-    `scratch`: tensors numbered behind those of the function.
-    """
-
-    halves: Halves
-    joined: RegionProgram | None = None
-    scratch: tuple[Tensor, ...] = ()
 
 
 def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Cut]:
@@ -70,7 +59,7 @@ def _summed(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut
     halves = _halves(split.halves, atom, {t + len(tensors) for t in range(len(split.scratch))})
     if halves is None or not _are_independent(halves, [*tensors, *split.scratch]):
         return None
-    return Cut(halves, split.joined, split.scratch)
+    return replace(split, halves=halves)
 
 
 def _is_summed(program: RegionProgram, atom: int) -> bool:
@@ -120,20 +109,11 @@ def _part(
     program: RegionProgram, atom: int, points: range, sinks: Collection[int]
 ) -> RegionProgram:
     """What `sinks` store at some points of an atom."""
-    kept = _needed(program.nodes, sinks)
+    kept = needed(program.nodes, sinks)
     number = {old: new for new, old in enumerate(kept)}
     nodes = tuple(_moved(program.nodes[n], atom, points.start, number) for n in kept)
     sizes = tuple(len(points) if a == atom else size for a, size in enumerate(program.atoms))
     return replace(program, atoms=sizes, nodes=nodes)
-
-
-def _needed(nodes: Sequence[Node], sinks: Collection[int]) -> list[int]:
-    """`sinks` and everything they need, in order."""
-    wanted = set(sinks)
-    for n in range(len(nodes) - 1, -1, -1):
-        if n in wanted:
-            wanted.update(nodes[n].inputs)
-    return sorted(wanted)
 
 
 def _moved(node: Node, atom: int, start: int, number: Mapping[int, int]) -> Node:

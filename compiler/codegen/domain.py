@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
+from shardwright.compiler.isa.region import Affine, Node
+
+ACTIVATIONS = nodes_of(NodeKind.CURVED)
+UNARY = nodes_of(NodeKind.UNARY)
+BINARY = nodes_of(NodeKind.BINARY)
+MASK = "mask"  # a predicate over positions (`masks.py`)
+SINKS = ("store", "store_indexed")
+SPLATS = ("constant", "register")
+CODELESS = (*SPLATS, MASK)  # made where they are read
+PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
+SCALED = "scaled"
+"""A node of code generation's own: func(x * scale + bias), as `fusion.py` makes it."""
+FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED}
+"""Elementwise nodes whose code reads PSUM; Vector and Scalar reach it, GpSimd and DMA do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,42 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """An integer: start + a step per atom + a factor per loaded number (by value)."""
+
+    start: Affine = field(default_factory=Affine)
+    steps: Mapping[int, int] = field(default_factory=dict)
+    loaded: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int | None:
+        """The constant this is; None for others."""
+        return None if self.steps or self.loaded or self.start.terms else self.start.const
+
+    def plus(self, other: Count) -> Count:
+        """The sum."""
+        steps, loaded = _added(self.steps, other.steps), _added(self.loaded, other.loaded)
+        return Count(self.start + other.start, steps, loaded)
+
+    def times(self, factor: int) -> Count:
+        """The multiple."""
+        steps = {atom: step * factor for atom, step in self.steps.items() if factor}
+        loaded = {n: step * factor for n, step in self.loaded.items() if factor}
+        return Count(self.start * factor, steps, loaded)
+
+    def product(self, other: Count) -> Count | None:
+        """The product, where one of both is a constant."""
+        if self.number is not None:
+            return other.times(self.number)
+        return None if other.number is None else self.times(other.number)
+
+
+def _added(a: Mapping[int, int], b: Mapping[int, int]) -> dict[int, int]:
+    total = {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+    return {key: value for key, value in total.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce
     and contract.
@@ -47,3 +98,116 @@ class Value:
     walk: Walk | None = None
     over: frozenset[int] = frozenset()
     attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def access(self) -> Walk:
+        """The walk of what has one: loads, stores, iotas and masks."""
+        assert self.walk is not None, self
+        return self.walk
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
+    is 0.
+    """
+
+    major: int
+    minor: int
+    tail: int
+
+
+@dataclass(slots=True)
+class Space:
+    """Atoms (size per number), values in topological order, and the splits made so far.
+
+    The size of a split's major atom counts whole runs only.
+    """
+
+    name: str
+    sizes: dict[int, int]
+    values: list[Value]
+    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
+    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
+
+    def __getitem__(self, number: int) -> Value:
+        """Value `number`."""
+        return self.values[number]
+
+    @property
+    def sinks(self) -> list[int]:
+        """Numbers of the stores."""
+        return [n for n, v in enumerate(self.values) if v.op in SINKS]
+
+    def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
+        """`sinks` and everything they need, in order; values that are `given` need nothing."""
+        return needed(self.values, sinks, given)
+
+    def users(self, among: Iterable[int] | None = None) -> dict[int, list[int]]:
+        """Readers of each value, looking at the values `among` only if given."""
+        found: dict[int, list[int]] = {}
+        for n in range(len(self.values)) if among is None else among:
+            for i in self.values[n].inputs:
+                found.setdefault(i, []).append(n)
+        return found
+
+    def homes(self, among: Iterable[int]) -> dict[int, int]:
+        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
+        found: dict[int, int] = {}
+        for n in among:
+            value = self.values[n]
+            if value.op == "part":
+                found[n] = value.inputs[0]
+            elif value.op == "join":
+                found.update(dict.fromkeys(value.inputs, n))
+        return found
+
+    def points(self, atoms: Iterable[int]) -> int:
+        """Points of some atoms (tails not counted)."""
+        return math.prod(self.sizes[a] for a in atoms)
+
+    def elements(self, value: Value) -> int:
+        """Number of elements of a value (tails not counted)."""
+        return self.points(value.atoms)
+
+
+def needed(
+    nodes: Sequence[Node] | Sequence[Value], sinks: Iterable[int], given: Collection[int] = ()
+) -> list[int]:
+    """`sinks` and everything they need, in order; nodes that are `given` need nothing."""
+    wanted = set(sinks)
+    for n in range(len(nodes) - 1, -1, -1):
+        if n in wanted and n not in given:
+            wanted.update(nodes[n].inputs)
+    return sorted(wanted)
+
+
+class Rewriting:
+    """A space made anew, value by value; `number` says what old values have become so far."""
+
+    def __init__(self, space: Space) -> None:
+        self.old = space
+        self.values: list[Value] = []
+        self.number: dict[int, int] = {}
+
+    def run(self) -> Space:
+        """The new space."""
+        for n, value in enumerate(self.old.values):
+            inputs = tuple(self.read(n, i) for i in value.inputs)
+            self.number[n] = self.made(n, replace(value, inputs=inputs))
+        return replace(self.old, values=self.values)
+
+    def read(self, n: int, i: int) -> int:
+        """What value `n` reads for old value `i`."""
+        return self.number[i]
+
+    def made(self, n: int, value: Value) -> int:
+        """Append what becomes of `value`, number `n` in the old space with inputs in the new one;
+        returns its new number.
+        """
+        return self.add(value)
+
+    def add(self, value: Value) -> int:
+        """Append a value; returns its number."""
+        self.values.append(value)
+        return len(self.values) - 1

@@ -15,15 +15,13 @@ from dataclasses import replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.space import SPLATS, Space
+from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
 from shardwright.compiler.codegen.turned_store import is_plain
-from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
 from shardwright.compiler.isa.region import Affine
 
-_FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", fusion.SCALED}
 _RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none
 
 
@@ -47,7 +45,7 @@ def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[
 def _as_it_is(space: Space, sinks: Iterable[int]) -> set[int]:
     """Conversions of the product that are only stored: `turned_store.py` looks for them."""
     plain = [n for n in sinks if is_plain(space, n)]
-    return {n for n in space.slice(plain) if space.values[n].op == "convert"}
+    return {n for n in space.slice(plain) if space[n].op == "convert"}
 
 
 def _points(plan: ContractPlan, value: Value) -> int:
@@ -56,14 +54,14 @@ def _points(plan: ContractPlan, value: Value) -> int:
 
 def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
     """The one reader of product `number` that can take it from PSUM; None when it is copied."""
-    readers = [n for n in epilogue if number in space.values[n].inputs]
-    if len(readers) != 1 or space.values[number].dtype is not DType.F32:
+    readers = [n for n in epilogue if number in space[n].inputs]
+    if len(readers) != 1 or space[number].dtype is not DType.F32:
         return None
-    reader = space.values[readers[0]]
+    reader = space[readers[0]]
     # Vector reads one of two tensors from PSUM, not both (documented: NKI reference,
     # nki.isa.tensor_tensor).
     twice = reader.inputs.count(number) > 1 or fusion.is_pair(reader)
-    return readers[0] if reader.op in _FROM_PSUM and not twice else None
+    return readers[0] if reader.op in FROM_PSUM and not twice else None
 
 
 def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:
@@ -81,9 +79,7 @@ def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:
 
 
 class Columns(Frame):
-    """Code for value `number`, of which `frame` holds the tile, on a run of its columns while the
-    product is in PSUM.
-    """
+    """Value `number` on a run of columns of its tile in `frame`, while the product is in PSUM."""
 
     def __init__(self, frame: Frame, number: int, product: int, scope: Scope) -> None:
         super().__init__(frame.builder, frame.space, frame.partition, (_RUN,))
@@ -103,9 +99,9 @@ class Columns(Frame):
         """The value for the columns from `column` on that `bank` has the product of."""
         scope.boxes[_RUN] = Box(column, bank.shape[-1])
         self._column = column
-        for i in self.space.values[self._number].inputs:
+        for i in self.space[self._number].inputs:
             if i in self._frame.held:
-                self.held[i] = self._part(i, 1 if self.space.values[i].atoms & self._wide else 0)
+                self.held[i] = self._part(i, 1 if self.space[i].atoms & self._wide else 0)
         self.held[self._product] = Held(bank.buffer, {_RUN: 1}, bank.offset)
         self.emit(self._number, scope)
 
@@ -118,7 +114,7 @@ def is_run(frame: Frame, numbers: Sequence[int], scope: Scope) -> bool:
     """Whether a run of columns is a run in the tile of each of `numbers` too, or one element."""
     sizes = [scope.extent(a) for a in frame.axes]
     for n in numbers:
-        if frame.space.values[n].op in SPLATS:
+        if frame.space[n].op in SPLATS:
             continue
         strides = [frame.held[n].strides.get(a, 0) for a in frame.axes]
         (dims,) = merge_dims(sizes, [strides])

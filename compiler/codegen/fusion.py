@@ -12,34 +12,30 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.domain import (
+    ACTIVATIONS,
+    CODELESS,
+    MASK,
+    PARTS,
+    SCALED,
+    SINKS,
+    SPLATS,
+    Rewriting,
+    Space,
+    Value,
+)
 from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
-from shardwright.compiler.codegen.space import CODELESS, PARTS, SPLATS, Space
-from shardwright.compiler.codegen.values import ACTIVATIONS
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
 
-SCALED = "scaled"
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
 # (the shortest instruction takes 64 cycles: hardware.json instruction costs).
 _MIN_ELEMENTS = 256
 # Arithmetic whose result Vector or Scalar rounds as it leaves the engine.
-_ROUNDED = (SCALED, "multiply", "divide", "add", "subtract")
-
+_ROUNDED = nodes_of(NodeKind.LINEAR) | {SCALED}
 # Arithmetic that reads any float.
-_WIDENING = (
-    SCALED,
-    "multiply",
-    "divide",
-    "add",
-    "subtract",
-    "maximum",
-    "minimum",
-    "reduce",
-    *ACTIVATIONS,
-)
-
+_WIDENING = _ROUNDED | nodes_of(NodeKind.EXTREME, NodeKind.REDUCTION, NodeKind.CURVED)
 # documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
 _DIVIDE_CYCLES = 8.0
 
@@ -55,29 +51,18 @@ _ANY_ENGINE = (DType.F32, DType.BF16, DType.F16)
 Points = Callable[[Value], int]
 
 
-class _Fuser:
+class _Fuser(Rewriting):
     """One rewriting of a space; `points` counts elements per partition of a value in a tile."""
 
     def __init__(self, space: Space, wanted: Iterable[int], points: Points) -> None:
-        self.old = space
+        super().__init__(space)
         self.points = points
-        self.values: list[Value] = []
-        self.number: dict[int, int] = {}
         self.users = space.users(wanted)
         self.wanted = set(wanted)
 
-    def run(self) -> tuple[Space, dict[int, int]]:
-        """The new space, and the new numbers of the old values."""
-        for n, value in enumerate(self.old.values):
-            inputs = tuple(self.number[i] for i in value.inputs)
-            fused = self._fused(n, replace(value, inputs=inputs))
-            self.number[n] = self._add(fused)
-        space = replace(self.old, values=self.values)
-        return space, self.number
-
-    def _add(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
+    def made(self, n: int, value: Value) -> int:
+        """The value as it is fused with those before it."""
+        return self.add(self._fused(n, value))
 
     def _fused(self, n: int, value: Value) -> Value:
         if n not in self.wanted or not value.dtype.is_float:
@@ -168,8 +153,8 @@ class _Fuser:
             given = float(value.attrs["value"])
             inverse = math.inf if given == 0 else 1 / given
             result = -given if op == "negate" else inverse
-            return self._add(replace(value, dtype=DType.F32, attrs={"value": result}))
-        return self._add(Value(op, (number,), value.atoms, DType.F32))
+            return self.add(replace(value, dtype=DType.F32, attrs={"value": result}))
+        return self.add(Value(op, (number,), value.atoms, DType.F32))
 
     def _function(self, n: int, value: Value) -> Value:
         source = self.values[value.inputs[0]]
@@ -221,10 +206,9 @@ def fuse(
 
     `points(value)` are the elements per partition of a tile.
     """
-    fused, number = _Fuser(space, wanted, points).run()
-    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
-    _balance(fused, fused.slice(sinks), points, rates)
-    return fused, tuple(fused.slice(sinks))
+    fused, _, values = _fused(space, wanted, points)
+    _balance(fused, values, points, rates)
+    return fused, tuple(values)
 
 
 def fuse_behind(
@@ -233,29 +217,36 @@ def fuse_behind(
     """(space, new number of every value) with the chains of `wanted`, values behind a contraction,
     fused and placed on engines; the others stay as they are.
     """
-    fused, number = _Fuser(space, wanted, points).run()
-    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
-    before = {i for n, v in enumerate(fused.values) if v.op == "contract" for i in (n, *v.inputs)}
-    behind = [n for n in fused.slice(sinks) if n not in fused.slice(before)]
-    _balance(fused, behind, points, rates)
+    fused, number, values = _fused(space, wanted, points)
+    contracts = [n for n, v in enumerate(fused.values) if v.op == "contract"]
+    before = set(fused.slice(contracts))
+    _balance(fused, [n for n in values if n not in before], points, rates)
     return fused, number
 
 
+def _fused(
+    space: Space, wanted: Sequence[int], points: Points
+) -> tuple[Space, Mapping[int, int], list[int]]:
+    """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
+    fuser = _Fuser(space, wanted, points)
+    fused = fuser.run()
+    sinks = [fuser.number[n] for n in wanted if space[n].op in SINKS]
+    return fused, fuser.number, fused.slice(sinks)
+
+
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
-    """Give every `scaled` identity or square to the engine that has less to do; large ones choose
-    first.
-    """
+    """Every `scaled` identity or square to the engine with less to do; large ones choose first."""
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
 
     def taken(n: int, engine: Engine) -> float:
-        placed = _placed(space.values[n], engine)
+        placed = _placed(space[n], engine)
         least = is_by_product(space, placed)
         return rates.engine_ns(engine, MIN_CYCLES if least else cycles(space, placed, points))
 
-    free = [n for n in values if _has_choice(space.values[n])]
+    free = [n for n in values if _has_choice(space[n])]
     for n in values:
         if n not in free:
-            engine = engine_of(space.values[n])
+            engine = engine_of(space[n])
             busy[engine] += taken(n, engine)
     ends = _ends(space, values) if _leads(space, values) else set()
     for n in sorted(free, key=lambda n: (n in ends, -taken(n, Engine.VECTOR), -n)):
@@ -264,7 +255,7 @@ def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) 
             after[Engine.SCALAR] *= _WAITING
         engine = min(after, key=after.__getitem__)
         busy[engine] += taken(n, engine)
-        space.values[n] = _placed(space.values[n], engine)
+        space.values[n] = _placed(space[n], engine)
 
 
 def _has_choice(value: Value) -> bool:
@@ -281,16 +272,16 @@ def _leads(space: Space, values: Sequence[int]) -> bool:
     """Whether an activation makes a tile wait for Scalar between two steps of Vector: then Scalar
     must be free to begin the next tile while Vector ends this one.
     """
-    own = [n for n in values if space.values[n].op in (*ACTIVATIONS, SCALED)]
-    sums = set(space.slice([n for n in values if space.values[n].op == "reduce"]))
+    own = [n for n in values if space[n].op in (*ACTIVATIONS, SCALED)]
+    sums = set(space.slice([n for n in values if space[n].op == "reduce"]))
     return any(n in sums for n in own)
 
 
 def _ends(space: Space, values: Sequence[int]) -> set[int]:
     """Values that only stores read."""
-    stored = {i for n in values for i in space.values[n].inputs if space.values[n].op == "store"}
+    stored = {i for n in values for i in space[n].inputs if space[n].op == "store"}
     users = space.users(values)
-    return {n for n in stored if all(space.values[u].op == "store" for u in users[n])}
+    return {n for n in stored if all(space[u].op == "store" for u in users[n])}
 
 
 def engine_of(value: Value) -> Engine:
@@ -304,7 +295,7 @@ def is_by_product(space: Space, value: Value) -> bool:
     """Whether a value is a sum that Scalar can make as it makes what is summed."""
     if value.op != "reduce" or value.attrs["kind"] != "add" or value.dtype is not DType.F32:
         return False
-    source = space.values[value.inputs[0]]
+    source = space[value.inputs[0]]
     activated = source.op in (SCALED, *ACTIVATIONS) and source.dtype is DType.F32
     return activated and engine_of(source) is Engine.SCALAR
 
@@ -319,10 +310,10 @@ def cycles(space: Space, value: Value, points: Points) -> float:
     """Cycles of a value over one tile; what GpSimd does, integers and masks, counts as nothing."""
     if value.op in (*CODELESS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
         return 0.0
-    if value.op == "select" and space.values[value.inputs[0]].op == MASK:
+    if value.op == "select" and space[value.inputs[0]].op == MASK:
         return 0.0
-    most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
-    wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
+    most = max([points(value), *(points(space[i]) for i in value.inputs)])
+    wide = sum(1 for i in value.inputs if points(space[i]) > 1)
     pair = wide > 1 if value.op != SCALED else is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0
     slow = value.op in ("divide", "reciprocal")

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
 from shardwright.compiler.codegen.copies import copy_candidates, is_copy
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
 from shardwright.compiler.codegen.rates import Rates
@@ -29,9 +30,9 @@ from shardwright.compiler.codegen.search import (
     fastest,
     worth_trying,
 )
-from shardwright.compiler.codegen.space import Space, normalise
+from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
-from shardwright.compiler.codegen.turns import is_turn, turn_candidates
+from shardwright.compiler.codegen.turns import turn_candidates, turns_of
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for
@@ -130,6 +131,7 @@ class Codes:
         # By builder, which `_distinct` keeps, and turns.
         self._placed: dict[Hashable, _Placed] = {}
         self._made: dict[Hashable, Generated | CapacityError] = {}
+        self._times: dict[int, int] = {}  # by the identity of a region, which `_made` keeps alive
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that anything fits in.
@@ -263,7 +265,10 @@ class Codes:
         return _Placed(region, builder.next_register, self.tensors, self.machine)
 
     def _time(self, made: Generated) -> int:
-        return judged_ps(made.region, self.tensors, self.machine)
+        key = id(made.region)
+        if key not in self._times:
+            self._times[key] = judged_ps(made.region, self.tensors, self.machine)
+        return self._times[key]
 
 
 @dataclass(frozen=True)
@@ -305,7 +310,7 @@ def _copier(space: Space, sink: int, tensors: Sequence[Tensor]) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
     if is_copy(space, sink, tensors):
         return copy_candidates
-    return turn_candidates if is_turn(space, sink, tensors) else None
+    return turn_candidates if turns_of(space, sink, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
@@ -322,8 +327,8 @@ def _joined(space: Space) -> dict[int, frozenset[int]]:
 def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
     """(contractions, whether there is a reduction) in what `sinks` need."""
     inside = space.slice(sinks)
-    contracts = frozenset(n for n in inside if space.values[n].op == "contract")
-    return contracts, any(space.values[n].op == "reduce" for n in inside)
+    contracts = frozenset(n for n in inside if space[n].op == "contract")
+    return contracts, any(space[n].op == "reduce" for n in inside)
 
 
 def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:

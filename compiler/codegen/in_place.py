@@ -7,14 +7,12 @@ the same element, and for views that have no element in common; everything else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import Value, Walk
-from shardwright.compiler.codegen.space import SINKS, Space
+from shardwright.compiler.codegen.domain import SINKS, Space, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.region import Tensor
 
-Root = Callable[[int], int]
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
 
@@ -27,12 +25,10 @@ def root_of(tensors: Sequence[Tensor], number: int) -> int:
 def refuse_stale_reads(
     space: Space, tensors: Sequence[Tensor], groups: Iterable[Sequence[int]]
 ) -> None:
-    """Check all nests of a region, in the order they run. Raises CompileError
-    SW_CODEGEN_IN_PLACE.
-    """
+    """Check the nests of a region in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
     for sinks in groups:
-        inside = [space.values[n] for n in space.slice(sinks)]
+        inside = [space[n] for n in space.slice(sinks)]
         reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in SINKS]
         stores = [v for v in inside if v.op in SINKS]
         for read in reads:
@@ -46,37 +42,31 @@ def refuse_stale_reads(
 
 
 def _root(tensors: Sequence[Tensor], value: Value) -> int:
-    assert value.walk is not None
-    return root_of(tensors, value.walk.tensor)
+    return root_of(tensors, value.access.tensor)
 
 
 def _error(space: Space, tensors: Sequence[Tensor], value: Value) -> CompileError:
-    assert value.walk is not None
     return CompileError(
         "SW_CODEGEN_IN_PLACE",
         f"region {space.name} requires memory it reads to stay as it is, got a store to elements of"
-        f" tensor {tensors[value.walk.tensor].name} that other tiles still load",
+        f" tensor {tensors[value.access.tensor].name} that other tiles still load",
         hint="store to another buffer, or lower the two parts to regions of their own",
     )
 
 
 def _is_safe(space: Space, read: Value, store: Value, sinks: Sequence[int]) -> bool:
-    assert read.walk is not None and store.walk is not None
     if read.op != "load" or store.op != "store":
         return False
-    same = read.walk.offset == store.walk.offset and read.walk.strides == store.walk.strides
-    if same and _is_pointwise(space, read, store):
-        return True
-    return not same and not _meet(space, read.walk, store.walk)
+    a, b = read.access, store.access
+    if a.offset == b.offset and a.strides == b.strides:
+        return _is_pointwise(space, read)
+    return not _meet(space, a, b)
 
 
-def _is_pointwise(space: Space, read: Value, store: Value) -> bool:
-    """Whether a point is read only where the same point is stored: not as an operand of a
-    contraction.
-    """
+def _is_pointwise(space: Space, read: Value) -> bool:
+    """Whether a point is read only where it is stored: not as an operand of a contraction."""
     operands = [i for v in space.values if v.op == "contract" for i in v.inputs]
-    feeds = space.slice(operands) if operands else []
-    return all(space.values[n] is not read for n in feeds)
+    return all(space[n] is not read for n in space.slice(operands))
 
 
 def _meet(space: Space, a: Walk, b: Walk) -> bool:

@@ -9,9 +9,10 @@ round per repetition.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from shardwright.compiler.codegen.builder import Held, Scope
-from shardwright.compiler.codegen.domain import Value, Walk
+from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
+from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.reductions import columns
 from shardwright.compiler.codegen.values import Frame, copy_engine
 from shardwright.compiler.diagnostics import CompileError
@@ -30,8 +31,7 @@ _ONE = ((1, 1),)
 
 def emit_gather(frame: Frame, number: int, scope: Scope) -> None:
     """dst[p, ...] = row index[p] of the view."""
-    value = frame.space.values[number]
-    assert value.walk is not None
+    value = frame.space[number]
     index = _index(frame, value.inputs[0], scope)
     held = frame.new(number, value, scope)
     axes = frame.free_axes(value)
@@ -45,8 +45,8 @@ def _index(frame: Frame, number: int, scope: Scope) -> Held:
     given = frame.builder.dtype(held)
     if given is DType.I32:
         return held
-    result = frame.scratch(frame.space.values[number], scope, DType.I32)
-    frame.apply(scope, "tensor_copy", copy_engine(given, DType.I32), result, (held,))
+    result = frame.scratch(frame.space[number], scope, DType.I32)
+    frame.copy(scope, copy_engine(given, DType.I32), result, held)
     return result
 
 
@@ -69,30 +69,26 @@ def _rows(
     frame: Frame, value: Value, held: Held, axes: Sequence[int], scope: Scope
 ) -> tuple[AccessPattern, AccessPattern]:
     """(on-chip pattern, HBM pattern of one row) for an indexed transfer."""
-    assert value.walk is not None
-    walk = value.walk
-    free = Walk(
-        walk.offset, {a: s for a, s in walk.strides.items() if a != frame.partition}, walk.tensor
-    )
+    strides = {a: s for a, s in value.access.strides.items() if a != frame.partition}
+    free = replace(value.access, strides=strides, bounds=())
     hbm, chip = scope.transfer(free, held, frame.rows(scope), None, axes)
     return chip, hbm
 
 
 def emit_scatter(frame: Frame, number: int, scope: Scope) -> None:
     """rows[index[p]] = value[p], or combined with it, for one tile of indices."""
-    _Scatter(frame, frame.space.values[number], scope).emit()
+    _Scatter(frame, frame.space[number], scope).emit()
 
 
 class _Scatter:
     """One tile of an indexed store: the index, the data as dense rows, and where they go."""
 
     def __init__(self, frame: Frame, value: Value, scope: Scope) -> None:
-        assert value.walk is not None
         source, index_number = value.inputs
         self.frame, self.value, self.scope = frame, value, scope
         self.kind: str = value.attrs["kind"]
         self.index = _index(frame, index_number, scope)
-        self.axes = [a for a in frame.axes if value.walk.stride(a)]
+        self.axes = [a for a in frame.axes if value.access.stride(a)]
         self.data = _dense(frame, source, self.axes, scope)
         self.rows = frame.rows(scope)
         self.width = scope.elements(self.axes)
@@ -125,9 +121,8 @@ class _Scatter:
 
     def _old(self, index: Held, scope: Scope) -> Held:
         """The rows as they are in HBM; zeros for rows out of range."""
-        assert self.value.walk is not None
-        dtype = self.frame.builder.tensors[self.value.walk.tensor].dtype
-        old = scope.hold(scope.tile("rows", self.rows, self.width, dtype), self.axes)
+        dtype = self.frame.builder.tensors[self.value.access.tensor].dtype
+        old = scope.spanning(self.axes, "rows", self.rows, dtype)
         _gather(self.frame, self.value, old, index, self.axes, scope, "fill")
         return old
 
@@ -141,12 +136,12 @@ class _Scatter:
         chip, hbm = _rows(self.frame, self.value, data, self.axes, scope)
         picked = scope.on_chip(target, self.rows, _ONE)
         attrs = {"row_stride": self.value.attrs["stride"], "rows": self.value.attrs["rows"]}
-        scope.body.append(Instr("dma_scatter", Engine.DMA_OUT, hbm, (chip, picked), attrs))
+        scope.add("dma_scatter", Engine.DMA_OUT, hbm, (chip, picked), **attrs)
 
     # rows picked more than once
 
     def _tile(self, name: str, elements: int, dtype: DType) -> Held:
-        return Held(self.scope.tile(name, self.rows, elements, dtype), {})
+        return self.scope.tile(name, self.rows, elements, dtype)
 
     def _apply(self, opcode: str, engine: Engine, out: Held, *srcs: Held, **attrs: object) -> None:
         """One instruction over the [rows, rows] matrices or [rows, 1] vectors given."""
@@ -160,10 +155,9 @@ class _Scatter:
         if self.value.attrs["rows"] <= 1 << _EXACT_BITS:
             return self._equal_parts(self.index)
         low, high = (self._tile(n, 1, DType.I32) for n in ("low", "high"))
-        rest = {"reverse0": False, "op1": None, "scalar1": None, "reverse1": False}
         mask = (1 << _HALF_BITS) - 1
         for part, op, scalar in ((low, "and", mask), (high, "shift_right_arithmetic", _HALF_BITS)):
-            attrs = {"op0": op, "scalar0": scalar, **rest}
+            attrs = by_numbers((op, scalar))
             self._apply("tensor_scalar", Engine.GPSIMD, part, self.index, **attrs)
         equal = self._equal_parts(low)
         self._apply(
@@ -177,9 +171,9 @@ class _Scatter:
         wide, equal = (self._tile(n, self.rows, DType.F32) for n in ("wide", "equal"))
         spread = scope.on_chip(index, self.rows, ((0, self.rows),))
         across = scope.on_chip(wide, self.rows, square)
-        scope.add("tensor_copy", Engine.VECTOR, across, (spread,))
-        turned = Held(scope.psum("turned"), {})
-        scope.add("transpose", Engine.TENSOR, scope.on_chip(turned, self.rows, square), (across,))
+        scope.copy(Engine.VECTOR, across, spread)
+        turned = scope.psum("turned")
+        scope.transpose(scope.on_chip(turned, self.rows, square), across)
         out = scope.on_chip(equal, self.rows, square)
         both = (across, scope.on_chip(turned, self.rows, square))
         scope.add("tensor_tensor", Engine.VECTOR, out, both, op="EQ")
@@ -191,17 +185,16 @@ class _Scatter:
         among, count = self._tile("among", self.rows, DType.F32), self._tile("count", 1, DType.F32)
         order = _triangle(self.frame, side)
         self._apply("tensor_tensor", Engine.VECTOR, among, equal, order, op="multiply")
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": ()}
         source = scope.on_chip(among, self.rows, ((1, 1), (1, self.rows)))
         out = scope.on_chip(count, self.rows, _ONE)
-        scope.add("tensor_reduce", Engine.VECTOR, out, (source,), **attrs)
+        scope.add_up(out, source, ())
         return count
 
     def _where(self, count: Held, op: str, other: Held, scope: Scope) -> Held:
         """The index, with -1 (no row) where `count op other`."""
         rows = self.rows
-        moved = Held(scope.tile("moved", rows, 1, DType.PRED), {})
-        target = Held(scope.tile("target", rows, 1, DType.I32), {})
+        moved = scope.tile("moved", rows, 1, DType.PRED)
+        target = scope.tile("target", rows, 1, DType.I32)
         nowhere = self.frame.builder.filled(-1, DType.I32)
         pred, out, left, right, none, index = (
             scope.on_chip(h, rows, _ONE) for h in (moved, target, count, other, nowhere, self.index)
@@ -227,33 +220,32 @@ class _Scatter:
             self._apply("tensor_copy", Engine.VECTOR, narrow, equal)
             equal = narrow
         for inner, first, count in columns(scope, self.width, self.frame.builder.limits.moving_max):
-            sums = inner.on_chip(Held(inner.psum("merged"), {}), rows, ((1, count),))
-            moving = inner.on_chip(self.data, rows, ((1, count),), first)
-            stationary = inner.on_chip(equal, rows, ((1, rows),))
-            inner.add("matmul", Engine.TENSOR, sums, (stationary, moving), zero_when=())
-            out = inner.on_chip(old, rows, ((1, count),), first)
+            sums = inner.flat(inner.psum("merged"), rows, count)
+            moving = inner.flat(self.data, rows, count, first)
+            stationary = inner.flat(equal, rows, rows)
+            inner.matmul(sums, (stationary, moving), ())
+            out = inner.flat(old, rows, count, first)
             inner.add("tensor_tensor", Engine.VECTOR, out, (out, sums), op="add")
         self._store(old, target, scope)
 
     def _rounds(self, earlier: Held) -> None:
         """Round r combines the rows that have r equal ones before them, so that none repeats."""
-        inner = self.scope.loop(self.rows)
-        number = Held(inner.tile("round", self.rows, 1, DType.F32), {})
-        attrs = {"start": Affine(0, ((inner.register, 1),)), "partition_step": 0, "steps": (0,)}
+        inner, at = self.scope.counted(self.rows)
+        number = inner.tile("round", self.rows, 1, DType.F32)
+        attrs = {"start": at, "partition_step": 0, "steps": (0,)}
         inner.add("iota", Engine.GPSIMD, inner.on_chip(number, self.rows, _ONE), (), **attrs)
         self._write(self._where(earlier, "NE", number, inner), inner)
 
 
 def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held:
     """The data with an element at every point of `axes`, in that order, as the matmul reads it."""
-    held, value = frame.operand(number), frame.space.values[number]
-    wanted = scope.hold(held.tile, axes).strides
+    held, value = frame.operand(number), frame.space[number]
+    wanted = scope.hold(held, axes).strides
     moving = [a for a in axes if scope.extent(a) > 1]
     if number in frame.held and all(held.strides.get(a) == wanted[a] for a in moving):
         return held
-    tile = scope.tile("dense", frame.rows(scope), scope.elements(axes), value.dtype)
-    full = scope.hold(tile, axes)
-    frame.apply(scope, "tensor_copy", frame.engine(held), full, (held,))
+    full = scope.spanning(axes, "dense", frame.rows(scope), value.dtype)
+    frame.copy(scope, frame.engine(held), full, held)
     return full
 
 
@@ -268,7 +260,6 @@ def _triangle(frame: Frame, side: str) -> Held:
         out = AccessPattern(Memory.SBUF, held.tile, Affine(), ((1, size), (1, size)))
         ramp = {"start": Affine(), "partition_step": -1, "steps": (1,)}
         builder.prefix.append(Instr("iota", Engine.GPSIMD, out, (), ramp))
-        attrs = {"op0": side, "scalar0": 0.0, "reverse0": False}
-        rest = {"op1": None, "scalar1": None, "reverse1": False}
-        builder.prefix.append(Instr("tensor_scalar", Engine.VECTOR, out, (out,), attrs | rest))
+        test = by_numbers((side, 0.0))
+        builder.prefix.append(Instr("tensor_scalar", Engine.VECTOR, out, (out,), test))
     return held

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.space import CODELESS, PARTS, Space
+from shardwright.compiler.codegen.domain import CODELESS, PARTS, Rewriting, Space, Value
 from shardwright.compiler.isa.region import Tensor
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
 _RUN_BYTES = 2048
+_GONE = -1  # number of stores that a joint one took over
 # Values that do not make a tile of their own where they are computed.
 _NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed")
 
@@ -37,13 +37,13 @@ def join_views(
     """`space` with adjacent views of what `sinks` need joined, and the sinks' new numbers."""
     sinks = list(sinks)
     groups = _groups(space, space.slice(sinks), tensors)
-    return _Joiner(space, groups).run(sinks) if groups else (space, sinks)
+    return _Joiner(space, groups).joined(sinks) if groups else (space, sinks)
 
 
 def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
-        value, walk = space.values[n], space.values[n].walk
+        value, walk = space[n], space[n].walk
         if value.op in ("load", "store") and walk is not None:
             strides = frozenset(walk.strides.items())
             key = (value.op, walk.tensor, strides, walk.offset.terms, value.dtype, value.atoms)
@@ -54,13 +54,12 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> l
 
 def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    walk = space.values[members[0]].walk
-    assert walk is not None
+    walk = space[members[0]].access
     # Without an atom along the run it is one element: numbers per row, side by side.
     steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
     if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
         return None
-    offsets = {_offset(space.values[n]): n for n in members}
+    offsets = {space[n].access.offset.const: n for n in members}
     first = min(offsets)
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
@@ -68,77 +67,66 @@ def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _G
     return group if _can_join(space, group) else None
 
 
-def _offset(value: Value) -> int:
-    assert value.walk is not None
-    return value.walk.offset.const
-
-
 def _can_join(space: Space, group: _Group) -> bool:
     """Loads always; stores when every stored value is computed for that place alone."""
-    stores = [space.values[n] for n in group.members if space.values[n].op == "store"]
-    sources = [space.values[s.inputs[0]] for s in stores]
+    stores = [space[n] for n in group.members if space[n].op == "store"]
+    sources = [space[s.inputs[0]] for s in stores]
     numbers = {s.inputs[0] for s in stores}
-    users = space.users(range(len(space.values)))
+    users = space.users()
     return len(numbers) == len(stores) and all(
         v.op not in _NO_TILE
         and v.atoms == s.atoms
         and v.dtype is sources[0].dtype
-        and sum(space.values[u].op == "store" for u in users[s.inputs[0]]) == 1
+        and sum(space[u].op == "store" for u in users[s.inputs[0]]) == 1
         for s, v in zip(stores, sources, strict=True)
     )
 
 
-class _Joiner:
-    """Rebuilds the list of values; joint atoms are shared by groups of the same length."""
+class _Joiner(Rewriting):
+    """Joint atoms are shared by groups of the same length."""
 
     def __init__(self, space: Space, groups: Sequence[_Group]) -> None:
-        self.old = space
+        super().__init__(space)
         self.group = {n: group for group in groups for n in group.members}
         first = max(space.sizes, default=-1) + 1
         lengths = sorted({len(g.members) for g in groups})
         self.joint = {length: first + i for i, length in enumerate(lengths)}
-        self.values: list[Value] = []
-        self.number: dict[int, int] = {}
         self.loads: dict[tuple[int, ...], int] = {}
 
-    def run(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
-        for n, value in enumerate(self.old.values):
-            value = replace(value, inputs=tuple(self.number[i] for i in value.inputs))
-            group = self.group.get(n)
-            if group is None:
-                self.number[n] = self._add(value)
-            elif value.op == "load":
-                self.number[n] = self._part(group, value, group.members.index(n))
-            elif n == max(group.members):
-                self.number[n] = self._join(group)
+    def joined(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
+        """The new space, and the numbers of `sinks` in it."""
         sizes = self.old.sizes | {atom: length for length, atom in self.joint.items()}
         joint = self.old.joint | set(self.joint.values())
-        space = replace(self.old, sizes=sizes, values=self.values, joint=joint)
-        return space, sorted({self.number[n] for n in sinks if n in self.number})
+        space = replace(self.run(), sizes=sizes, joint=joint)
+        return space, sorted({self.number[n] for n in sinks} - {_GONE})
 
-    def _add(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
+    def made(self, n: int, value: Value) -> int:
+        """The value, its part of a joint load, or with the last store of a group the joint one."""
+        group = self.group.get(n)
+        if group is None:
+            return self.add(value)
+        if value.op == "load":
+            return self._part(group, value, group.members.index(n))
+        return self._join(group) if n == max(group.members) else _GONE
 
     def _wide(self, group: _Group, inputs: tuple[int, ...]) -> Value:
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
         atom = self.joint[len(group.members)]
-        assert value.walk is not None
-        walk = replace(value.walk, strides={**value.walk.strides, atom: group.step})
+        walk = replace(value.access, strides={**value.access.strides, atom: group.step})
         return replace(value, inputs=inputs, atoms=value.atoms | {atom}, walk=walk)
 
     def _part(self, group: _Group, value: Value, index: int) -> int:
         if group.members not in self.loads:
-            self.loads[group.members] = self._add(self._wide(group, ()))
+            self.loads[group.members] = self.add(self._wide(group, ()))
         attrs: Mapping[str, int] = {"atom": self.joint[len(group.members)], "index": index}
         inputs = (self.loads[group.members],)
-        return self._add(Value("part", inputs, value.atoms, value.dtype, attrs=attrs))
+        return self.add(Value("part", inputs, value.atoms, value.dtype, attrs=attrs))
 
     def _join(self, group: _Group) -> int:
         parts = tuple(self.number[self.old.values[n].inputs[0]] for n in group.members)
         atom = self.joint[len(group.members)]
         like = self.values[parts[0]]
         attrs = {"atom": atom}
-        join = self._add(Value("join", parts, like.atoms | {atom}, like.dtype, attrs=attrs))
-        return self._add(self._wide(group, (join,)))
+        join = self.add(Value("join", parts, like.atoms | {atom}, like.dtype, attrs=attrs))
+        return self.add(self._wide(group, (join,)))

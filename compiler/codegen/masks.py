@@ -11,18 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from shardwright.compiler.codegen.domain import MASK, Count, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 
-if TYPE_CHECKING:
-    from shardwright.compiler.codegen.domain import Value, Walk
-    from shardwright.compiler.codegen.space import Space
-
-MASK = "mask"
 NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
 
 
@@ -43,17 +38,17 @@ def fold_masks(space: Space) -> None:
 
 def _is_masked(space: Space, mask: int, reader: int) -> bool:
     """Whether `reader` is a float where the mask says so, and a constant elsewhere."""
-    value = space.values[reader]
+    value = space[reader]
     if value.op != "select" or not value.dtype.is_float or mask in value.inputs[1:]:
         return False
-    return sum(space.values[i].op == "constant" for i in value.inputs[1:]) == 1
+    return sum(space[i].op == "constant" for i in value.inputs[1:]) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A 32-bit integer: a walk, or a number where no atom moves it, and what it may be."""
+    """A 32-bit integer that follows from positions, and what it may be."""
 
-    walk: Walk | Affine
+    count: Count
     range: Interval
 
 
@@ -74,8 +69,7 @@ def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval 
 def _difference(space: Space, value: Value) -> Walk | None:
     """a - b of a comparison of positions, where some atom moves it."""
     found = _sum([_position(space, i) for i in value.inputs], -1)
-    walk = None if found is None else found.walk
-    return None if isinstance(walk, Affine) or walk is None or not walk.strides else walk
+    return Walk(found.count.start, found.count.steps) if found and found.count.steps else None
 
 
 def _position(space: Space, number: int) -> _Position | None:
@@ -83,7 +77,7 @@ def _position(space: Space, number: int) -> _Position | None:
     known: dict[int, _Position | None] = {}
 
     def terms(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         adds_up = value.dtype is DType.I32 and value.op in ("add", "subtract")
         return value.inputs if adds_up else ()
 
@@ -93,19 +87,19 @@ def _position(space: Space, number: int) -> _Position | None:
 def _position_from(
     space: Space, number: int, known: Mapping[int, _Position | None]
 ) -> _Position | None:
-    value = space.values[number]
+    value = space[number]
     if value.dtype is not DType.I32:
         return None
     match value.op:
         case "iota":
-            assert value.walk is not None
-            range = reach(space, value.walk, {}) or _told(value)
-            return _in_word(value.walk, range)
+            walk = value.access
+            range = reach(space, walk, {}) or _told(value)
+            return _in_word(Count(walk.offset, walk.strides), range)
         case "constant":
             only = int(value.attrs["value"])
-            return _in_word(Affine(only), (only, only))
+            return _in_word(Count(Affine(only)), (only, only))
         case "register":
-            return _in_word(value.attrs["value"], _told(value))
+            return _in_word(Count(value.attrs["value"]), _told(value))
         case "add" | "subtract":
             given = [known[i] for i in value.inputs]
             return _sum(given, 1 if value.op == "add" else -1)
@@ -118,9 +112,9 @@ def _told(value: Value) -> Interval | None:
     return (known["low"], known["high"]) if "low" in known else None
 
 
-def _in_word(walk: Walk | Affine, range: Interval | None) -> _Position | None:
+def _in_word(count: Count, range: Interval | None) -> _Position | None:
     kept = within(range, DType.I32)
-    return None if kept is None else _Position(walk, kept)
+    return None if kept is None else _Position(count, kept)
 
 
 def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
@@ -129,18 +123,4 @@ def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
     if a is None or b is None:
         return None
     range = corners(lambda x, y: x + sign * y, a.range, b.range)
-    (start, steps), (more, others) = (_parts(x.walk) for x in (a, b))
-    offset = start + more * sign
-    atoms = sorted({*steps, *others})
-    strides = {n: steps.get(n, 0) + sign * others.get(n, 0) for n in atoms}
-    walk = next((x.walk for x in (a, b) if not isinstance(x.walk, Affine)), None)
-    if walk is None:
-        return _in_word(offset, range)
-    moving = {n: step for n, step in strides.items() if step}
-    return _in_word(replace(walk, offset=offset, strides=moving), range)
-
-
-def _parts(position: Walk | Affine) -> tuple[Affine, Mapping[int, int]]:
-    if isinstance(position, Affine):
-        return position, {}
-    return position.offset, position.strides
+    return _in_word(a.count.plus(b.count.times(sign)), range)

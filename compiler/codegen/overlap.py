@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from shardwright.compiler.codegen.relocate import renamed
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor
 from shardwright.compiler.schedule.engine_order import Memory, touched
@@ -60,19 +60,17 @@ def _ways(loop: Loop, ways: int) -> int:
 
 
 def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
-    """The body for iterations `turn`, `turn + count`, ...; tiles that rotate with the loop are
-    copied.
-    """
-    renamed: dict[int, int] = {}
+    """The body for iterations `turn`, `turn + count`, ...; tiles that rotate with it are copied."""
+    copies: dict[int, int] = {}
 
     def tile(number: int) -> int:
         old = tiles[number]
         if turn == 0 or old.loop != loop.register:
             return number
-        if number not in renamed:
-            renamed[number] = len(tiles)
+        if number not in copies:
+            copies[number] = len(tiles)
             tiles.append(replace(old, name=f"{old.name}.{turn}"))
-        return renamed[number]
+        return copies[number]
 
     instrs = [i for i in loop.body if isinstance(i, Instr)]
     made = [_turned(i, loop.register, count, turn, tile) for i in instrs]
@@ -92,19 +90,13 @@ def _turned(
         step = dict(value.terms).get(register, 0)
         return value + Affine(step * turn, ((register, step * (count - 1)),)) if step else value
 
-    def pattern(p: AccessPattern) -> AccessPattern:
-        buffer = p.buffer if p.space is Space.HBM else tile(p.buffer)
-        return AccessPattern(p.space, buffer, affine(p.offset), p.dims, p.start)
+    def buffer(p: AccessPattern) -> int:
+        return p.buffer if p.space is Space.HBM else tile(p.buffer)
 
-    attrs: dict[str, Any] = {
-        k: affine(v) if isinstance(v, Affine) else v for k, v in instr.attrs.items()
-    }
-    if turn and register in (attrs.get("zero_when") or ()):
-        attrs["zero_when"] = None  # the first iteration belongs to turn 0
-    dst = pattern(instr.dst) if instr.dst else None
-    row_sum = pattern(instr.row_sum) if instr.row_sum else None
-    srcs = tuple(map(pattern, instr.srcs))
-    return Instr(instr.opcode, instr.engine, dst, srcs, attrs, row_sum=row_sum)
+    def zero_when(first: tuple[int, ...]) -> tuple[int, ...] | None:
+        return None if turn and register in first else first  # the first iteration is turn 0
+
+    return renamed(instr, affine, buffer, zero_when)
 
 
 def schedule(instrs: Sequence[Instr], memory: Memory, costs: Sequence[Costs]) -> list[Instr]:

@@ -8,7 +8,7 @@ does. What a block is, and when it pays: `row_blocks.py` and `contract_plan.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
@@ -20,7 +20,11 @@ from shardwright.compiler.codegen.contract_plan import (
 )
 from shardwright.compiler.codegen.domain import Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
-from shardwright.compiler.isa.program import AccessPattern, Engine
+from shardwright.compiler.isa.program import Engine
+
+RowsOf = Callable[
+    [ContractPlan, Operand, Walk, Mapping[int, int], int], tuple[int, RowBlock | None]
+]
 
 
 @dataclass(slots=True)
@@ -29,17 +33,14 @@ class BlockLoader:
 
     builder: Builder
     plan: ContractPlan
-    copiers: Sequence[Engine]
-    turn: int = 0
+    copiers: Iterator[Engine]
 
     def natural(self, operand: Operand, panel: Held, scope: Scope) -> bool:
         """Load a natural operand; False where blocks do not pay, or it is computed."""
-        walk = self._walk(operand)
-        if walk is None:
+        found = self._block(natural_rows, operand, scope)
+        if found is None:
             return False
-        _, block = natural_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
-        if block is None:
-            return False
+        walk, block = found
         k = scope.extent(self.plan.depth)
         inside = {self.plan.depth_split.major} if block.row > k else set()
         loops = [a for a in self._counting(operand) if a not in inside]
@@ -52,35 +53,34 @@ class BlockLoader:
 
     def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:
         """Load a direct operand; False where blocks do not pay, or it is computed."""
-        walk = self._walk(operand)
-        if walk is None:
+        found = self._block(direct_rows, operand, scope)
+        if found is None:
             return False
-        _, block = direct_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
-        if block is None:
-            return False
+        walk, block = found
         (inner,) = (a for a in operand.free if walk.stride(a) == 1)
         loops = [a for a in self._counting(operand) if a != inner]
         for place, part, rows in self._fetched(walk, block, loops, panel, scope):
             count = block.each * block.partitions
             tile = place.tile("columns", block.row, count, self.plan.panel_type)
             steps = (math.prod(block.extents[:at]) for at in range(len(block.atoms)))
-            across = Held(tile, dict(zip(block.atoms, steps, strict=True)))
+            across = replace(tile, strides=dict(zip(block.atoms, steps, strict=True)))
             self._turn(block, rows, (0, block.row), across, place)
             self._turn_back(block, across, part, part.strides[inner], place)
         return True
 
-    def _walk(self, operand: Operand) -> Walk | None:
-        value = self.plan.space.values[operand.number]
-        return value.walk if value.op == "load" else None
+    def _block(self, rows: RowsOf, operand: Operand, scope: Scope) -> tuple[Walk, RowBlock] | None:
+        """What an operand is loaded from, and the block in which it is loaded here."""
+        value = self.plan.space[operand.number]
+        if value.op != "load":
+            return None
+        extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}
+        item = self.builder.tensors[value.access.tensor].dtype.bytes
+        _, block = rows(self.plan, operand, value.access, extents, item)
+        return None if block is None else (value.access, block)
 
     def _counting(self, operand: Operand) -> list[int]:
         """Tiles of k, and the free atoms."""
         return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
-
-    def _boxes(self, operand: Operand, walk: Walk, scope: Scope) -> tuple[dict[int, int], int]:
-        """Extents of the operand's atoms here, and bytes per element."""
-        extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}
-        return extents, self.builder.tensors[walk.tensor].dtype.bytes
 
     def _fetched(
         self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
@@ -88,16 +88,11 @@ class BlockLoader:
         """Every block of rows that `atoms` count: where its code goes, its place in the panel, and
         its rows on chip.
         """
-        loops = [(a, 1) for a in atoms if a not in block.atoms]
-        loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-        for place, at in blocks_within(scope, loops, {}):
-            tile = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
-            rows, offset = Held(tile, {}), panel.offset
-            target = place.on_chip(rows, block.partitions, ((1, block.run),))
-            place.add("dma", Engine.DMA_IN, target, (block.hbm(walk, place.address(walk)),))
-            for atom, index in at.items():
-                offset = offset + index * panel.strides.get(atom, 0)
-            yield place, replace(panel, offset=offset), rows
+        for place, at in blocks_within(scope, block.loops(atoms), {}):
+            rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
+            target = place.flat(rows, block.partitions, block.run)
+            place.load(target, block.hbm(walk, place.address(walk)))
+            yield place, panel.at(at), rows
 
     def _turn(
         self, block: RowBlock, rows: Held, columns: tuple[int, int], to: Held, scope: Scope
@@ -111,16 +106,15 @@ class BlockLoader:
         inner = [math.prod(reach[:at]) for at in range(len(reach))]
         into, out = merge_dims(reach[::-1], [inner[::-1], block.strides(to.strides)[::-1]])
         for low in range(0, block.partitions, block.unit):
-            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            bank = scope.psum("turned", slots=self.plan.turning_slots)
             for row in range(block.each):
                 at = row * block.row + first
-                source = scope.on_chip(rows, block.unit, ((1, width),), at)
+                source = scope.flat(rows, block.unit, width, at)
                 target = scope.on_chip(bank, width, ((block.each, block.unit),), row)
-                scope.add("transpose", Engine.TENSOR, target, (replace(source, start=low),))
+                scope.transpose(target, replace(source, start=low))
             place = block.place(low * block.each, to.strides)
-            self._copy(
-                scope, scope.on_chip(to, width, out, place), scope.on_chip(bank, width, into)
-            )
+            target = scope.on_chip(to, width, out, place)
+            scope.copy(next(self.copiers), target, scope.on_chip(bank, width, into))
 
     def _turn_back(
         self, block: RowBlock, across: Held, panel: Held, step: int, scope: Scope
@@ -139,15 +133,11 @@ class BlockLoader:
         sizes = [*reach[::-1], block.row]
         into, out = merge_dims(sizes, [[*inner[::-1], 1], [*strides[::-1], step]])
         for low in range(0, points, several):
-            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            bank = scope.psum("turned", slots=self.plan.turning_slots)
             for point in range(several):
-                source = scope.on_chip(across, block.row, ((1, k),), (low + point) * k)
-                target = scope.on_chip(bank, k, ((1, block.row),), point * block.row)
-                scope.add("transpose", Engine.TENSOR, target, (source,))
+                source = scope.flat(across, block.row, k, (low + point) * k)
+                target = scope.flat(bank, k, block.row, point * block.row)
+                scope.transpose(target, source)
             place = block.place(low * k, places)
-            self._copy(scope, scope.on_chip(panel, k, out, place), scope.on_chip(bank, k, into))
-
-    def _copy(self, scope: Scope, target: AccessPattern, source: AccessPattern) -> None:
-        self.turn += 1
-        copier = self.copiers[self.turn % len(self.copiers)]
-        scope.add("tensor_copy", copier, target, (source,))
+            target = scope.on_chip(panel, k, out, place)
+            scope.copy(next(self.copiers), target, scope.on_chip(bank, k, into))

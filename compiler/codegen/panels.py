@@ -8,15 +8,18 @@ the tensor engine and copied into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from shardwright.compiler.codegen.builder import (
+    NO_ATOM,
     Box,
     Builder,
     Held,
     Scope,
     blocks_within,
+    divided,
     merge_dims,
     pieces,
 )
@@ -48,7 +51,11 @@ class Panels:
         # Who copies transposed blocks, in turn; sums in SBUF keep Vector busy.
         sums = plan.staged and plan.sums > 1
         self.copiers = (Engine.SCALAR,) if sums else (Engine.VECTOR, Engine.SCALAR)
-        self.blocks = BlockLoader(builder, plan, self.copiers)
+        self.blocks = BlockLoader(builder, plan, self.in_turn())
+
+    def in_turn(self) -> Iterator[Engine]:
+        """Copiers one after the other, Scalar first."""
+        return cycle(self.copiers[::-1])
 
     def axes(self, operand: Operand) -> tuple[int, ...]:
         """Free axes of a panel: k tiles, then the operand's free atoms."""
@@ -60,17 +67,16 @@ class Panels:
         name = "stationary" if operand.number == self.plan.stationary.number else "moving"
         rows = self.space.sizes[self.plan.depth]
         tile = scope.tile(name, rows, tiles * width, self.plan.panel_type, slots)
-        held = scope.hold(tile, operand.free)
-        strides = dict(held.strides)
-        step = width
+        strides, step = dict(scope.hold(tile, operand.free).strides), width
         for atom in (self.major, *reversed(self.plan.along)):
-            if atom >= 0:
-                strides[atom] = step
-                step *= self.tiles_of(atom)
-        return Held(tile, strides)
+            strides[atom] = step
+            step *= self.tiles_of(atom)
+        return replace(tile, strides=strides)
 
     def tiles_of(self, atom: int) -> int:
-        """Places of a looped k atom in a resident panel."""
+        """Places of a looped k atom in a resident panel; one for no atom."""
+        if atom == NO_ATOM:
+            return 1
         made = self.space.splits.get(atom)
         return self.space.sizes[atom] + (1 if made and made.tail else 0)
 
@@ -79,17 +85,12 @@ class Panels:
         axes = (*self.plan.across, *self.plan.columns)
         wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
         axes = (*self.plan.group, *axes)
-        tiles = self.tiles_of(self.major) if self.major >= 0 else 1
-        tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
+        tiles = math.prod(map(self.tiles_of, (self.major, *self.plan.along)))
         return self.empty(replace(self.plan.moving, free=axes), wide, tiles, slots)
 
     def at(self, panel: Held, scope: Scope, free: Sequence[int] = ()) -> Held:
         """The part of a kept panel for the k boxes of `scope`, and for its boxes of `free`."""
-        offset = panel.offset
-        for atom in (self.major, *self.plan.along, *free):
-            if atom >= 0:
-                offset = offset + scope.boxes[atom].origin * panel.strides[atom]
-        return Held(panel.tile, panel.strides, offset)
+        return panel.at(scope.origins((self.major, *self.plan.along, *free)))
 
     def load(self, operand: Operand, panel: Held, scope: Scope) -> None:
         """Fill `panel` with the part of the operand in the boxes of `scope`."""
@@ -101,16 +102,14 @@ class Panels:
 
     def _load_direct(self, operand: Operand, panel: Held, scope: Scope) -> None:
         frame = Frame(self.builder, self.space, self.plan.depth, self.axes(operand))
-        value = self.space.values[operand.number]
+        value = self.space[operand.number]
         if value.op == "load":
-            assert value.walk is not None
-            axes = list(frame.axes)
-            emit_load(frame, value.walk, panel, axes, scope)
+            emit_load(frame, value.access, panel, frame.axes, scope)
             return
         held = self._computed(frame, operand.number, scope)
         out, into = scope.patterns(frame.rows(scope), frame.axes, panel, held)
         engine = copy_engine(self.builder.dtype(held), self.plan.panel_type)
-        scope.add("tensor_copy", engine, out, (into,))
+        scope.copy(engine, out, into)
 
     def _computed(self, frame: Frame, number: int, scope: Scope) -> Held:
         """An operand that is arithmetic on loads, on the frame's tile."""
@@ -119,21 +118,20 @@ class Panels:
         return frame.operand(number)
 
     def _load_rows(self, operand: Operand, panel: Held, scope: Scope) -> None:
-        """Blocks of rows: up to 128 of one free atom on the partitions, k and other free atoms
-        along the row.
-        """
+        """Blocks of rows: up to 128 of one free atom on the partitions, the rest along the row."""
         row = row_atom(self.plan, operand, {a: scope.extent(a) for a in operand.free})
         most = self.builder.limits.transpose_max
         atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
         frame = self._row_frame(operand, row)
-        if self.space.values[operand.number].op != "load":
+        if self.space[operand.number].op != "load":
             for place, at in blocks_within(scope, atoms, {}):
                 held = self._computed(frame, operand.number, place)
                 self._turn(operand, panel, held, place, row, at)
             return
         rows = self._raw_rows(frame, scope, atoms)
         for place, at in blocks_within(scope, atoms, {}):
-            self._fetch(frame, operand, rows.part(at), place)
+            walk = self.space[operand.number].access
+            emit_load(frame, walk, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, atoms, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)
 
@@ -143,9 +141,7 @@ class Panels:
         return Frame(self.builder, self.space, row, [*beside, *depths])
 
     def _raw_rows(self, frame: Frame, scope: Scope, atoms: Sequence[tuple[int, int]]) -> _Rows:
-        """A tile for all rows of a panel, so that the next panel arrives while this one is
-        turned.
-        """
+        """A tile for all rows of a panel: the next panel arrives while this one is turned."""
         step = scope.elements(frame.axes)
         steps, blocks = {}, 1
         for atom, size in reversed(atoms):
@@ -154,11 +150,6 @@ class Panels:
         rows = min(scope.extent(frame.partition), atoms[-1][1])
         tile = scope.tile("rows", rows, blocks * step, self.plan.panel_type)
         return _Rows(scope.hold(tile, frame.axes), steps)
-
-    def _fetch(self, frame: Frame, operand: Operand, rows: Held, scope: Scope) -> None:
-        walk = self.space.values[operand.number].walk
-        assert walk is not None
-        emit_load(frame, walk, rows, frame.axes, scope)
 
     def _turn(
         self,
@@ -172,30 +163,25 @@ class Panels:
         """Put transposed blocks of `rows` into the panel; `here` is where in the panel we are."""
         beside = [a for a in operand.free if a != row and a not in here]
         for place, at in blocks_within(scope, [(a, 1) for a in beside], here):
-            offset, source = panel.offset, rows.offset
-            for atom, index in at.items():
-                offset = offset + index * panel.strides[atom]
-                source = source + index * (rows.strides.get(atom, 0) if atom in beside else 0)
-            to = Held(panel.tile, panel.strides, offset)
-            self._transpose(operand, to, replace(rows, offset=source), row, place)
+            turned = rows.at({a: at[a] for a in beside})
+            self._transpose(operand, panel.at(at), turned, row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
         """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
         take turns copying, so that neither holds up the tensor engine alone.
         """
         rows = scope.extent(row)
-        count = scope.extent(self.major) if self.major >= 0 else 1
+        count = scope.extent(self.major)
         most = min(_GROUP, self.builder.limits.moving_max // rows)
         most = most if len(self.copiers) == 1 else min(most, max(1, count // 2))
         group = even_tile(count, most)
         turns = len(self.copiers) if count >= 2 * group else 1
         start = 0 if turns > 1 or operand is self.plan.stationary else -1
         for piece in pieces(count, min(count, group * turns)):
-            inner = scope.loop(piece.trip) if piece.trip > 1 else scope
-            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            inner, at = scope.repeat(piece)
             for turn, low in enumerate(range(0, piece.extent, group)):
-                bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
-                part = (Affine(piece.start + low, terms), min(group, piece.extent - low))
+                bank = inner.psum("turned", slots=self.plan.turning_slots)
+                part = (at + low, min(group, piece.extent - low))
                 copier = self.copiers[(start + turn) % len(self.copiers)]
                 self._turn_group(panel, held, bank, row, inner, part, copier)
 
@@ -213,12 +199,12 @@ class Panels:
         (first, group), rows, k = part, scope.extent(row), scope.extent(self.plan.depth)
         tile_step, panel_step = held.strides.get(self.major, 0), panel.strides.get(self.major, 0)
         for g in range(group):
-            source = scope.on_chip(held, rows, ((1, k),), (first + g) * tile_step)
-            block = scope.on_chip(bank, k, ((1, rows),), g * rows)
-            scope.add("transpose", Engine.TENSOR, block, (source,))
+            source = scope.flat(held, rows, k, (first + g) * tile_step)
+            block = scope.flat(bank, k, rows, g * rows)
+            scope.transpose(block, source)
         into, out = merge_dims([group, rows], [[rows, 1], [panel_step, panel.strides[row]]])
         target = scope.on_chip(panel, k, out, first * panel_step)
-        scope.add("tensor_copy", engine, target, (scope.on_chip(bank, k, into),))
+        scope.copy(engine, target, scope.on_chip(bank, k, into))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +221,5 @@ class _Rows:
         offset = self.first.offset
         for atom, at in here.items():
             step, size = self.steps[atom]
-            terms = tuple((register, c // size) for register, c in at.terms)
-            offset = offset + Affine(at.const // size, terms) * step
+            offset = offset + divided(at, size) * step
         return replace(self.first, offset=offset)

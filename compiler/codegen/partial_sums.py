@@ -11,24 +11,24 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.codegen.domain import SINKS
 from shardwright.compiler.codegen.in_place import root_of
-from shardwright.compiler.codegen.space import SINKS
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A region as two: `halves` has the sums stored for each core, `joined` goes on from there.
-    `scratch` are the tensors in between, numbered behind those of the function.
+class Cut:
+    """A region cut in two; `joined` follows where both halves have sums of their own, which lie in
+    `scratch`: tensors numbered behind those of the function.
     """
 
     halves: tuple[RegionProgram, RegionProgram]
-    joined: RegionProgram
-    scratch: tuple[Tensor, ...]
+    joined: RegionProgram | None = None
+    scratch: tuple[Tensor, ...] = ()
 
 
-def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Split | None:
+def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
     """`program` in front of and behind its sums over `atom`; None when something behind a sum
     still moves along the atom, or needs more than loads and elementwise operators.
     """
@@ -39,12 +39,14 @@ def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) 
     again = _made_again(program, behind, sums)
     if again is None or _overwrites(program, behind, again, tensors):
         return None
-    scratch = tuple(
-        _copies(program, program.nodes[n], f"sum{len(tensors) + k}") for k, n in enumerate(sums)
-    )
     numbers = range(len(tensors), len(tensors) + len(sums))
+    summed = zip(numbers, (program.nodes[n] for n in sums), strict=True)
+    scratch = tuple(  # memory for a sum of each core
+        Tensor(f"sum{number}", (2, *_shape(program, node)), node.dtype, "scratch")
+        for number, node in summed
+    )
     first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
-    return Split((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
+    return Cut((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
 
 
 def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
@@ -67,9 +69,7 @@ def _moves(program: RegionProgram, number: int, atom: int) -> bool:
 def _made_again(
     program: RegionProgram, behind: Collection[int], sums: Collection[int]
 ) -> set[int] | None:
-    """What nodes behind the sums read besides them; None when that is more than loads and
-    elementwise operators.
-    """
+    """What nodes behind the sums read besides them; None unless loads and elementwise operators."""
     found: set[int] = set()
     work = [i for n in behind for i in program.nodes[n].inputs]
     while work:
@@ -96,11 +96,6 @@ def _overwrites(
     )
     loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
-
-
-def _copies(program: RegionProgram, node: Node, name: str) -> Tensor:
-    """Memory for a sum of each core."""
-    return Tensor(name, (2, *_shape(program, node)), node.dtype, "scratch")
 
 
 def _shape(program: RegionProgram, node: Node) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ def over_partitions(frame: Frame, value: Value) -> bool:
 
 def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
     """A tile for partial results of reduce `number`, laid out as its result."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     return frame.scratch(value, scope, accumulator_type(value), number)
 
 
@@ -40,11 +40,11 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
     """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it.
     Sums of rows are those of the activation that made them where that is so.
     """
-    value = frame.space.values[number]
+    value = frame.space[number]
     (source,) = (frame.operand(i) for i in value.inputs)
     if frame.sums_in_passing(number) and in_passing(frame, value, source, target, scope, looped):
         return
-    axes = [a for a in frame.axes if a in frame.space.values[value.inputs[0]].atoms]
+    axes = [a for a in frame.axes if a in frame.space[value.inputs[0]].atoms]
     kept = [a for a in axes if a in value.atoms]
     reduced = [a for a in axes if a in value.over]
     rows = frame.rows(scope)
@@ -72,7 +72,7 @@ def _dims(scope: Scope, axes: list[int], *held: Held) -> list[tuple[tuple[int, i
 
 def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
     """Turn partial results into the value of reduce `number`."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if over_partitions(frame, value):
         result = _own(frame, number, value, scope)
         if value.attrs["kind"] == "add":
@@ -86,7 +86,7 @@ def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
         _settle(frame, number, scope)
     else:
         result = frame.new(number, value, scope)
-        frame.apply(scope, "tensor_copy", Engine.VECTOR, result, (partial,))
+        frame.copy(scope, Engine.VECTOR, result, partial)
         scope.release(partial)
 
 
@@ -102,14 +102,14 @@ def _settle(frame: Frame, number: int, scope: Scope) -> None:
     """Put a value that is part of a join in its place."""
     if number in frame.joining:
         own = frame.held[number]
-        part = frame.new(number, frame.space.values[number], scope)
-        frame.apply(scope, "tensor_copy", frame.engine(own), part, (own,))
+        part = frame.new(number, frame.space[number], scope)
+        frame.copy(scope, frame.engine(own), part, own)
         scope.release(own)
 
 
 def emit_reduce(frame: Frame, number: int, scope: Scope) -> None:
     """A reduction that needs no loop: one instruction, and the partition step if there is one."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if over_partitions(frame, value):
         partial = new_accumulator(frame, number, scope)
         accumulate(frame, number, partial, scope, looped=False)
@@ -136,14 +136,14 @@ def _sum_partitions(frame: Frame, partial: Held, result: Held, scope: Scope) -> 
     limits, rows = frame.builder.limits, frame.rows(scope)
     ones = frame.builder.filled(1.0, DType.F32, limits.partitions, part="ones")
     for inner, first, width in columns(scope, _width(frame, partial), limits.moving_max):
-        bank = Held(inner.psum("total"), {})
+        bank = inner.psum("total")
         dims = ((1, width),)
         total = inner.on_chip(bank, rows, dims)
-        stationary = inner.on_chip(ones, rows, ((1, rows),))
+        stationary = inner.flat(ones, rows, rows)
         moving = inner.on_chip(partial, rows, dims, first)
-        inner.add("matmul", Engine.TENSOR, total, (stationary, moving), zero_when=())
+        inner.matmul(total, (stationary, moving), ())
         target = inner.on_chip(result, rows, dims, first)
-        inner.add("tensor_copy", Engine.VECTOR, target, (total,))
+        inner.copy(Engine.VECTOR, target, total)
 
 
 def _extreme_of_partitions(
@@ -151,25 +151,17 @@ def _extreme_of_partitions(
 ) -> None:
     limits, rows = frame.builder.limits, frame.rows(scope)
     for inner, first, width in columns(scope, _width(frame, partial), limits.transpose_max):
-        turned = Held(inner.psum("turned"), {})
-        across = inner.on_chip(turned, width, ((1, rows),))
-        inner.add(
-            "transpose",
-            Engine.TENSOR,
-            across,
-            (inner.on_chip(partial, rows, ((1, width),), first),),
-        )
-        best = Held(inner.tile("best", width, 1, DType.F32), {})
-        spread = Held(inner.tile("spread", width, rows, DType.F32), {})
-        column = inner.on_chip(best, width, ((1, 1),))
-        kind = ELEMENTWISE_OF[value.attrs["kind"]]
-        attrs = {"op": kind, "num_reduced": 1, "zero_when": ()}
+        turned = inner.psum("turned")
+        across = inner.flat(turned, width, rows)
+        inner.transpose(across, inner.flat(partial, rows, width, first))
+        best = inner.tile("best", width, 1, DType.F32)
+        spread = inner.tile("spread", width, rows, DType.F32)
+        column = inner.flat(best, width, 1)
+        attrs = {"op": ELEMENTWISE_OF[value.attrs["kind"]], "num_reduced": 1, "zero_when": ()}
         source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
         inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)
-        wide = inner.on_chip(spread, width, ((1, rows),))
-        inner.add("tensor_copy", Engine.VECTOR, wide, (inner.on_chip(best, width, ((0, rows),)),))
-        back = inner.on_chip(Held(inner.psum("back"), {}), rows, ((1, width),))
-        inner.add("transpose", Engine.TENSOR, back, (wide,))
-        inner.add(
-            "tensor_copy", Engine.VECTOR, inner.on_chip(result, rows, ((1, width),), first), (back,)
-        )
+        wide = inner.flat(spread, width, rows)
+        inner.copy(Engine.VECTOR, wide, inner.on_chip(best, width, ((0, rows),)))
+        back = inner.flat(inner.psum("back"), rows, width)
+        inner.transpose(back, wide)
+        inner.copy(Engine.VECTOR, inner.flat(result, rows, width, first), back)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Region, Space
 from shardwright.compiler.isa.region import Affine, RegionProgram
 
 Rename = Callable[[int], int]
@@ -31,19 +31,7 @@ def relocated(
     def register(number: int) -> int:
         return number - first_register + moved_to if number >= first_register else number
 
-    tiles = [
-        Tile(
-            t.name,
-            t.space,
-            t.partitions,
-            t.elements,
-            t.dtype,
-            t.slots,
-            register(t.loop),
-            t.address,
-        )
-        for t in region.tiles
-    ]
+    tiles = [replace(tile, loop=register(tile.loop)) for tile in region.tiles]
     body = _body(region.body, tensors, register)
     return Region(program, tiles, body, region.tokens)
 
@@ -60,24 +48,37 @@ def _body(
 
 
 def _instr(instr: Instr, tensors: Mapping[int, int], register: Rename) -> Instr:
+    def affine(value: Affine) -> Affine:
+        # Registers of the region stay behind those of the function, so the terms stay sorted.
+        return replace(value, terms=tuple((register(r), c) for r, c in value.terms))
+
+    def buffer(p: AccessPattern) -> int:
+        return tensors[p.buffer] if p.space is Space.HBM else p.buffer
+
+    return renamed(instr, affine, buffer, lambda first: tuple(map(register, first)))
+
+
+def renamed(
+    instr: Instr,
+    affine: Callable[[Affine], Affine],
+    buffer: Callable[[AccessPattern], int],
+    zero_when: Callable[[tuple[int, ...]], tuple[int, ...] | None],
+) -> Instr:
+    """`instr` with everything replaced that moves with registers, and the buffers of patterns."""
+
+    def moved(value: Affine) -> Affine:
+        return affine(value) if value.terms else value
+
     def pattern(p: AccessPattern) -> AccessPattern:
-        buffer = tensors[p.buffer] if p.space is Space.HBM else p.buffer
-        return AccessPattern(p.space, buffer, _affine(p.offset, register), p.dims, p.start)
+        return AccessPattern(p.space, buffer(p), moved(p.offset), p.dims, p.start)
 
     attrs: dict[str, Any] = {
-        name: _affine(value, register) if isinstance(value, Affine) else value
+        name: moved(value) if isinstance(value, Affine) else value
         for name, value in instr.attrs.items()
     }
     if attrs.get("zero_when"):
-        attrs["zero_when"] = tuple(map(register, attrs["zero_when"]))
+        attrs["zero_when"] = zero_when(attrs["zero_when"])
     dst = pattern(instr.dst) if instr.dst else None
     row_sum = pattern(instr.row_sum) if instr.row_sum else None
     srcs = tuple(map(pattern, instr.srcs))
     return replace(instr, dst=dst, srcs=srcs, attrs=attrs, row_sum=row_sum)
-
-
-def _affine(value: Affine, register: Rename) -> Affine:
-    """Registers of the region stay behind those of the function, so the terms stay sorted."""
-    if not value.terms:
-        return value
-    return Affine(value.const, tuple((register(r), c) for r, c in value.terms))

@@ -8,7 +8,7 @@ are one run of HBM, whatever indices count the rows. The transposes put them in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,9 +28,7 @@ PSUM_COLUMNS = 512  # fp32 elements of a bank (documented: hardware.json psum ba
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """`partitions` x `each` rows of `row` elements, counted by `extents` points of `atoms`
-    (innermost first).
-    """
+    """`partitions` x `each` rows of `row` elements: `extents` of `atoms` (innermost first)."""
 
     row: int
     atoms: tuple[int, ...]
@@ -54,14 +52,17 @@ class RowBlock:
         dims = ((self.run, self.partitions), (1, self.run))
         return AccessPattern(Space.HBM, walk.tensor, address, dims)
 
+    def loops(self, atoms: Iterable[int]) -> list[tuple[int, int]]:
+        """(atom, extent) of loops over all blocks: other `atoms` by point, then its own."""
+        beside = [(a, 1) for a in atoms if a not in self.atoms]
+        return [*beside, *reversed([*zip(self.atoms, self.extents, strict=True)])]
+
     def strides(self, strides: Mapping[int, int]) -> list[int]:
         """`strides` of the counting atoms, in their order."""
         return [strides[a] for a in self.atoms]
 
     def every(self, strides: Mapping[int, int]) -> tuple[list[int], list[int]]:
-        """(sizes, steps), outermost first, of every `each`-th row in a tile with these strides: one
-        row of each partition.
-        """
+        """(sizes, steps), outermost first, of every `each`-th row: one of each partition."""
         reach = spread(self.each, self.extents)
         assert reach is not None, self
         dims = list(zip(reach, self.extents, self.strides(strides), strict=True))
@@ -111,9 +112,7 @@ def row_block(
             break
         atoms.append(atom)
         pitch *= points[atom]
-    total = row * item
-    for count in points.values():
-        total *= count
+    total = row * item * math.prod(points.values())
     found = [
         (rates.transfer_ns(total, block.run * item, block.partitions), block)
         for block in _blocks(row, tuple(atoms), tuple(points[a] for a in atoms))

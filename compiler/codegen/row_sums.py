@@ -7,7 +7,7 @@ pass of Vector over the tile is not made. Next: `reductions.py` asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope
@@ -15,7 +15,7 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
+from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Space
 
 # What it costs: Scalar reads its accumulator (documented: isa/costs.py, 64 cycles), and where loops
 # add more, Vector adds a column, its shortest instruction.
@@ -34,22 +34,17 @@ def in_passing(
     rows, start = frame.rows(scope), scope.zero_when(value.over) if looped else ()
     if start == ():
         return _sum_into(target, maker, rows, scope)
-    column = Held(scope.tile("rowsum", rows, 1, DType.F32), {})
+    column = scope.tile("rowsum", rows, 1, DType.F32)
     made = _sum_into(column, maker, rows, scope)
     if made:
-        out = scope.on_chip(target, rows, ((1, 1),))
-        given = scope.on_chip(column, rows, ((1, 1),))
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": start}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(scope.flat(target, rows, 1), scope.flat(column, rows, 1), start)
     scope.release(column)
     return made
 
 
 def _maker(frame: Frame, value: Value, source: Held, target: Held, scope: Scope) -> int | None:
-    """Where in the body of `scope` an activation makes all that a sum reads, each row on its own
-    partition; None where nothing does.
-    """
-    read = frame.space.values[value.inputs[0]]
+    """Where in the body of `scope` an activation makes all that a sum reads by row; or None."""
+    read = frame.space[value.inputs[0]]
     free = [a for a in frame.axes if a in read.atoms]
     elements = math.prod(scope.extent(a) for a in free)
     summed = math.prod(scope.extent(a) for a in free if a in value.over)
@@ -72,7 +67,7 @@ def _sum_into(column: Held, maker: int, rows: int, scope: Scope) -> bool:
     assert isinstance(item, Instr)
     if any(column.tile in _tiles(i) for i in scope.body[maker:]):
         return False
-    sums = scope.on_chip(column, rows, ((1, 1),))
+    sums = scope.flat(column, rows, 1)
     scope.body[maker] = replace(item, opcode="activation_reduce", row_sum=sums)
     return True
 
@@ -81,18 +76,17 @@ def _last_writer(body: Sequence[Instr | Loop], tile: int) -> int | None:
     """The last element of a body that may write a tile."""
     for at in range(len(body) - 1, -1, -1):
         item = body[at]
-        if isinstance(item, Loop) or any(_is_of(p, tile) for p in item.dsts):
+        if isinstance(item, Loop) or tile in _buffers(item.dsts):
             return at
     return None
 
 
-def _is_of(pattern: AccessPattern, tile: int) -> bool:
-    return pattern.space is not Space.HBM and pattern.buffer == tile
+def _buffers(patterns: Iterable[AccessPattern]) -> set[int]:
+    return {p.buffer for p in patterns if p.space is not Space.HBM}
 
 
 def _tiles(item: Instr | Loop) -> set[int]:
     """Tiles that an element of a body touches."""
     if isinstance(item, Loop):
         return set().union(*map(_tiles, item.body))
-    patterns = (*item.srcs, *item.dsts)
-    return {p.buffer for p in patterns if p.space is not Space.HBM}
+    return _buffers((*item.srcs, *item.dsts))

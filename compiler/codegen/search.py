@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.rates import Rates
@@ -97,42 +97,6 @@ def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Ca
     return [c for c in (*own[: effort.tries], *variants[: effort.tries]) if c.cost <= most]
 
 
-class _Once(Generic[Made]):
-    """Code by what was chosen, each choice built and timed once: walks meet, and planners may offer
-    one tiling several times.
-    """
-
-    def __init__(
-        self, build: Callable[[Sequence[Any], float], Made | None], time: Callable[[Made], int]
-    ) -> None:
-        self._build, self._time = build, time
-        self._made: dict[tuple[Any, ...], Made | CapacityError] = {}
-        self._times: dict[int, int] = {}  # by the identity of the code, which `_made` keeps alive
-
-    def build(self, chosen: Sequence[Any], below: float) -> Made | None:
-        """Raises CapacityError, again too."""
-        key = tuple(chosen)
-        if key not in self._made:
-            try:
-                made = self._build(chosen, below)
-            except CapacityError as error:
-                self._made[key] = error
-            else:
-                if made is None:
-                    return None
-                self._made[key] = made
-        found = self._made[key]
-        if isinstance(found, CapacityError):
-            raise found
-        return found
-
-    def time(self, made: Made) -> int:
-        """Simulated time of what `build` gave."""
-        if id(made) not in self._times:
-            self._times[id(made)] = self._time(made)
-        return self._times[id(made)]
-
-
 def fastest(
     nests: Sequence[Sequence[Candidate]],
     effort: Effort,
@@ -140,22 +104,26 @@ def fastest(
     time: Callable[[Made], int],
 ) -> tuple[Made, Sequence[Candidate], int]:
     """The fastest code found for `nests` on the walks that `effort` allows, the candidate of each
-    nest, and how many iterations lie side by side; `build` as for `walk`.
+    nest, and how many iterations lie side by side; `build` as for `walk`. Walks meet, and planners
+    may offer one tiling several times: who builds and times remembers what it was asked.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
-    once = _Once(lambda chosen, below: build(chosen[:-1], chosen[-1], below), time)
+
+    def built(chosen: Sequence[Any], below: float) -> Made | None:
+        return build(chosen[:-1], chosen[-1], below)
+
     found: list[tuple[Made, Sequence[Any]]] = []
     failure: CapacityError | None = None
     for ways in effort.ways:
         try:
-            found.append(walk([*nests, ways], once.build, once.time))
+            found.append(walk([*nests, ways], built, time))
         except CapacityError as error:
             failure = failure or error
     if not found:
         assert failure is not None
         raise failure
-    best = min(found, key=lambda f: once.time(f[0])) if len(found) > 1 else found[0]
+    best = min(found, key=lambda f: time(f[0])) if len(found) > 1 else found[0]
     return best[0], best[1][:-1], best[1][-1]
 
 

@@ -11,89 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwright.compiler.codegen.counters import fold_counters
-from shardwright.compiler.codegen.domain import Limited, Value, Walk
-from shardwright.compiler.codegen.masks import MASK, fold_masks
+from shardwright.compiler.codegen.domain import SINKS, SPLATS, Limited, Space, Split, Value, Walk
+from shardwright.compiler.codegen.masks import fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
 
-SINKS = ("store", "store_indexed")
-SPLATS = ("constant", "register")
-CODELESS = (*SPLATS, MASK)  # made where they are read
-PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
-    is 0.
-    """
-
-    major: int
-    minor: int
-    tail: int
-
-
-@dataclass(slots=True)
-class Space:
-    """Atoms (size per number), values in topological order, and the splits made so far.
-
-    The size of a split's major atom counts whole runs only.
-    """
-
-    name: str
-    sizes: dict[int, int]
-    values: list[Value]
-    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
-    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
-
-    @property
-    def sinks(self) -> list[int]:
-        """Numbers of the stores."""
-        return [n for n, v in enumerate(self.values) if v.op in SINKS]
-
-    def slice(self, sinks: Iterable[int]) -> list[int]:
-        """`sinks` and everything they need, in order."""
-        wanted = set(sinks)
-        for n in range(len(self.values) - 1, -1, -1):
-            if n in wanted:
-                wanted.update(self.values[n].inputs)
-        return sorted(wanted)
-
-    def users(self, among: Iterable[int]) -> dict[int, list[int]]:
-        """Readers of each value, looking at the values `among` only."""
-        found: dict[int, list[int]] = {}
-        for n in among:
-            for i in self.values[n].inputs:
-                found.setdefault(i, []).append(n)
-        return found
-
-    def homes(self, among: Iterable[int]) -> dict[int, int]:
-        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
-        found: dict[int, int] = {}
-        for n in among:
-            value = self.values[n]
-            if value.op == "part":
-                found[n] = value.inputs[0]
-            elif value.op == "join":
-                found.update(dict.fromkeys(value.inputs, n))
-        return found
-
-    def elements(self, value: Value) -> int:
-        """Number of elements of a value (tails not counted)."""
-        return math.prod(self.sizes[a] for a in value.atoms)
-
-
 def normalise(program: RegionProgram) -> Space:
-    """The space of a compute region.
-
-    Raises CompileError for element types the engines do not have.
-    """
+    """The space of a compute region. Raises CompileError for types that the engines do not have."""
     sizes = {a: n for a, n in enumerate(program.atoms) if n != 1}
     space = Space(program.name, sizes, [])
     number: dict[int, int] = {}
@@ -113,7 +45,7 @@ _WIDE_INTEGERS = (DType.I64, DType.U64)
 
 def _require_types(space: Space) -> None:
     """Refuse fp64, and arithmetic on 64-bit integers; a DMA moves those and converts them."""
-    users = space.users(range(len(space.values)))
+    users = space.users()
     for number, value in enumerate(space.values):
         moved = value.op == "load" and _only_stored(space, users.get(number, ()))
         wide = value.dtype in _WIDE_INTEGERS and not moved
@@ -191,10 +123,8 @@ def _limited(space: Space, bound: Bound) -> Limited:
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
-    """`source` as if it were summed over atoms it does not span: a sum of equal terms is a
-    product.
-    """
-    value = space.values[source]
+    """`source` summed over atoms it does not span: a sum of equal terms is a product."""
+    value = space[source]
     count = math.prod(space.sizes[a] for a in missing)
     if kind == "xor":
         count %= 2
@@ -210,7 +140,7 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
 
 def _fold_converts(space: Space) -> list[Value]:
     """Converts that a DMA does for free (float loads) and converts to the same type disappear."""
-    users = space.users(range(len(space.values)))
+    users = space.users()
     values = list(space.values)
     alias = list(range(len(values)))
     for n, value in enumerate(values):
@@ -224,7 +154,7 @@ def _fold_converts(space: Space) -> list[Value]:
         if free or source.dtype is value.dtype:
             alias[n] = value.inputs[0]
         elif (
-            space.values[value.inputs[0]].op == "load"
+            space[value.inputs[0]].op == "load"
             and len(users[value.inputs[0]]) == 1
             and source.dtype.is_float
             and value.dtype.is_float
@@ -241,7 +171,7 @@ def _is_extended(space: Space, value: Value, source: Value, readers: Iterable[in
 
 def _only_stored(space: Space, readers: Iterable[int]) -> bool:
     """Whether every reader writes the value to memory."""
-    return all(space.values[n].op == "store" for n in readers)
+    return all(space[n].op == "store" for n in readers)
 
 
 def _widens(source: Value, value: Value) -> bool:
@@ -255,7 +185,7 @@ def _widens(source: Value, value: Value) -> bool:
 def _minds(space: Space, readers: Iterable[int]) -> bool:
     """Whether a reader looks at the type of what it reads."""
     minding = (*SINKS, "contract", "bitcast_convert", "convert")
-    return any(space.values[n].op in minding for n in readers)
+    return any(space[n].op in minding for n in readers)
 
 
 def _drop_dead(space: Space) -> None:
@@ -263,8 +193,7 @@ def _drop_dead(space: Space) -> None:
     kept = space.slice(space.sinks)
     number = {old: new for new, old in enumerate(kept)}
     space.values = [
-        replace(space.values[n], inputs=tuple(number[i] for i in space.values[n].inputs))
-        for n in kept
+        replace(space[n], inputs=tuple(number[i] for i in space[n].inputs)) for n in kept
     ]
     used = {a for v in space.values for a in (*v.atoms, *v.over)}
     space.sizes = {a: n for a, n in space.sizes.items() if a in used}
@@ -321,7 +250,7 @@ def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -
     """`space` with two atoms as one, `inner`, for the values `numbers`; None where those do not
     walk them as one. Other values are not to be used afterwards.
     """
-    if not _walk_as_one(replace(space, values=[space.values[n] for n in numbers]), outer, inner):
+    if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
         return None
     joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
     _merge_pair(joined, outer, inner)

@@ -17,18 +17,11 @@ from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Builder, pieces
-from shardwright.compiler.codegen.domain import Value, Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value, Walk
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import (
-    CODELESS,
-    SINKS,
-    Space,
-    contiguous_run,
-    near_divisor,
-    split,
-)
+from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.strips import StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.program import Engine
@@ -83,7 +76,7 @@ def _turns_extremes(plan: StripPlan) -> bool:
     """True when a maximum or minimum crosses the partitions: the tensor engine turns it around by
     products with 0 and 1, and an infinity times 0 is NaN.
     """
-    nodes = (plan.space.values[n] for n in plan.values)
+    nodes = (plan.space[n] for n in plan.values)
     return any(
         v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes
     )
@@ -93,7 +86,7 @@ def _candidates(
     space: Space, sinks: Iterable[int], limits: Limits
 ) -> Iterator[tuple[Space, int | None]]:
     """(space, partition atom) pairs worth an estimate."""
-    used = {a for n in space.slice(sinks) for a in (*space.values[n].atoms, *space.values[n].over)}
+    used = {a for n in space.slice(sinks) for a in (*space[n].atoms, *space[n].over)}
     used -= space.joint
     indexed = _index_atoms(space)
     yield space, None
@@ -107,7 +100,7 @@ def _candidates(
 
 
 def _index_atoms(space: Space) -> set[int]:
-    return {a for v in space.values if _is_indexed(v) for a in space.values[v.inputs[-1]].atoms}
+    return {a for v in space.values if _is_indexed(v) for a in space[v.inputs[-1]].atoms}
 
 
 def _is_indexed(value: Value) -> bool:
@@ -115,9 +108,7 @@ def _is_indexed(value: Value) -> bool:
 
 
 def _runs(size: int, partitions: int) -> list[int]:
-    """Row lengths to cut an atom into: even over the partitions, or long; divisors where there are
-    good ones.
-    """
+    """Row lengths to cut an atom into: even over the partitions, or long; divisors if good."""
     wanted = {math.ceil(size / partitions), *_SPLIT_RUNS}
     return sorted({near_divisor(size, run) for run in wanted if 1 < run < size})
 
@@ -130,7 +121,7 @@ class _Planner:
     ) -> None:
         self.space = space
         self.values = values
-        self.nodes = [space.values[n] for n in values]
+        self.nodes = [space[n] for n in values]
         self.partition = partition
         self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
@@ -164,11 +155,12 @@ class _Planner:
         if value.op == "contract":
             return False
         if _is_indexed(value):
-            assert value.walk is not None
-            atoms = self.space.values[value.inputs[-1]].atoms
+            atoms = self.space[value.inputs[-1]].atoms
             order = value.attrs.get("order", ())
             in_order = p is None or not order or p == order[-1]
-            return (p in atoms or p is None or not atoms) and not value.walk.stride(p) and in_order
+            return (
+                (p in atoms or p is None or not atoms) and not value.access.stride(p) and in_order
+            )
         if value.op == "reduce" and p in value.over:
             return value.dtype.is_float and value.attrs["kind"] in ("add", "max", "min")
         return True
@@ -193,9 +185,7 @@ class _Planner:
     def _extents(
         self, ranked: Sequence[int], slots: tuple[int, int], row_bytes: int
     ) -> dict[int, int]:
-        """Tile extents: reduced atoms first, then from the innermost outwards, while the budget
-        lasts.
-        """
+        """Tile extents: reduced atoms first, then from the innermost out, within the budget."""
         extents = dict.fromkeys(self.sizes, 1)
         fixed = set()
         if self.partition is not None:
@@ -206,7 +196,7 @@ class _Planner:
             fixed.add(atom)
         for value in self.nodes:
             if _is_indexed(value):
-                fixed |= self.space.values[value.inputs[-1]].atoms
+                fixed |= self.space[value.inputs[-1]].atoms
         inner = [a for a in reversed(ranked) if a not in fixed]
         for atom in sorted(inner, key=lambda a: a not in self.reduced):
             if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
@@ -283,7 +273,7 @@ class _Planner:
         self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
     ) -> int:
         """SBUF bytes per element of a value's tile."""
-        if value.op == "store" and self.space.values[value.inputs[0]].op not in CODELESS:
+        if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
@@ -301,7 +291,7 @@ class _Tiling:
         self.space, self.values = fusion.fuse(
             planner.space, planner.values, self._points, self.room.rates
         )
-        self.nodes = [self.space.values[n] for n in self.values]
+        self.nodes = [self.space[n] for n in self.values]
         self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
         self.plans: dict[tuple[int, int], StripPlan] = {}
         self.order = self._order(ranked)
@@ -334,9 +324,7 @@ class _Tiling:
     # loop order
 
     def _order(self, ranked: Sequence[int]) -> tuple[int, ...] | None:
-        """Looped atoms, outermost first: the partition atom last, but what a sum runs over after
-        the rest.
-        """
+        """Looped atoms, outermost first: what a sum runs over last, before it the partitions."""
         looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)
         before: dict[int, set[int]] = {a: set() for a in looped}
@@ -369,7 +357,7 @@ class _Tiling:
         found = depths(self.space, self.values, order)
         for n in self.values:
             at = found[n]
-            if not set(order[at.result : at.run]) <= self.space.values[n].over:
+            if not set(order[at.result : at.run]) <= self.space[n].over:
                 return False
         return True
 

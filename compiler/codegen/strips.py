@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +40,18 @@ class StripPlan:
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Loops around a value: where its instructions run, and where its result is there to be
-    read.
-    """
+    """Loops around a value: where its instructions run, and where its result can be read."""
 
     run: int
     result: int
 
 
 def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
-    """Depths of every value for a loop order. A reduction over loops has its result outside
-    them.
-    """
+    """Depths of values for a loop order; a reduction over loops has its result outside them."""
     at = {atom: i for i, atom in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
-        value = space.values[n]
+        value = space[n]
         spanned = value.atoms | value.over
         run = max((at[a] + 1 for a in spanned if a in at), default=0)
         run = max((run, *(found[i].result for i in value.inputs)))
@@ -67,8 +62,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
 
 def emit_strips(builder: Builder, plan: StripPlan) -> None:
     """Append the code of a strip region to the builder's body."""
-    boxes = {a: Box(Affine(), extent) for a, extent in plan.extents.items()}
-    _Nest(builder, plan).level(0, Scope(builder, builder.body, boxes), list(plan.values))
+    _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
 
 class _Nest:
@@ -112,9 +106,7 @@ class _Nest:
         stored |= {root(tensor) for sink, tensor in walks if sink}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
-        """Single values of this depth, and passes over the next loop, in an order that respects
-        reductions.
-        """
+        """Single values of this depth, and passes over the next loop, in an order that works."""
         ready = self._rounds(depth, todo)
         units: list[tuple[list[int], bool]] = []
         for number in range(max(ready.values(), default=-1) + 1):
@@ -133,7 +125,7 @@ class _Nest:
         """How many passes over the next loop must be finished before a value can start."""
         ready: dict[int, int] = {}
         for n in todo:
-            known = [i for i in self.space.values[n].inputs if i in ready]
+            known = [i for i in self.space[n].inputs if i in ready]
             ready[n] = max((ready[i] + self._crosses(i, depth) for i in known), default=0)
         return ready
 
@@ -143,23 +135,21 @@ class _Nest:
         return at.result <= depth < at.run
 
     def _has_code(self, number: int) -> bool:
-        return self.space.values[number].op not in CODELESS
+        return self.space[number].op not in CODELESS
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth
         return self._crosses(number, depth) or (self._is_sink(number) and inside)
 
     def _is_sink(self, number: int) -> bool:
-        return self.space.values[number].op in SINKS
+        return self.space[number].op in SINKS
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
-        """`ends` and what they need from inside the next loop; values of earlier passes are made
-        again.
-        """
+        """`ends` and what they need inside the next loop, values of earlier passes made again."""
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:
-                inputs = self.space.values[n].inputs
+                inputs = self.space[n].inputs
                 wanted.update(
                     i for i in inputs if self.depths[i].run > depth and not self._crosses(i, depth)
                 )
@@ -174,7 +164,7 @@ class _Nest:
         for at, (numbers, _) in enumerate(units):
             inside = set(numbers)
             for n in numbers:
-                read = [i for i in self.space.values[n].inputs if i not in inside]
+                read = [i for i in self.space[n].inputs if i not in inside]
                 last.update({homes.get(i, i): at for i in read})
         dead: dict[int, list[int]] = {}
         for n, at in last.items():
@@ -183,7 +173,7 @@ class _Nest:
         return dead
 
     def _value(self, number: int, scope: Scope) -> None:
-        op = self.space.values[number].op
+        op = self.space[number].op
         if number in self.partial:
             reductions.accumulate(self.frame, number, self.partial[number], scope, looped=True)
         elif op == "reduce":

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 
 from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -28,12 +27,12 @@ def is_plain(space: Space, store: int) -> bool:
     """Whether a store writes a product as it is, at most converted, in a type with the range of
     fp32: a product that fp16 or fp8 cannot hold is an infinity.
     """
-    value = space.values[store]
+    value = space[store]
     if value.op != "store":
         return False
-    value = space.values[value.inputs[0]]
+    value = space[value.inputs[0]]
     while value.op == "convert" and value.dtype in _WIDE_RANGE:
-        value = space.values[value.inputs[0]]
+        value = space[value.inputs[0]]
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
@@ -53,7 +52,7 @@ def turned_block(
 
 def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
     """Store a row tile of a product in blocks of turned rows; False where that does not apply."""
-    value = frame.space.values[number]
+    value = frame.space[number]
     if not is_plain(frame.space, number) or value.walk is None or plan.rows is None:
         return False
     extents = {a: scope.extent(a) for a in (plan.rows, *plan.out_axes)}
@@ -62,17 +61,11 @@ def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) ->
     if block is None:
         return False
     held = frame.operand(value.inputs[0])
-    loops = [(a, 1) for a in plan.out_axes if a not in block.atoms]
-    loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-    for place, at in blocks_within(scope, loops, {}):
-        offset = held.offset
-        for atom, index in at.items():
-            offset = offset + index * held.strides[atom]
-        tile = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
-        _turn(block, Held(held.tile, held.strides, offset), Held(tile, {}), place)
-        rows = place.on_chip(Held(tile, {}), block.partitions, ((1, block.run),))
+    for place, at in blocks_within(scope, block.loops(plan.out_axes), {}):
+        rows = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
+        _turn(block, held.at(at), rows, place)
         target = block.hbm(value.walk, place.address(value.walk))
-        place.add("dma", Engine.DMA_OUT, target, (rows,))
+        place.store(target, place.flat(rows, block.partitions, block.run))
     return True
 
 
@@ -84,14 +77,14 @@ def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
     (columns,) = merge_dims(sizes, [strides])
     several = PSUM_COLUMNS // block.row
     for turn, low in enumerate(range(0, block.each, several)):
-        bank = Held(scope.psum("turned"), {})
+        bank = scope.psum("turned")
         count = min(several, block.each - low)
         for row in range(low, low + count):
             source = scope.on_chip(held, block.row, columns, block.place(row, held.strides))
             into = ((1, block.row),)
             target = scope.on_chip(bank, block.partitions, into, (row - low) * block.row)
-            scope.add("transpose", Engine.TENSOR, target, (source,))
+            scope.transpose(target, source)
         filled = ((1, count * block.row),)
         out = scope.on_chip(rows, block.partitions, filled, low * block.row)
         source = scope.on_chip(bank, block.partitions, filled)
-        scope.add("tensor_copy", _ENGINES[turn % len(_ENGINES)], out, (source,))
+        scope.copy(_ENGINES[turn % len(_ENGINES)], out, source)

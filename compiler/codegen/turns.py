@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, merge_dims
+from shardwright.compiler.codegen.copies import copied
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Tensor
 
 # Rows that reach the plateau of the DMA curve (hardware.json), and half of that.
 _RUN_BYTES = (4096, 2048)
@@ -55,23 +55,12 @@ class Turn:
     width: int
 
 
-def is_turn(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
-    """Whether `sink` stores a load of floats that lies crosswise in memory."""
-    return bool(turns_of(space, sink, tensors))
-
-
 def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
     """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
-    value = space.values[sink]
-    load = space.values[value.inputs[0]]
-    source, target = load.walk, value.walk
-    if value.op != "store" or load.op != "load" or source is None or target is None:
+    value, load = space[sink], copied(space, sink, tensors)
+    if load is None or load.access.bounds or load.atoms != value.atoms:
         return []
-    ends = tensors[source.tensor], tensors[target.tensor]
-    users = space.users(range(len(space.values)))[value.inputs[0]]
-    apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
-    if users != [sink] or not apart or source.bounds or load.atoms != value.atoms:
-        return []
+    source, target = load.access, value.access
     inner = [[a for a in value.atoms if w.stride(a) == 1] for w in (source, target)]
     if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
         return []
@@ -87,8 +76,8 @@ def _tiled(
     space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
 ) -> Turn:
     """Blocks whose rows have about `run` elements."""
-    sizes, (along, across) = space.sizes, inner
-    n, m = sizes[along], sizes[across]
+    along, across = inner
+    n, m = space.sizes[along], space.sizes[across]
     rows_across = _rows(m, run // n) if source.stride(across) == n else 1
     rows_along = _rows(n, run // m) if target.stride(along) == m else 1
     length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
@@ -145,11 +134,7 @@ def _emit(space: Space, turn: Turn, builder: Builder) -> None:
     )
     extents = dict.fromkeys(atoms, 1)
     extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
-    places = [Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})]
-    for atom in atoms:
-        parts = pieces(space.sizes[atom], extents[atom])
-        places = [p.enter(atom, part) for p in places for part in parts]
-    for place in places:
+    for place in builder.scope(extents).nested(space.sizes, extents):
         _Block(turn, place).emit()
 
 
@@ -163,51 +148,41 @@ class _Block:
 
     def emit(self) -> None:
         turn, scope = self.turn, self.scope
-        rows = [self._load(at) for at in range(0, self._parts(turn.across, self.width), 128)]
+        across, along = self.width // turn.across.rows, self.length // turn.along.rows  # partitions
+        rows = [self._load(at, min(128, across - at)) for at in range(0, across, 128)]
         engines = (Engine.VECTOR, Engine.SCALAR)
-        for number, first in enumerate(range(0, self._parts(turn.along, self.length), 128)):
-            count = min(128, self._parts(turn.along, self.length) - first)
+        for number, first in enumerate(range(0, along, 128)):
+            count = min(128, along - first)
             elements = turn.along.rows * self.width
-            out = Held(scope.tile("out", count, elements, turn.dtype), {})
+            out = scope.tile("out", count, elements, turn.dtype)
             jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
             for at, low in enumerate(range(0, len(jobs), _GROUP)):
                 engine = engines[(at + number) % 2]
                 self._turn(rows, out, jobs[low : low + _GROUP], (first, count), engine)
             self._store(out, first, count)
 
-    def _parts(self, side: Side, extent: int) -> int:
-        """Partitions that `extent` elements of a side need."""
-        return extent // side.rows
-
-    def _load(self, first: int) -> tuple[Held, int]:
-        """Rows of the source from partition number `first` on, and how many."""
-        turn, scope = self.turn, self.scope
-        count = min(128, self._parts(turn.across, self.width) - first)
-        held = Held(scope.tile("rows", count, turn.across.rows * self.length, turn.dtype), {})
-        step = turn.source.stride(turn.across.atom)
-        self._transfer(
-            turn.source, (step, turn.across.rows, first, count), self.length, held, Engine.DMA_IN
-        )
+    def _load(self, first: int, count: int) -> tuple[Held, int]:
+        """`count` partitions of rows of the source from number `first` on."""
+        turn = self.turn
+        held = self.scope.tile("rows", count, turn.across.rows * self.length, turn.dtype)
+        near, far = self._ends(turn.source, turn.across, self.length, held, (first, count))
+        self.scope.load(near, far)
         return held, count
 
     def _store(self, held: Held, first: int, count: int) -> None:
         turn = self.turn
-        step = turn.target.stride(turn.along.atom)
-        self._transfer(
-            turn.target, (step, turn.along.rows, first, count), self.width, held, Engine.DMA_OUT
-        )
+        near, far = self._ends(turn.target, turn.along, self.width, held, (first, count))
+        self.scope.store(far, near)
 
-    def _transfer(
-        self, walk: Walk, where: tuple[int, int, int, int], run: int, held: Held, engine: Engine
-    ) -> None:
-        step, rows, first, count = where
-        hbm, chip = merge_dims([rows, run], [[step, 1], [run, 1]])
-        far = self.scope.hbm(walk, ((step * rows, count), *hbm))
-        address = far.offset + first * rows * step
-        far = AccessPattern(far.space, far.buffer, address, far.dims)
-        near = self.scope.on_chip(held, count, chip)
-        ends = (near, far) if engine is Engine.DMA_IN else (far, near)
-        self.scope.add("dma", engine, ends[0], (ends[1],))
+    def _ends(
+        self, walk: Walk, side: Side, run: int, held: Held, part: tuple[int, int]
+    ) -> tuple[AccessPattern, AccessPattern]:
+        """(on chip, in HBM) of partitions `part` (first, count) of rows of `run` elements."""
+        (first, count), step = part, walk.stride(side.atom)
+        hbm, chip = merge_dims([side.rows, run], [[step, 1], [run, 1]])
+        far = self.scope.hbm(walk, ((step * side.rows, count), *hbm))
+        far = replace(far, offset=far.offset + first * side.rows * step)
+        return self.scope.on_chip(held, count, chip), far
 
     def _turn(
         self,
@@ -219,21 +194,21 @@ class _Block:
     ) -> None:
         """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
         turn, scope, (first, count) = self.turn, self.scope, part
-        bank = Held(scope.psum("turned", 1, 2), {})
+        bank = scope.psum("turned", 1, 2)
         wide = turn.across.rows
         places = []
         for at, (tile, row, step) in enumerate(jobs):
             held, columns = rows[tile]
             offset = row * self.length + first * turn.along.rows + step
             source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
-            block = scope.on_chip(bank, count, ((1, columns),), at * 128)
-            scope.add("transpose", Engine.TENSOR, block, (source,))
+            block = scope.flat(bank, count, columns, at * 128)
+            scope.transpose(block, source)
             places.append((step * self.width + tile * 128 * wide + row, columns))
         for low, high, delta in _even(places):
             columns = places[low][1]
             into, to = merge_dims([high - low, columns], [[128, 1], [delta, wide]])
             target = scope.on_chip(out, count, to, places[low][0])
-            scope.add("tensor_copy", engine, target, (scope.on_chip(bank, count, into, low * 128),))
+            scope.copy(engine, target, scope.on_chip(bank, count, into, low * 128))
 
 
 def _even(places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

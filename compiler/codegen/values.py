@@ -10,75 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope
-from shardwright.compiler.codegen.domain import Value, Walk
-from shardwright.compiler.codegen.masks import MASK, NEGATED
-from shardwright.compiler.codegen.space import CODELESS, Space
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, by_numbers
+from shardwright.compiler.codegen.domain import (
+    ACTIVATIONS,
+    BINARY,
+    CODELESS,
+    MASK,
+    SCALED,
+    UNARY,
+    Space,
+    Value,
+    Walk,
+)
+from shardwright.compiler.codegen.masks import NEGATED
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.program import Space as Memory
-from shardwright.compiler.isa.region import Affine
-
-ACTIVATIONS = frozenset(
-    (
-        "sqrt",
-        "rsqrt",
-        "exponential",
-        "exponential_minus_one",
-        "log",
-        "log_plus_one",
-        "logistic",
-        "tanh",
-        "sine",
-        "cosine",
-        "erf",
-        "atan",
-        "gelu",
-        "gelu_dx",
-        "gelu_apprx_tanh",
-        "silu",
-        "silu_dx",
-    )
-)
-UNARY = frozenset(
-    (
-        "not",
-        "negate",
-        "abs",
-        "sign",
-        "floor",
-        "ceil",
-        "round_nearest_even",
-        "is_finite",
-        "reciprocal",
-    )
-)
-BINARY = frozenset(
-    (
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "maximum",
-        "minimum",
-        "power",
-        "remainder",
-        "and",
-        "or",
-        "xor",
-        "shift_left",
-        "shift_right_logical",
-        "shift_right_arithmetic",
-        "random_bits",
-    )
-)
 
 
 class Frame:
-    """Code for values of one space with `partition` on the partitions and `axes` along the free
-    dims.
-    """
+    """Code for values of a space with `partition` on the partitions and `axes` along free dims."""
 
     def __init__(
         self,
@@ -102,9 +54,7 @@ class Frame:
         }
         self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
-            space.values[n].inputs[0]: space.values[n].walk
-            for n in space.sinks
-            if space.values[n].op == "store"
+            space[n].inputs[0]: space[n].walk for n in space.sinks if space[n].op == "store"
         }
 
     def rows(self, scope: Scope) -> int:
@@ -123,17 +73,22 @@ class Frame:
         """Code for value `number`, or for what it is in this place (`definition`); constants,
         registers and masks are made where they are read.
         """
-        value = definition or self.space.values[number]
+        value = definition or self.space[number]
         if value.op in CODELESS:
             return
-        _emitter(value.op)(self, number, value, scope)
+        emit = _EMITTERS.get(value.op)
+        if emit is None:
+            raise CompileError(
+                "SW_CODEGEN_OP", f"no tile code for region node {value.op}", hint="report this op"
+            )
+        emit(self, number, value, scope)
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """A tile for value `number`, remembered as where it is held."""
         if number in self.joining:
             join, index = self.joining[number]
             whole = self._joined(join, scope)
-            self.held[number] = part_of(whole, self.space.values[join], index)
+            self.held[number] = part_of(whole, self.space[join], index)
         else:
             self.held[number] = self._own_tile(number, value, scope, dtype)
         return self.held[number]
@@ -142,7 +97,7 @@ class Frame:
         """The tile of a join that is being filled in the body of `scope`."""
         body, held = self._open.get(join, (None, None))
         if held is None or body is not scope.body:
-            held = self._own_tile(join, self.space.values[join], scope)
+            held = self._own_tile(join, self.space[join], scope)
             self._open[join] = (scope.body, held)
         return held
 
@@ -157,9 +112,8 @@ class Frame:
         name = f"{value.op}{number}"
         loaded = value.op in ("load", "load_indexed")
         slots = self.slots[0] if loaded or number in self.stored else self.slots[1]
-        elements, kind = scope.elements(axes), dtype or value.dtype
-        tile = scope.tile(name, self.rows(scope), elements, kind, slots, loaded)
-        return scope.hold(tile, axes)
+        kind = dtype or value.dtype
+        return scope.spanning(axes, name, self.rows(scope), kind, slots, loaded)
 
     def layout(self, number: int, value: Value) -> list[int]:
         """Free axes of a value in the order of its tile: that of the view it is loaded or stored
@@ -174,26 +128,29 @@ class Frame:
         `number` if given; the caller releases it.
         """
         axes = self.free_axes(like) if number is None else self.layout(number, like)
-        tile = scope.tile("scratch", self.rows(scope), scope.elements(axes), dtype, self.slots[1])
-        return scope.hold(tile, axes)
+        return scope.spanning(axes, "scratch", self.rows(scope), dtype, self.slots[1])
 
     def operand(self, number: int) -> Held:
         """Where a value is held; splats come from tiles made in front of the region."""
         if number in self.held:
             return self.held[number]
-        value = self.space.values[number]
+        value = self.space[number]
         assert value.op in ("constant", "register"), (self.space.name, number, value)
         return self.builder.filled(value.attrs["value"], value.dtype)
 
     def constant(self, number: int) -> Any | None:
         """The number a value stands for, None when it is not a constant."""
-        value = self.space.values[number]
+        value = self.space[number]
         return value.attrs["value"] if value.op == "constant" else None
 
     def is_row_scalar(self, number: int, scope: Scope) -> bool:
         """Whether a value has one element per partition here."""
-        value = self.space.values[number]
+        value = self.space[number]
         return all(scope.extent(a) == 1 for a in self.free_axes(value))
+
+    def copy(self, scope: Scope, engine: Engine, dst: Held, src: Held) -> None:
+        """One copy over all of `dst`."""
+        self.apply(scope, "tensor_copy", engine, dst, (src,))
 
     def engine(self, *held: Held) -> Engine:
         """Vector, or GpSimd when an integer takes part (Vector computes in fp32)."""
@@ -218,29 +175,16 @@ class Frame:
 Emitter = Callable[[Frame, int, Value, Scope], None]
 
 
-def _emitter(op: str) -> Emitter:
-    if op in _EMITTERS:
-        return _EMITTERS[op]
-    if op in BINARY:
-        return _binary
-    if op in ACTIVATIONS:
-        return _activation
-    if op in UNARY:
-        return _unary
-    raise CompileError("SW_CODEGEN_OP", f"no tile code for region node {op}", hint="report this op")
-
-
 def _load(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    assert value.walk is not None
     held = frame.new(number, value, scope)
-    emit_load(frame, value.walk, held, frame.free_axes(value), scope)
+    emit_load(frame, value.access, held, frame.free_axes(value), scope)
 
 
 def emit_load(frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope) -> None:
     """A DMA of a view into a tile; partitions the view does not move along get copies."""
     for place, part in _within_dims(frame, walk, held, axes, scope):
         source, target = place.transfer(walk, part, frame.rows(place), frame.partition, axes)
-        place.add("dma", Engine.DMA_IN, target, (source,))
+        place.load(target, source)
 
 
 def _within_dims(
@@ -252,8 +196,7 @@ def _within_dims(
         yield scope, held
         return
     outer = max((a for a in axes if scope.extent(a) > 1), key=lambda a: abs(walk.stride(a)))
-    box, inner = scope.boxes[outer], scope.loop(scope.extent(outer))
-    at = Affine(0, ((inner.register, 1),))
+    box, (inner, at) = scope.boxes[outer], scope.counted(scope.extent(outer))
     inner.boxes[outer] = Box(box.origin + at, 1)
     part = Held(held.tile, held.strides, held.offset + at * held.strides.get(outer, 0))
     yield from _within_dims(frame, walk, part, axes, inner)
@@ -276,23 +219,19 @@ def _join(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    assert value.walk is not None
-    walk = value.walk
+    walk = value.access
     axes = [a for a in frame.axes if walk.stride(a)]
     held = _materialised(frame, value, axes, scope)
     for place, part in _within_dims(frame, walk, held, axes, scope):
         rows = frame.rows(place) if walk.stride(frame.partition) else 1
         target, source = place.transfer(walk, part, rows, frame.partition, axes)
-        place.add("dma", Engine.DMA_OUT, target, (source,))
+        place.store(target, source)
 
 
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
-    """The stored value with real elements along all `axes`, in an order in which its DMA reads
-    runs.
-    """
+    """The stored value with elements along all `axes`, in an order in which its DMA reads runs."""
     (number,) = store.inputs
-    source, walk = frame.space.values[number], store.walk
-    assert walk is not None
+    source, walk = frame.space[number], store.access
     axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
     moving = [a for a in axes if scope.extent(a) > 1]
     missing = [a for a in moving if a not in source.atoms]
@@ -303,12 +242,10 @@ def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope)
     constant = frame.constant(number)
     if constant is not None:
         elements = scope.elements(axes)
-        held = frame.builder.filled(constant, source.dtype, elements)
-        return scope.hold(held.tile, axes)
-    tile = scope.tile(f"spread{number}", frame.rows(scope), scope.elements(axes), source.dtype)
-    held = scope.hold(tile, axes)
+        return scope.hold(frame.builder.filled(constant, source.dtype, elements), axes)
+    held = scope.spanning(axes, f"spread{number}", frame.rows(scope), source.dtype)
     operand = frame.operand(number)
-    frame.apply(scope, "tensor_copy", frame.engine(held), held, (operand,))
+    frame.copy(scope, frame.engine(held), held, operand)
     scope.release(held)
     return held
 
@@ -321,14 +258,8 @@ def _iota(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _binary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    emit_binary(frame, value.attrs.get("direction", value.op), value.inputs, number, value, scope)
-
-
-def emit_binary(
-    frame: Frame, op: str, inputs: Sequence[int], number: int, value: Value, scope: Scope
-) -> None:
     """dst = a op b in the cheapest form: immediate, one scalar per partition, or two tensors."""
-    a, b = inputs
+    op, (a, b) = value.attrs.get("direction", value.op), value.inputs
     if frame.constant(a) is not None and frame.constant(b) is None:
         _with_scalar(frame, op, b, a, True, number, value, scope)
     elif frame.constant(b) is not None or _scalar_pays(frame, b, a, scope):
@@ -363,9 +294,7 @@ def _with_scalar(
     value: Value,
     scope: Scope,
 ) -> None:
-    """dst = tensor op scalar (swapped when `reverse`); the scalar is an immediate or one element
-    per partition.
-    """
+    """dst = tensor op scalar, swapped if `reverse`: an immediate, or one element per partition."""
     source, immediate = frame.operand(tensor), frame.constant(scalar)
     second = None if immediate is not None else frame.operand(scalar)
     if op == "divide" and not reverse and second is not None and value.dtype.is_float:
@@ -375,17 +304,15 @@ def _with_scalar(
     out, into = scope.patterns(frame.rows(scope), axes, held, source)
     srcs = [into]
     if second is not None:
-        srcs.append(scope.on_chip(second, frame.rows(scope), ((1, 1),)))
+        srcs.append(scope.flat(second, frame.rows(scope), 1))
     engine = _engine_of(op) or frame.engine(source, held, *([second] if second else []))
-    attrs = {"op0": op, "scalar0": immediate, "reverse0": reverse}
-    scope.add("tensor_scalar", engine, out, srcs, **attrs, op1=None, scalar1=None, reverse1=False)
+    attrs = by_numbers((op, immediate), reverse=reverse)
+    scope.add("tensor_scalar", engine, out, srcs, **attrs)
 
 
 def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
-    """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the
-    cycles).
-    """
-    result = frame.scratch(frame.space.values[number], scope, DType.F32)
+    """1 / row scalar: elements then cost a multiply each, not a divide (8 times the cycles)."""
+    result = frame.scratch(frame.space[number], scope, DType.F32)
     frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
     scope.release(result)
     return result
@@ -404,7 +331,7 @@ def _scaled(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     held = frame.new(number, value, scope)
     axes = [a for a in frame.axes if a in held.strides]
     out, into = scope.patterns(frame.rows(scope), axes, held, source)
-    srcs = [into, *(scope.on_chip(r, frame.rows(scope), ((1, 1),)) for r in rows)]
+    srcs = [into, *(scope.flat(r, frame.rows(scope), 1) for r in rows)]
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     if value.attrs.get("engine") != Engine.VECTOR.value:
         scope.add("activation", Engine.SCALAR, out, srcs, func=func, scale=scale, bias=bias)
@@ -412,14 +339,12 @@ def _scaled(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     if func == "square":
         scope.add("tensor_tensor", Engine.VECTOR, out, (into, into), op="multiply")
         return
-    steps = [(o, s) for o, s in (("multiply", scale), ("add", bias)) if s != _NEUTRAL[o]]
+    terms = (("multiply", scale, 1.0), ("add", bias, 0.0))
+    steps = [(op, number) for op, number, neutral in terms if number != neutral]
     if not steps:
         scope.add("tensor_copy", Engine.VECTOR, out, srcs)
         return
-    (op0, scalar0), (op1, scalar1) = [*steps, (None, None)][:2]
-    first = {"op0": op0, "scalar0": scalar0, "reverse0": False}
-    second = {"op1": op1, "scalar1": scalar1, "reverse1": False}
-    scope.add("tensor_scalar", Engine.VECTOR, out, srcs, **first, **second)
+    scope.add("tensor_scalar", Engine.VECTOR, out, srcs, **by_numbers(*steps))
 
 
 def _unary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
@@ -435,7 +360,7 @@ def _convert(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     if given.is_float and value.dtype.is_integer:
         _truncate(frame, value, source, held, scope)
         return
-    frame.apply(scope, "tensor_copy", copy_engine(given, value.dtype), held, (source,))
+    frame.copy(scope, copy_engine(given, value.dtype), held, source)
 
 
 def copy_engine(given: DType, wanted: DType) -> Engine:
@@ -447,15 +372,13 @@ def copy_engine(given: DType, wanted: DType) -> Engine:
 
 
 def _truncate(frame: Frame, value: Value, source: Held, held: Held, scope: Scope) -> None:
-    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy then leaves as
-    it is.
-    """
+    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy keeps."""
     size, sign = (frame.scratch(value, scope, DType.F32) for _ in range(2))
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (source,), op="abs")
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (size,), op="floor")
     frame.apply(scope, "tensor_unary", Engine.VECTOR, sign, (source,), op="sign")
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, size, (size, sign), op="multiply")
-    frame.apply(scope, "tensor_copy", Engine.VECTOR, held, (size,))
+    frame.copy(scope, Engine.VECTOR, held, size)
     scope.release(size)
     scope.release(sign)
 
@@ -467,7 +390,7 @@ def _bitcast(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    if frame.space.values[value.inputs[0]].op == MASK:
+    if frame.space[value.inputs[0]].op == MASK:
         _masked(frame, number, value, scope)
         return
     sources = [frame.operand(i) for i in value.inputs]
@@ -478,13 +401,13 @@ def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 def _masked(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     """A select by position; what is still in PSUM leaves it first, as GpSimd does not reach it."""
     pred, kept, filled = value.inputs
-    mask, fill = frame.space.values[pred], frame.constant(filled)
+    mask, fill = frame.space[pred], frame.constant(filled)
     direction = mask.attrs["direction"]
     if fill is None:
         kept, fill, direction = filled, frame.constant(kept), NEGATED[direction]
     source, held = frame.operand(kept), frame.new(number, value, scope)
     if frame.builder.tiles[source.tile].space is Memory.PSUM:
-        frame.apply(scope, "tensor_copy", Engine.SCALAR, held, (source,))
+        frame.copy(scope, Engine.SCALAR, held, source)
         source = held
     axes = [a for a in frame.axes if a in held.strides and scope.extent(a) > 1]
     out, into = (
@@ -502,8 +425,7 @@ def _steps(frame: Frame, value: Value, axes: Sequence[int], scope: Scope) -> dic
     """The attributes of an instruction that makes the numbers of a walk: where it starts, its step
     per partition and per free dim.
     """
-    walk = value.walk
-    assert walk is not None
+    walk = value.access
     steps = tuple(walk.stride(a) for a in axes) or (0,)
     across = walk.stride(frame.partition)
     return {"start": scope.address(walk), "partition_step": across, "steps": steps}
@@ -515,10 +437,8 @@ def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     if None not in bounds:
         source = frame.operand(x)
         held = frame.new(number, value, scope)
-        first = {"op0": "maximum", "scalar0": bounds[0], "reverse0": False}
-        second = {"op1": "minimum", "scalar1": bounds[1], "reverse1": False}
-        engine = frame.engine(source, held)
-        frame.apply(scope, "tensor_scalar", engine, held, (source,), **first, **second)
+        attrs = by_numbers(("maximum", bounds[0]), ("minimum", bounds[1]))
+        frame.apply(scope, "tensor_scalar", frame.engine(source, held), held, (source,), **attrs)
         return
     sources = [frame.operand(i) for i in value.inputs]
     held = frame.new(number, value, scope)
@@ -527,9 +447,11 @@ def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     frame.apply(scope, "tensor_tensor", engine, held, (held, sources[2]), op="minimum")
 
 
-_NEUTRAL = {"multiply": 1.0, "add": 0.0}
 _EMITTERS: dict[str, Emitter] = {
-    "scaled": _scaled,
+    **dict.fromkeys(BINARY, _binary),
+    **dict.fromkeys(ACTIVATIONS, _activation),
+    **dict.fromkeys(UNARY, _unary),
+    SCALED: _scaled,
     "load": _load,
     "part": _part,
     "join": _join,

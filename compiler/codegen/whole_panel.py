@@ -9,15 +9,14 @@ transposes put them in order (as in `row_blocks.py`, whose blocks want rows in e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Dims, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Split, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
-from shardwright.compiler.codegen.space import Space, Split
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
 MOST_TILES = 4  # of k and of rows: the code of each is written out (our choice)
@@ -55,14 +54,12 @@ def length(space: Space, made: Split) -> int:
 
 def is_load(space: Space, number: int) -> bool:
     """Whether a value is a plain load, of memory that has all of it."""
-    value = space.values[number]
+    value = space[number]
     return value.op == "load" and value.walk is not None and not value.walk.bounds
 
 
 def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
-    """Whether an operand, of rows and k split as in `made`, is one that is fetched whole: a plain
-    load, with a tail, of few tiles.
-    """
+    """Whether an operand, rows and k split as `made`, is a plain load of few tiles with a tail."""
     few = is_load(space, number) and all(is_short(space, m) for m in made)
     return few and any(m.tail for m in made)
 
@@ -89,12 +86,11 @@ def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
     """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
     made = (plan.lines, plan.depth_split)
     rows, k = (length(plan.space, m) for m in made)
-    points = {a: plan.extents[a] for a in plan.group}
     if plan.stationary.natural:
-        return _lines_ns(plan, _lines(plan, walk, (made[0], made[1]), points), k, item), 1 / k
+        return _lines_ns(plan, _lines(plan, walk, made, plan.points), k, item), 1 / k
     if not turns_twice(plan, walk, item):
         return _direct_ns(plan, walk, item), 0.0
-    return _lines_ns(plan, _lines(plan, walk, (made[1], made[0]), points), rows, item), _twice(plan)
+    return _lines_ns(plan, _lines(plan, walk, made[::-1], plan.points), rows, item), _twice(plan)
 
 
 def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
@@ -104,8 +100,7 @@ def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
     assert plan.rates is not None
     if walk.stride(plan.lines.minor) != 1:
         return False
-    points = {a: plan.extents[a] for a in plan.group}
-    lines = _lines(plan, walk, (plan.depth_split, plan.lines), points)
+    lines = _lines(plan, walk, (plan.depth_split, plan.lines), plan.points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
     ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
     turned = plan.rates.engine_ns(Engine.TENSOR, columns)
@@ -134,14 +129,12 @@ def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -
     return sum(plan.rates.transfer_ns(parts * run, run, parts) for parts, run in found)
 
 
-def _lines(
-    plan: ContractPlan, walk: Walk, made: tuple[Split, Split], points: Mapping[int, int]
-) -> list[Lines]:
-    """Rows that the first of `made` counts, along the second: one line where those of the points of
-    a group follow each other, or lie side by side.
+def _lines(plan: ContractPlan, walk: Walk, made: Sequence[Split], number: int) -> list[Lines]:
+    """Rows that the first of `made` counts, along the second, of `number` points of a group: one
+    line where those follow each other, or lie side by side.
     """
     count, row = (length(plan.space, m) for m in made)
-    pitch, number = walk.stride(made[0].minor), math.prod(points.values())
+    pitch = walk.stride(made[0].minor)
     between = walk.stride(plan.group[0]) if plan.group else count * pitch
     if pitch == row and between == count * pitch:
         return [Lines(0, 0, number * count, pitch, _EACH)]
@@ -154,19 +147,17 @@ def _lines(
 class WholeLoader:
     """Fetches the whole stationary operand of one plan; `item` bytes per element in memory."""
 
-    def __init__(self, plan: ContractPlan, copiers: Sequence[Engine], item: int) -> None:
-        self.plan, self.copiers, self.item, self.turn = plan, copiers, item, 0
-        walk = plan.space.values[plan.stationary.number].walk
-        assert walk is not None
-        self.walk = walk
+    def __init__(self, plan: ContractPlan, copiers: Iterator[Engine], item: int) -> None:
+        self.plan, self.copiers, self.item = plan, copiers, item
+        self.walk = plan.space[plan.stationary.number].access
         self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
 
     def load(self, scope: Scope) -> Held:
         """The panel [k, tiles of k, group, rows] at `scope`, filled."""
-        plan, points = self.plan, {a: scope.extent(a) for a in self.plan.group}
+        plan, points = self.plan, scope.elements(self.plan.group)
         made = (plan.lines, plan.depth_split)
-        step = math.prod(points.values()) * self.rows
+        step = points * self.rows
         panel = self._panel("stationary", step, plan.depth_split, scope)
         strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
@@ -174,9 +165,9 @@ class WholeLoader:
             for line in _lines(plan, self.walk, made, points):
                 self._turned(line, panel, step, made[1], scope)
         elif turns_twice(plan, self.walk, self.item):
-            across_step = math.prod(points.values()) * self.k
+            across_step = points * self.k
             across = self._panel("across", across_step, made[0], scope)
-            for line in _lines(plan, self.walk, (made[1], made[0]), points):
+            for line in _lines(plan, self.walk, made[::-1], points):
                 self._turned(line, across, across_step, made[0], scope)
             self._turned_back(across, across_step, panel, step, scope)
         else:
@@ -187,7 +178,7 @@ class WholeLoader:
         """Tiles of `made` on the partitions, `step` elements each."""
         plan, tiles = self.plan, len(list(self._tiles(made)))
         slots, partitions = plan.stationary_slots, plan.space.sizes[made.minor]
-        return Held(scope.tile(name, partitions, tiles * step, plan.panel_type, slots), {})
+        return scope.tile(name, partitions, tiles * step, plan.panel_type, slots)
 
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
         """(number, first point, how many) of the tiles of a split atom."""
@@ -205,7 +196,7 @@ class WholeLoader:
             by_k = self.walk.stride(self.plan.depth)
             hbm = self._memory(scope, first * by_k, ((by_k, count), *source))
             into = scope.on_chip(panel, count, target, number * step)
-            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+            scope.load(into, hbm)
 
     def _memory(self, scope: Scope, at: int, dims: Dims) -> AccessPattern:
         found = scope.hbm(self.walk, dims)
@@ -218,21 +209,20 @@ class WholeLoader:
         length_of_row = length(self.plan.space, along)
         for first, parts, each in line.blocks():
             run = each * line.points * length_of_row
-            rows = Held(scope.tile("rows", parts, run, self.plan.panel_type), {})
-            into = scope.on_chip(rows, parts, ((1, run),))
+            rows = scope.tile("rows", parts, run, self.plan.panel_type)
             across = ((line.pitch * each, parts), (1, run))
             hbm = self._memory(scope, line.memory + first * line.pitch, across)
-            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+            scope.load(scope.flat(rows, parts, run), hbm)
             tiles = product(range(line.points), self._tiles(along))
             for point, (number, low, count) in tiles:
-                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for row in range(each):
                     at = (row * line.points + point) * length_of_row + low
-                    source = scope.on_chip(rows, parts, ((1, count),), at)
-                    target = scope.on_chip(bank, count, ((each, parts),), row)
-                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                    block = scope.on_chip(bank, count, ((each, parts),), row)
+                    scope.transpose(block, scope.flat(rows, parts, count, at))
                 at = number * step + line.panel + point * line.count + first
-                self._copy(scope, scope.on_chip(panel, count, ((1, parts * each),), at), bank)
+                target = scope.flat(panel, count, parts * each, at)
+                scope.copy(next(self.copiers), target, scope.flat(bank, count, parts * each))
 
     def _turned_back(
         self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
@@ -240,17 +230,11 @@ class WholeLoader:
         """Tiles of k of every point, their rows side by side in a bank."""
         for point in range(across_step // self.k):
             for number, first, count in self._tiles(self.plan.depth_split):
-                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                bank = scope.psum("turned", slots=self.plan.turning_slots)
                 for turn, low, size in self._tiles(self.plan.lines):
                     at = turn * across_step + point * self.k + first
-                    source = scope.on_chip(across, size, ((1, count),), at)
-                    target = scope.on_chip(bank, count, ((1, size),), low)
-                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                    block = scope.flat(bank, count, size, low)
+                    scope.transpose(block, scope.flat(across, size, count, at))
                 at = number * step + point * self.rows
-                self._copy(scope, scope.on_chip(panel, count, ((1, self.rows),), at), bank)
-
-    def _copy(self, scope: Scope, target: AccessPattern, bank: Held) -> None:
-        self.turn += 1
-        copier = self.copiers[self.turn % len(self.copiers)]
-        source = scope.on_chip(bank, target.dims[0][1], target.dims[1:])
-        scope.add("tensor_copy", copier, target, (source,))
+                target = scope.flat(panel, count, self.rows, at)
+                scope.copy(next(self.copiers), target, scope.flat(bank, count, self.rows))

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.codegen.domain import SINKS
 from shardwright.compiler.codegen.in_place import root_of
-from shardwright.compiler.codegen.space import SINKS
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from shardwright.compiler.codegen.domain import SINKS, Split
 from shardwright.compiler.codegen.generate import Codes, Recipe
-from shardwright.compiler.codegen.space import SINKS, Split
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space

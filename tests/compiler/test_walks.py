@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from shardwright.compiler.attention.recogniser import find_attention
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.rows.bounds import reference
 from shardwright.compiler.codegen.rows.facts import exact
-from shardwright.compiler.codegen.space import Space, normalise
+from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.trip_count import known_scalar
 from shardwright.compiler.frontend.stablehlo import import_module

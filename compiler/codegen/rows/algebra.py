@@ -9,39 +9,13 @@ and columns in two steps: a row tile has all columns of its rows, but only some 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.codegen.domain import Rewriting, Space, Value
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before
-
-
-Rule = Callable[[Space, int, Value], int]
-"""Appends what becomes of a value (its number in the old space, the value with its inputs in the
-new one) to a space, and returns its new number.
-"""
-
-
-def _rewritten(
-    space: Space, sinks: Iterable[int], rule: Callable[[Mapping[int, int]], Rule]
-) -> tuple[Space, tuple[int, ...]]:
-    """(`space` with the values `sinks` need rewritten, numbers of `sinks` in it); `rule` is given
-    the new numbers found so far.
-    """
-    wanted = tuple(sinks)
-    inside = set(space.slice(wanted))
-    made = replace(space, values=[])
-    number: dict[int, int] = {}
-    change = rule(number)
-    for n, value in enumerate(space.values):
-        moved = replace(value, inputs=tuple(number[i] for i in value.inputs))
-        # Values of another nest of the region stay as they are.
-        number[n] = change(made, n, moved) if n in inside else _append(made, moved)
-    return made, tuple(number[s] for s in wanted)
 
 
 def columns_first(
@@ -50,107 +24,109 @@ def columns_first(
     """(space in which sums of rows over `inner` atoms and others take the inner ones first, and in
     one step each, numbers of `sinks` in it).
     """
-    wanted = tuple(sinks)
-    users = space.users(space.slice(wanted))
+    return _InSteps(space, sinks, row, inner).rewritten()
 
-    def change(made: Space, n: int, moved: Value) -> int:
-        alone = all(users[i] == [n] for i in space.values[n].inputs)
-        return _in_steps(made, _merged(made, moved) if alone else moved, row, inner)
 
-    return _rewritten(space, wanted, lambda _: change)
+def wide_products(
+    space: Space, sinks: Iterable[int], row: int, atom: int
+) -> tuple[Space, tuple[int, ...]]:
+    """(space with contractions of rows over `atom` in fp32, rounded once, numbers of `sinks`)."""
+    return _Widened(space, sinks, row, atom).rewritten()
+
+
+def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]]:
+    """(rewritten space, numbers of `sinks` in it)."""
+    return _Deferred(space, sinks).rewritten()
+
+
+class _OfSinks(Rewriting):
+    """A rewriting of what `sinks` need; values of another nest of the region stay as they are."""
+
+    def __init__(self, space: Space, sinks: Iterable[int]) -> None:
+        super().__init__(space)
+        self.sinks = tuple(sinks)
+        inside = space.slice(self.sinks)
+        self.inside, self.users = set(inside), space.users(inside)
+
+    def rewritten(self) -> tuple[Space, tuple[int, ...]]:
+        return self.run(), tuple(self.number[s] for s in self.sinks)
+
+    def made(self, n: int, value: Value) -> int:
+        return self.changed(n, value) if n in self.inside else self.add(value)
+
+    def changed(self, n: int, value: Value) -> int:
+        raise NotImplementedError
+
+    def converted(self, number: int, dtype: DType) -> int:
+        value = self.values[number]
+        if value.dtype is dtype:
+            return number
+        return self.add(Value("convert", (number,), value.atoms, dtype))
 
 
 def _is_sum(value: Value) -> bool:
     return value.op == "reduce" and value.attrs["kind"] == "add" and value.dtype.is_float
 
 
-def _merged(space: Space, value: Value) -> Value:
-    """`value`, which alone reads its inputs, as one sum when it is a sum of sums."""
-    while _is_sum(value):
-        source = space.values[value.inputs[0]]
-        if not _is_sum(source) or source.dtype is not DType.F32:
-            break
-        value = replace(value, inputs=source.inputs, over=value.over | source.over)
-    return value
+class _InSteps(_OfSinks):
+    def __init__(self, space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]) -> None:
+        super().__init__(space, sinks)
+        self.row, self.inner = row, inner
 
+    def changed(self, n: int, value: Value) -> int:
+        """The value, or the sum over `inner` atoms and others that it is, in two steps."""
+        if all(self.users[i] == [n] for i in self.old.values[n].inputs):
+            value = self._merged(value)
+        columns, others = value.over & self.inner, value.over - self.inner
+        sums = value.op == "contract" or _is_sum(value)
+        spans = [self.values[i].atoms for i in value.inputs]
+        if not (columns and others and sums and all(self.row in s for s in spans)):
+            return self.add(value)
+        source = value.inputs[0]
+        if value.op == "contract":
+            source = self.add(Value("multiply", value.inputs, spans[0] | spans[1], DType.F32))
+        add = {"kind": "add"}
+        atoms = self.values[source].atoms - columns
+        line = self.add(Value("reduce", (source,), atoms, DType.F32, over=columns, attrs=add))
+        atoms -= others
+        return self.add(Value("reduce", (line,), atoms, value.dtype, over=others, attrs=add))
 
-def _in_steps(made: Space, value: Value, row: int, inner: frozenset[int]) -> int:
-    """Append a value, a sum over `inner` atoms and others in two steps."""
-    columns, others = value.over & inner, value.over - inner
-    sums = value.op == "contract" or _is_sum(value)
-    spans = [made.values[i].atoms for i in value.inputs]
-    if not (columns and others and sums and all(row in s for s in spans)):
-        return _append(made, value)
-    source = value.inputs[0]
-    if value.op == "contract":
-        product = Value("multiply", value.inputs, spans[0] | spans[1], DType.F32)
-        source = _append(made, product)
-    add = {"kind": "add"}
-    atoms = made.values[source].atoms - columns
-    line = _append(made, Value("reduce", (source,), atoms, DType.F32, over=columns, attrs=add))
-    return _append(
-        made, Value("reduce", (line,), atoms - others, value.dtype, over=others, attrs=add)
-    )
-
-
-def wide_products(
-    space: Space, sinks: Iterable[int], row: int, atom: int
-) -> tuple[Space, tuple[int, ...]]:
-    """(space whose contractions of rows over `atom` have fp32 results that are rounded once,
-    numbers of `sinks` in it).
-    """
-
-    def change(made: Space, n: int, moved: Value) -> int:
-        mine = moved.op == "contract" and atom in moved.over and row in moved.atoms
-        if not mine or moved.dtype is DType.F32:
-            return _append(made, moved)
-        product = _append(made, replace(moved, dtype=DType.F32))
-        return _append(made, _converted(made, product, moved.dtype))
-
-    return _rewritten(space, sinks, lambda _: change)
-
-
-def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]]:
-    """(rewritten space, numbers of `sinks` in it)."""
-    wanted = tuple(sinks)
-    users = space.users(space.slice(wanted))
-    return _rewritten(space, wanted, lambda number: partial(_deferred, space, users, number))
-
-
-def _deferred(
-    space: Space,
-    users: dict[int, list[int]],
-    number: Mapping[int, int],
-    made: Space,
-    n: int,
-    moved: Value,
-) -> int:
-    """Append value `n` as `moved`, or the contraction it is with its scaling behind it."""
-    for side in range(2) if moved.op == "contract" else ():
-        found = _scaling(space, users, n, space.values[n].inputs[side])
-        if found is not None:
-            source, scale, factor, dtype = found
-            operand = _append(made, _converted(made, number[source], dtype))
-            inputs = list(moved.inputs)
-            inputs[side] = operand
-            product = _append(made, replace(moved, inputs=tuple(inputs), dtype=DType.F32))
-            scaled = Value(scale, (product, number[factor]), moved.atoms, DType.F32)
-            return _append(made, _converted(made, _append(made, scaled), moved.dtype))
-    return _append(made, moved)
-
-
-def _append(space: Space, value: Value | int) -> int:
-    if isinstance(value, int):
+    def _merged(self, value: Value) -> Value:
+        """`value`, which alone reads its inputs, as one sum when it is a sum of sums."""
+        while _is_sum(value):
+            source = self.values[value.inputs[0]]
+            if not _is_sum(source) or source.dtype is not DType.F32:
+                break
+            value = replace(value, inputs=source.inputs, over=value.over | source.over)
         return value
-    space.values.append(value)
-    return len(space.values) - 1
 
 
-def _converted(space: Space, number: int, dtype: DType) -> Value | int:
-    value = space.values[number]
-    if value.dtype is dtype:
-        return number
-    return Value("convert", (number,), value.atoms, dtype)
+class _Widened(_OfSinks):
+    def __init__(self, space: Space, sinks: Iterable[int], row: int, atom: int) -> None:
+        super().__init__(space, sinks)
+        self.row, self.atom = row, atom
+
+    def changed(self, n: int, value: Value) -> int:
+        mine = value.op == "contract" and self.atom in value.over and self.row in value.atoms
+        if not mine:
+            return self.add(value)
+        return self.converted(self.add(replace(value, dtype=DType.F32)), value.dtype)
+
+
+class _Deferred(_OfSinks):
+    def changed(self, n: int, value: Value) -> int:
+        """The value, or the contraction it is with its scaling behind it."""
+        for side in range(2) if value.op == "contract" else ():
+            found = _scaling(self.old, self.users, n, self.old.values[n].inputs[side])
+            if found is not None:
+                source, scale, factor, dtype = found
+                inputs = list(value.inputs)
+                inputs[side] = self.converted(self.number[source], dtype)
+                product = self.add(replace(value, inputs=tuple(inputs), dtype=DType.F32))
+                by = (product, self.number[factor])
+                scaled = self.add(Value(scale, by, value.atoms, DType.F32))
+                return self.converted(scaled, value.dtype)
+        return self.add(value)
 
 
 def _scaling(
@@ -159,31 +135,20 @@ def _scaling(
     """(source, multiply or divide, factor, element type) of an operand that only this contraction
     reads, when the factor does not span the summed atoms and less is left behind them.
     """
-    over, result = space.values[contract].over, space.values[contract].atoms
-    value = space.values[operand]
+    over, result = space[contract].over, space[contract].atoms
+    value = space[operand]
     dtype, reader = value.dtype, contract
     if value.op == "convert" and users[operand] == [reader]:
         operand, reader = value.inputs[0], operand
-        value = space.values[operand]
+        value = space[operand]
     if value.op not in ("multiply", "divide") or users[operand] != [reader]:
         return None
-    for source, factor in _sides(value):
-        scalar = space.values[factor]
+    a, b = value.inputs
+    for source, factor in ((a, b),) if value.op == "divide" else ((a, b), (b, a)):
+        scalar = space[factor]
         fewer = not scalar.atoms & over and scalar.atoms and scalar.atoms <= result
-        kept = space.values[source].atoms == value.atoms
-        wide = dtype in _WIDE and space.values[contract].dtype in _WIDE
-        if fewer and kept and wide and _left(space, result) < _left(space, value.atoms):
+        kept = space[source].atoms == value.atoms
+        wide = dtype in _WIDE and space[contract].dtype in _WIDE
+        if fewer and kept and wide and space.points(result) < space.points(value.atoms):
             return source, value.op, factor, dtype
     return None
-
-
-def _sides(value: Value) -> tuple[tuple[int, int], ...]:
-    a, b = value.inputs
-    return ((a, b),) if value.op == "divide" else ((a, b), (b, a))
-
-
-def _left(space: Space, atoms: Iterable[int]) -> int:
-    elements = 1
-    for atom in atoms:
-        elements *= space.sizes[atom]
-    return elements

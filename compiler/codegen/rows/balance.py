@@ -7,17 +7,15 @@ a high price of their own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import SCALED, Space, Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.rows.roles import Roles
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
 
@@ -34,85 +32,67 @@ class Copy:
     turned: bool = False
 
 
-Work = int | Copy
-
-
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Reductions for GpSimd, sums that Scalar makes with what is summed, and copies for Vector;
-    Scalar does the others.
-    """
+    """Reductions for GpSimd, sums that Scalar makes in passing, copies for Vector, not Scalar."""
 
     gpsimd: frozenset[int]
     by_product: frozenset[int]
     vector_copies: frozenset[Copy]
 
 
-def balance(
-    space: Space,
-    roles: Roles,
-    run: Mapping[int, int],
-    turned: Collection[int],
-    pairs: Collection[int],
-    ways: int,
-    passing: bool,
-    room: Room,
-) -> Balance:
-    """Who does what where `ways` row tiles take turns in a block, and Scalar may make sums in
-    `passing`; the engines of copies with a scale are set in `space`.
-    """
-    work = _Work(space, roles, run, turned, pairs, ways, passing, room)
-    while work.improve():
-        pass
-    for n, engine in work.chosen.items():
-        if isinstance(n, int) and space.values[n].op == fusion.SCALED:
-            value = space.values[n]
-            space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
-    chosen = work.chosen.items()
-    return Balance(
-        frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
-        frozenset(n for n, e in chosen if work.is_reduction(n) and e is Engine.SCALAR),
-        frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
-    )
-
-
-class _Work:
+@dataclass
+class Work:
     """Nanoseconds of every engine for one row tile, and what may move."""
 
-    def __init__(
-        self,
-        space: Space,
-        roles: Roles,
-        run: Mapping[int, int],
-        turned: Collection[int],
-        pairs: Collection[int],
-        ways: int,
-        passing: bool,
-        room: Room,
-    ) -> None:
-        self.passing, self.pairs = passing, pairs
-        self.space, self.roles, self.room = space, roles, room
-        self.chosen: dict[Work, Engine] = {n: self._engine(n) for n in run if self._counts(n)}
+    space: Space
+    roles: Roles
+    run: Mapping[int, int]  # what is computed, by level (`levels.py`)
+    turned: Collection[int]
+    pairs: Collection[int]
+    ways: int  # row tiles that take turns in a block
+    passing: bool  # whether Scalar may make sums as it makes what is summed
+    room: Room
+
+    def __post_init__(self) -> None:
+        space, roles = self.space, self.roles
+        self.chosen: dict[int | Copy, Engine] = {
+            n: self._engine(n) for n in self.run if self._counts(n)
+        }
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
-        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in turned}
+        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in self.turned}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
-        self._costs: dict[tuple[Work, Engine], dict[Engine, float]] = {}
+        self._costs: dict[tuple[int | Copy, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
-            added = math.prod(space.sizes[a] for a in space.values[n].atoms & roles.inner)
-            cycles = added / room.limits.partitions / ways
+            added = space.points(space[n].atoms & roles.inner)
+            cycles = added / self.room.limits.partitions / self.ways
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
+
+    def balanced(self) -> Balance:
+        """Who does what; the engines of copies with a scale are set in `space`."""
+        while self.improve():
+            pass
+        values, chosen = self.space.values, self.chosen.items()
+        for n, engine in chosen:
+            if isinstance(n, int) and values[n].op == SCALED:
+                values[n] = replace(values[n], attrs={**values[n].attrs, "engine": engine.value})
+        return Balance(
+            frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
+            frozenset(n for n, e in chosen if self.is_reduction(n) and e is Engine.SCALAR),
+            frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
+        )
 
     def _is_copied(self, number: int) -> bool:
         """Whether a product surely leaves PSUM: it is rounded, or a single column."""
-        value = self.space.values[number]
+        value = self.space[number]
         return value.dtype is not DType.F32 or self._points(value) == 1
 
     def improve(self) -> bool:
         """Make the one move that helps most; False when none does."""
         before = max(self.busy.values())
-        best: tuple[float, int, Work, Engine] | None = None
+        best: tuple[float, int, int | Copy, Engine] | None = None
         for n, engine in self.chosen.items():
             for target in self._targets(n, engine):
                 after = dict(self.busy)
@@ -131,48 +111,48 @@ class _Work:
         self.chosen[n] = target
         return True
 
-    def is_reduction(self, n: Work) -> TypeGuard[int]:
+    def is_reduction(self, n: int | Copy) -> TypeGuard[int]:
         """Whether a row is reduced, not added to other rows."""
         if isinstance(n, Copy) or n in self.roles.sums:
             return False
-        return self.space.values[n].op == "reduce"
+        return self.space[n].op == "reduce"
 
-    def _targets(self, n: Work, engine: Engine) -> tuple[Engine, ...]:
+    def _targets(self, n: int | Copy, engine: Engine) -> tuple[Engine, ...]:
         """Where else a work can go."""
         if isinstance(n, Copy):
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
-        value = self.space.values[n]
+        value = self.space[n]
         if self.is_reduction(n):
             reads_psum = value.inputs[0] in self.roles.panels
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
             found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
-        movable = value.op == fusion.SCALED and value.attrs["func"] == "identity"
+        movable = value.op == SCALED and value.attrs["func"] == "identity"
         return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
 
-    def _add(self, busy: dict[Engine, float], n: Work, engine: Engine, sign: int) -> None:
+    def _add(self, busy: dict[Engine, float], n: int | Copy, engine: Engine, sign: int) -> None:
         """Count work, or with a `sign` of -1 no longer."""
         if (n, engine) not in self._costs:
             self._costs[n, engine] = self._cost(n, engine)
         for one, ns in self._costs[n, engine].items():
             busy[one] += sign * ns
 
-    def _cost(self, n: Work, engine: Engine) -> dict[Engine, float]:
+    def _cost(self, n: int | Copy, engine: Engine) -> dict[Engine, float]:
         """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
         if self.is_reduction(n) and engine is Engine.SCALAR:
-            read = max(self._points(self.space.values[i]) for i in self.space.values[n].inputs)
+            read = max(self._points(self.space[i]) for i in self.space[n].inputs)
             cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
             return {one: self._ns(one, cycles) for one in (Engine.SCALAR, Engine.VECTOR)}
         return {engine: self._time(n, engine)}
 
     def _counts(self, n: int) -> bool:
         """Selects and predicates are left out: most are decided by where the tile lies."""
-        value = self.space.values[n]
+        value = self.space[n]
         mine = value.op not in ("select", "compare", "contract", "load", "store")
         return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
 
     def _engine(self, n: int) -> Engine:
-        value = self.space.values[n]
+        value = self.space[n]
         by_product = self.is_reduction(n) and self._is_by_product(value)
         return Engine.SCALAR if by_product else fusion.engine_of(value)
 
@@ -180,19 +160,19 @@ class _Work:
         return self.passing and fusion.is_by_product(self.space, value)
 
     def _points(self, value: Value) -> int:
-        return math.prod(self.space.sizes[a] for a in value.atoms & self.roles.inner)
+        return self.space.points(value.atoms & self.roles.inner)
 
-    def _time(self, n: Work, engine: Engine) -> float:
+    def _time(self, n: int | Copy, engine: Engine) -> float:
         if isinstance(n, Copy):
-            return self._ns(engine, self._points(self.space.values[n.number]))
-        value = self.space.values[n]
+            return self._ns(engine, self._points(self.space[n.number]))
+        value = self.space[n]
         cycles = fusion.cycles(self.space, value, self._points)
         if n in self.pairs:
             cycles = self._points(value)  # one of the two is in PSUM
-        if value.op == "divide" and self._points(self.space.values[value.inputs[1]]) == 1:
+        if value.op == "divide" and self._points(self.space[value.inputs[1]]) == 1:
             cycles = self._points(value)  # a product with the reciprocal of a single column
         if engine is Engine.GPSIMD:
-            read = max(self._points(self.space.values[i]) for i in value.inputs)
+            read = max(self._points(self.space[i]) for i in value.inputs)
             cycles += _GPSIMD_CYCLES * -(-read // self.room.limits.moving_max)
         return self._ns(engine, cycles)
 

@@ -12,10 +12,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import Space, Value
+from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.support.walks import answered
 
@@ -51,7 +50,7 @@ def reference(space: Space, column: int, extremes: Collection[int]) -> Reference
 
 def _read(space: Space, number: int) -> list[int]:
     """What a column may be the reference of."""
-    value = space.values[number]
+    value = space[number]
     if value.op == "select":
         asked = _asked(space, value.inputs)[0]
         return [*value.inputs[1:], *(asked.inputs if asked.op == "is_finite" else ())]
@@ -63,7 +62,7 @@ def _followed(
     space: Space, number: int, extremes: Collection[int], known: References
 ) -> Reference | None:
     """What a column is, where that is `known` of what it reads."""
-    value = space.values[number]
+    value = space[number]
     if value.op in ("convert", "negate"):
         found = known[value.inputs[0]]
         turned = value.op == "negate"
@@ -97,12 +96,12 @@ def _chosen(
 def _asked(space: Space, inputs: tuple[int, ...]) -> tuple[Value, int, int]:
     """The predicate of a select without a `not`, what is chosen where it holds, and where not."""
     pred, a, b = inputs
-    asked = space.values[pred]
-    return (space.values[asked.inputs[0]], b, a) if asked.op == "not" else (asked, a, b)
+    asked = space[pred]
+    return (space[asked.inputs[0]], b, a) if asked.op == "not" else (asked, a, b)
 
 
 def _constant(space: Space, number: int) -> float | None:
-    value = space.values[number]
+    value = space[number]
     return float(value.attrs["value"]) if value.op == "constant" else None
 
 
@@ -115,14 +114,14 @@ def is_bounded(space: Space, term: tuple[int, float], to: Reference, sign: float
     """Whether exp(scale * x + sign * column), `term` being (x, scale) and the column `to`, is
     bounded: x is what the extreme is of, or that with more elements made as low as any.
     """
-    of = space.values[to.extreme]
+    of = space[to.extreme]
     root, by = _unscaled(space, of.inputs[0])
     x, scale = term
     while True:
         found, times = _unscaled(space, x)
         if found == root:
             return math.isclose(scale * times, -sign * to.sign * by, rel_tol=_CLOSE)
-        value = space.values[found]
+        value = space[found]
         lowers = value.op == "select" and of.attrs["kind"] == "max" and scale * times > 0
         if not lowers or not _is_lowest(space, value.inputs[2], of.inputs[0]):
             return False
@@ -133,19 +132,18 @@ def _unscaled(space: Space, number: int) -> tuple[int, float]:
     """(value, number) whose product a value is, exactly but for the rounding of a product."""
     scale = 1.0
     while True:
-        value = space.values[number]
-        product = value.op == SCALED and value.attrs["func"] == "identity"
-        by = value.attrs["scale"] if product and value.attrs["bias"] == 0.0 else None
+        value = space[number]
+        by = value.attrs["scale"] if is_product(value) else None
         if value.dtype is not DType.F32 or (value.op != "convert" and by is None):
             return number, scale
-        if not space.values[value.inputs[0]].dtype.is_float:
+        if not space[value.inputs[0]].dtype.is_float:
             return number, scale
         number, scale = value.inputs[0], scale * (1.0 if by is None else float(by))
 
 
 def _is_lowest(space: Space, number: int, others: int) -> bool:
     """Whether a constant is at most as high as anything in `others`."""
-    value = space.values[number]
+    value = space[number]
     if value.op != "constant" or float(value.attrs["value"]) > LOW_LIMIT:
         return False
     low = float(value.attrs["value"])
@@ -157,11 +155,11 @@ def _least(space: Space, number: int) -> float:
     known: dict[int, float] = {}
 
     def read(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         return () if value.op == "contract" or not value.dtype.is_float else value.inputs
 
     def least(n: int) -> float:
-        value = space.values[n]
+        value = space[n]
         if value.op == "constant":
             return min(0.0, float(value.attrs["value"]))
         if value.op == "contract" or not value.dtype.is_float:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Piece, pieces
+from shardwright.compiler.codegen.domain import SINKS
 from shardwright.compiler.codegen.rows.facts import Fact, Known, Ranges, facts, is_low
 from shardwright.compiler.codegen.rows.live import Rows, lowered, relied_on
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import SINKS
 
 # Chunks to as many columns as a band has rows, at least (our choice).
 _FINEST = 64
@@ -55,24 +55,22 @@ class Columns:
         wanted = {*plan.roles.rows, *plan.roles.sums, *plan.roles.shared}
         self.numbers = plan.space.slice(wanted)
         self.whole = facts(plan.space, self.numbers, {})
-        self.selects = [n for n in plan.roles.rows if plan.space.values[n].op == "select"]
+        self.selects = [n for n in plan.roles.rows if plan.space[n].op == "select"]
         self.masked = [a for a in sorted(plan.roles.inner) if self._is_masked(a)]
         self._found: dict[tuple[int, Range], tuple[Run, ...]] = {}
 
     def _is_masked(self, atom: int) -> bool:
         """Whether a select compares positions of rows with positions along `atom`."""
         return any(
-            atom in self.space.values[n].atoms and self._is_known(self.space.values[n].inputs[0])
+            atom in self.space[n].atoms and self._is_known(self.space[n].inputs[0])
             for n in self.selects
         )
 
     def _is_known(self, pred: int) -> bool:
-        """Whether a predicate tells rows apart, and no register moves it: what a core's place
-        decides is not known here.
-        """
-        behind = [self.space.values[n] for n in self.space.slice([pred])]
+        """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
+        behind = [self.space[n] for n in self.space.slice([pred])]
         moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
-        return self.plan.roles.row in self.space.values[pred].atoms and not moved
+        return self.plan.roles.row in self.space[pred].atoms and not moved
 
     def runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
         """Runs of blocks of `atom` that the rows `rows` (first, end) compute, in order."""
@@ -119,9 +117,7 @@ class Columns:
             first, end = max(run.piece.start, span[0]), min(end, span[1])
             if first >= end:
                 continue
-            if found and found[-1][1] == run.decided and found[-1][0][1] == first:
-                first = found.pop()[0][0]
-            found.append(((first, end), run.decided))
+            _extend(found, (first, end), run.decided)
         return tuple(
             replace(run, piece=_moved(run.piece, -span[0]))
             for part in found
@@ -140,9 +136,7 @@ class Columns:
         return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
 
     def _chunks(self, atom: int, rows: Range) -> list[Range]:
-        """The columns in chunks that are decided as a whole: finer ones would leave out little of
-        what so many rows compute.
-        """
+        """Chunks of columns that are decided as a whole, no finer than so many rows deserve."""
         size = self.space.sizes[atom]
         chunk = self.chunk * self.plan.fold.get(atom, 1)
         while _FINEST * chunk * 2 <= rows[1] - rows[0]:
@@ -158,7 +152,7 @@ class Columns:
         return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
 
     def _adds_nothing(self, number: int, known: dict[int, Known]) -> bool:
-        value, plan = self.space.values[number], self.plan
+        value, plan = self.space[number], self.plan
         if value.op in SINKS:
             return False
         given = [known.get(i) for i in value.inputs]
@@ -199,18 +193,14 @@ class Columns:
         """Neighbouring chunks with the same decided selects, joined."""
         found: list[tuple[Range, Choices]] = []
         for chunk in kept:
-            here = self._choices(known[chunk])
-            if found and found[-1][1] == here and found[-1][0][1] == chunk[0]:
-                found[-1] = ((found[-1][0][0], chunk[1]), here)
-            else:
-                found.append((chunk, here))
+            _extend(found, chunk, self._choices(known[chunk]))
         return found
 
     def _choices(self, known: dict[int, Known]) -> Choices:
         """Selects that are one of their branches, and which."""
         found: set[tuple[int, int]] = set()
         for n in self.selects:
-            pred, on_true, on_false = self.space.values[n].inputs
+            pred, on_true, on_false = self.space[n].inputs
             if known.get(pred) in (Fact.TRUE, Fact.FALSE):
                 found.add((n, on_true if known[pred] is Fact.TRUE else on_false))
         return frozenset(found)
@@ -232,6 +222,13 @@ def _joined(a: Segment, b: Segment, length: int) -> Segment | None:
         return None
     moved = (replace(r, piece=_moved(r.piece, a.piece.extent)) for r in b.runs)
     return Segment(Piece(a.piece.start, extent), (*a.runs, *moved))
+
+
+def _extend(found: list[tuple[Range, Choices]], span: Range, choices: Choices) -> None:
+    """Add columns to those `found`, joined with neighbours of the same choices."""
+    if found and found[-1][1] == choices and found[-1][0][1] == span[0]:
+        span = (found.pop()[0][0], span[1])
+    found.append((span, choices))
 
 
 def _moved(piece: Piece, by: int) -> Piece:

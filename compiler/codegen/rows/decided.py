@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED, is_product
+from shardwright.compiler.codegen.domain import SCALED, SPLATS, Value
+from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import SPLATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +43,19 @@ class Decided:
 def decided(
     plan: RowPlan, stage: Stage, branches: Mapping[int, int], is_kept: Callable[[int], bool]
 ) -> Decided:
-    """The stage where selects are one of their `branches`; `is_kept` tells which values have a tile
-    beyond their block.
-    """
+    """A stage whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
     values: dict[int, Value] = {}
     same: dict[int, int] = {}
     home: dict[int, int] = {}
     for n in stage.values:
-        value = plan.space.values[n]
+        value = plan.space[n]
         branch = branches.get(n, _without_zero(plan, branches, value))
         if branch is None:
             values[n] = _unscaled(plan, values, value, same)
             continue
         values[n] = replace(value, op="convert", inputs=(branch,), attrs={})
         owner = same.get(branch, branch)
-        if not _alike(plan, value, plan.space.values[branch]):
+        if not _alike(plan, value, plan.space[branch]):
             continue
         if not is_kept(n):
             same[n] = owner
@@ -71,9 +68,9 @@ def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> i
     """What a sum is where the other term is decided to be 0, as masks that are added are."""
     if value.op != "add":
         return None
-    given = [plan.space.values[branches.get(i, i)] for i in value.inputs]
+    given = [plan.space[branches.get(i, i)] for i in value.inputs]
     for term, rest in zip(given, reversed(value.inputs), strict=True):
-        other = plan.space.values[rest]
+        other = plan.space[rest]
         if term.op == "constant" and term.attrs["value"] == 0 and other.dtype is value.dtype:
             return rest
     return None
@@ -92,7 +89,7 @@ def _unscaled(
     if value.op != SCALED or value.attrs["scale"] != 1.0 or value.inputs[0] not in same:
         return value
     owner = same[value.inputs[0]]
-    given = plan.space.values[owner]
+    given = plan.space[owner]
     if owner not in values or not is_product(given):
         return value
     attrs = {**value.attrs, "scale": given.attrs["scale"]}

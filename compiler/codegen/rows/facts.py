@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
-from shardwright.compiler.codegen.masks import MASK, reach
+from shardwright.compiler.codegen.domain import MASK, SCALED, Space, Value
+from shardwright.compiler.codegen.masks import reach
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, Span
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 
@@ -68,7 +66,7 @@ def facts(
     """
     known: dict[int, Known] = dict(given or {})
     for n in (n for n in numbers if n not in known):
-        value = space.values[n]
+        value = space[n]
         if value.op in ("reduce", "contract") and value.dtype.is_float:
             reads = known if whole is None else whole
             found: Known | None = _told(_reduced(value, reads))
@@ -110,8 +108,7 @@ def _constant(value: Value) -> Known | None:
 
 def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
     """What the walk of an iota or a mask runs through; a mask's is within 32 bits."""
-    assert value.walk is not None
-    return reach(space, value.walk, ranges)
+    return reach(space, value.access, ranges)
 
 
 def _compare(direction: str, given: list[Known | None]) -> Known | None:
@@ -232,7 +229,7 @@ def _arithmetic(space: Space, value: Value, given: list[Span]) -> Span:
 
 def _number(space: Space, number: int) -> float | None:
     """The constant a value is, also converted; None if it is none."""
-    value = space.values[number]
+    value = space[number]
     if value.op == "convert" and value.dtype.is_float:
         return _number(space, value.inputs[0])
     return float(value.attrs["value"]) if value.op == "constant" else None
@@ -259,10 +256,10 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     known: dict[int, Any | None] = {}
 
     def read(n: int) -> tuple[int, ...]:
-        value = space.values[n]
+        value = space[n]
         return () if value.op in (MASK, "constant", "iota") else value.inputs
 
-    return answered(number, known, read, lambda n: _exact(space.values[n], ranges, axes, known))
+    return answered(number, known, read, lambda n: _exact(space[n], ranges, axes, known))
 
 
 def _exact(
@@ -298,13 +295,12 @@ def _exact_sum(value: Value, given: list[Any]) -> Any | None:
 
 
 def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    assert value.walk is not None
-    if value.walk.offset.terms or not set(value.walk.strides) <= set(axes):
+    walk = value.access
+    if walk.offset.terms or not set(walk.strides) <= set(axes):
         return None
-    total = np.full((1, 1), value.walk.offset.const)
+    total = np.full((1, 1), walk.offset.const)
     for at, atom in enumerate(axes):
-        if value.walk.stride(atom):
-            first, end = ranges[atom]
-            line = np.arange(first, end) * value.walk.stride(atom)
+        if walk.stride(atom):
+            line = np.arange(*ranges[atom]) * walk.stride(atom)
             total = total + (line[:, None] if at == 0 else line[None, :])
     return total

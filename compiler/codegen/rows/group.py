@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
-from shardwright.compiler.codegen.rows.columns import Choices, Run
+from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running
@@ -24,7 +24,6 @@ from shardwright.compiler.codegen.rows.products import Products, Shared, placed
 from shardwright.compiler.codegen.rows.rescale import copied, rescale, start_of
 from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
-from shardwright.compiler.codegen.space import CODELESS, SINKS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine, Space
 from shardwright.compiler.isa.region import Affine
@@ -128,14 +127,18 @@ class Group(Products):
 
     def sums_in_passing(self, number: int) -> bool:
         """What the plan gave to Scalar."""
-        return number in self.plan.by_product
+        return number in self.plan.engines.by_product
 
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
         for n in stage.values:
-            self._begin(n, self.space.values[n])
+            self._begin(n, self.space[n])
         if stage.inner is not None and self._takes_turns(stage):
-            tiles = [self._enter(Piece(p.start, p.extent)) for p in self._single_tiles()]
+            tiles = [
+                self._enter(Piece(p.start + at * p.extent, p.extent))
+                for p in self.parts
+                for at in range(p.trip)
+            ]
             self._sweep(stage, tiles, stage.inner)
         else:
             for part in self.parts:
@@ -158,15 +161,8 @@ class Group(Products):
             moved = (held, self._running(r, place))
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
 
-    def _single_tiles(self) -> list[Piece]:
-        return [
-            Piece(p.start + at * p.extent, p.extent) for p in self.parts for at in range(p.trip)
-        ]
-
     def _takes_turns(self, stage: Stage) -> bool:
-        """Whether the row tiles of the group take turns in every block, so that a sum over them
-        leaves PSUM once.
-        """
+        """Whether row tiles take turns in every block, so that a sum over them leaves PSUM once."""
         adds_up = any(self._is_product_sum(n) for n in stage.values)
         return self.count > 1 and adds_up and self._holds(stage)
 
@@ -194,9 +190,7 @@ class Group(Products):
     def _enter(self, part: Piece) -> Scope:
         """The code for tiles of the group that have `part.extent` rows."""
         row = self.plan.roles.row
-        scope = self.scope.loop(part.trip) if part.trip > 1 else self.scope.straight({})
-        terms = ((scope.register, 1),) if part.trip > 1 else ()
-        tile = Affine(part.start // self.height, terms)
+        scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
         if self.band:
@@ -215,13 +209,13 @@ class Group(Products):
     def open(self, folds: Iterable[int]) -> None:
         """What running passes begin with: `folds` of all row tiles of the band."""
         for n in folds:
-            value = self.space.values[n]
+            value = self.space[n]
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
                     tile, place = self.builder.tiles[held.tile], Held(held.tile, {})
-                    out = self.scope.on_chip(place, tile.partitions, ((1, tile.elements),))
-                    self.scope.add("memset", Engine.VECTOR, out, (), value=start_of(value))
+                    out = self.scope.flat(place, tile.partitions, tile.elements)
+                    self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
         """Tiles for a value its stage makes: of the group, or of the band that has them already."""
@@ -275,7 +269,7 @@ class Group(Products):
             (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
         )
         rows = rows or min(self.height, home.extent(self.plan.roles.row))
-        return Held(home.tile(name, rows, size * count, dtype, 1, loaded), {tiles: size})
+        return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
     def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
         """Blocks of columns of row tiles that take turns in each."""
@@ -287,7 +281,7 @@ class Group(Products):
         for n in (n for n in stage.values if n in self.partial):
             for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
-                self.apply(place, "tensor_copy", Engine.VECTOR, rounded, (total,))
+                self.copy(place, Engine.VECTOR, rounded, total)
         self.ends, self.holds = (True, True), False
 
     def _in_turn(
@@ -338,14 +332,12 @@ class Group(Products):
         return tuple(found)
 
     def _phase(self, step: Step) -> int:
-        """0: products and loads, 1: arithmetic on them, 2: what the tensor engine does with it, 3:
-        what of that leaves PSUM.
-        """
+        """0: products and loads, 1: arithmetic, 2: the tensor engine on that, 3: out of PSUM."""
         if step.leaves:
             return 3
         if step.turns or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.panels and self.space.values[step.number].op != "load")
+        return int(step.number not in self.panels and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
         """The values of a stage in the boxes of `scope`, where the selects of `choices` are
@@ -398,7 +390,7 @@ class Group(Products):
         return [n for n in stage.values if n in wanted]
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
-        op, plan = self.space.values[number].op, self.plan
+        op, plan = self.space[number].op, self.plan
         kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
         return kept or op in (*SINKS, "reduce") or stage.inner is None
 
@@ -418,7 +410,7 @@ class Group(Products):
         elif value.op == "reduce":
             total = self.partial.get(number)
             target = self.held[number] if total is None else placed(total, scope)
-            self.reducer = Engine.GPSIMD if number in self.plan.gpsimd else None
+            self.reducer = Engine.GPSIMD if number in self.plan.engines.gpsimd else None
             accumulate(self, number, target, scope, looped=True)
             self.reducer = None
         else:
@@ -427,7 +419,7 @@ class Group(Products):
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
         if layout.tall == self.plan.roles.row:
-            moving = self.operand(self.space.values[number].inputs[0])
+            moving = self.operand(self.space[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
         stationary, moving = (
@@ -452,13 +444,31 @@ class Group(Products):
         """An operand of the tensor engine in its element type; None stands for ones."""
         if number is None:
             return self.builder.filled(1.0, dtype, 1, part="ones")
-        held, value = self.operand(number), self.space.values[number]
+        held, value = self.operand(number), self.space[number]
         if self.builder.dtype(held) is dtype:
             return held
         typed = self.scratch(value, scope, dtype)
-        self.apply(scope, "tensor_copy", Engine.SCALAR, typed, (held,))
+        self.copy(scope, Engine.SCALAR, typed, held)
         scope.release(typed)
         return typed
+
+
+def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
+    """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
+    masks decide which columns are needed, several, so that each has its own.
+    """
+    size = plan.space.sizes[plan.roles.row]
+    count = size // step
+    each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
+    found = []
+    for first in range(0, count, each):
+        some = min(each, count - first)
+        found += [
+            Piece((first + part.start) * step, part.extent * step, part.trip)
+            for part in pieces(some, min(some, beside))
+        ]
+    rest = size % step
+    return [*found, Piece(size - rest, rest)] if rest else found
 
 
 def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Levels:
         self.sources = _sources(space)
         self.numbers = self._needed()
         for n in self.numbers:
-            read = [i for i in space.values[n].inputs if i in self.run and not self._is_whole(n, i)]
+            read = [i for i in space[n].inputs if i in self.run and not self._is_whole(n, i)]
             first = -1 if sweeping.early and n in self.sources else 0
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
@@ -86,10 +86,10 @@ class Levels:
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
         mine = {*self.roles.rows, *self.roles.sums, *self.sweeping.vectors}
-        wanted = {n for n in mine if n in self.roles.sums or self.space.values[n].op in SINKS}
+        wanted = {n for n in mine if n in self.roles.sums or self.space[n].op in SINKS}
         for n in sorted(mine, reverse=True):
             if n in wanted:
-                wanted.update(i for i in self.space.values[n].inputs if not self._is_whole(n, i))
+                wanted.update(i for i in self.space[n].inputs if not self._is_whole(n, i))
         return sorted(wanted & mine)
 
     def _is_whole(self, n: int, i: int) -> bool:
@@ -97,11 +97,11 @@ class Levels:
 
     def inner(self, number: int) -> int | None:
         """The inner atom a value spans."""
-        return inner_of(self.roles, self.space.values[number])
+        return inner_of(self.roles, self.space[number])
 
     def home(self, number: int) -> int | None:
         """The inner atom of the sweep a value is made in."""
-        value = self.space.values[number]
+        value = self.space[number]
         if number in self.roles.sums:
             return self.driver(number)
         if value.op == "reduce":
@@ -110,7 +110,7 @@ class Levels:
 
     def driver(self, number: int) -> int | None:
         """The inner atom a sum is swept along: that of the operand that is ready last."""
-        inputs = [i for i in self.space.values[number].inputs if self.inner(i) is not None]
+        inputs = [i for i in self.space[number].inputs if self.inner(i) is not None]
         if not inputs:
             return None
         size = self.space.sizes
@@ -118,7 +118,7 @@ class Levels:
 
     def _earliest(self, n: int, i: int) -> int:
         """First level at which `n` can read `i`."""
-        level = self.run[i] + (self.space.values[i].op == "reduce" or self.is_carried(i))
+        level = self.run[i] + (self.space[i].op == "reduce" or self.is_carried(i))
         inner = self.inner(i)
         in_step = inner is None or (inner == self.home(n) and n not in self.roles.panels)
         return level if in_step and not self._waits(n, i) else level + 1
@@ -129,7 +129,7 @@ class Levels:
         """
         if n not in self.sweeping.apart or i in self.sources or i in self.roles.panels:
             return False
-        return [m for m in self.space.values[n].inputs if self.inner(m) is not None] == [i]
+        return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
 
     def _delay(self) -> None:
         """Values made from loads alone, or made again, move to the stage that reads them first."""
@@ -144,14 +144,11 @@ class Levels:
 
     def is_carried(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom: it is carried from segment to segment."""
-        return (
-            self.sweeping.streamed in self.space.values[number].over
-            and number not in self.roles.sums
-        )
+        return self.sweeping.streamed in self.space[number].over and number not in self.roles.sums
 
     def _is_streamed(self, number: int) -> bool:
         """Whether a value needs the streamed atom on chip, segment by segment."""
-        value, atom = self.space.values[number], self.sweeping.streamed
+        value, atom = self.space[number], self.sweeping.streamed
         read = value.inputs if number in self.roles.sums else ()
         return atom in value.atoms | value.over or any(self.inner(i) == atom for i in read)
 
@@ -161,7 +158,7 @@ class Levels:
         """
         found: dict[int, int] = {}
         for n in self.numbers:
-            read = [i for i in self.space.values[n].inputs if i in self.run]
+            read = [i for i in self.space[n].inputs if i in self.run]
             first = max((found[i] + self.is_carried(i) for i in read), default=0)
             found[n] = first + (first % 2 != self._is_streamed(n))
         users = self.space.users(self.numbers)
@@ -195,7 +192,7 @@ class Levels:
         return tuple(
             Stage(level, None if inner < 0 else inner, tuple(values))
             for (level, inner), values in sorted(found.items())
-            if any(self.space.values[n].op not in CODELESS for n in values)
+            if any(self.space[n].op not in CODELESS for n in values)
         )
 
     def is_late(self, n: int, i: int) -> bool:
@@ -212,8 +209,8 @@ class Levels:
         return frozenset(
             i
             for n in self.run
-            for i in self.space.values[n].inputs
-            if self.is_late(n, i) and self.space.values[i].op not in CODELESS
+            for i in self.space[n].inputs
+            if self.is_late(n, i) and self.space[i].op not in CODELESS
         )
 
     def read_whole(self, strips: Collection[int]) -> frozenset[int]:
@@ -221,6 +218,6 @@ class Levels:
         return frozenset(
             i
             for n in self.roles.sums
-            for i in self.space.values[n].inputs
+            for i in self.space[n].inputs
             if i in strips and self.inner(i) != self.driver(n)
         )

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.rows.facts import Fact, Known, exact, facts, is_low, span_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import Space
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
 _AT_ONCE = 2048
@@ -29,7 +29,7 @@ def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
     """Values that are LOW where `known` holds and read by maxima and exponentials."""
     found: set[int] = set()
     for n in numbers:
-        value = space.values[n]
+        value = space[n]
         if value.op in ("reduce", "exponential") or value.attrs.get("func") == "exponential":
             found.update(i for i in value.inputs if is_low(known.get(i)))
     return found
@@ -38,7 +38,7 @@ def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
 def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> set[int]:
     """What the maxima over `atom` are of, where it may be LOW somewhere."""
     found: set[int] = set()
-    for value in (space.values[n] for n in numbers):
+    for value in (space[n] for n in numbers):
         if value.op == "reduce" and value.attrs["kind"] == "max" and atom in value.over:
             found.update(i for i in value.inputs if span_of(whole.get(i)).low <= LOW_LIMIT)
     return found
@@ -57,9 +57,7 @@ class Rows:
     span: Range
 
     def keep(self, number: int, atom: int, columns: Mapping[Range, Facts]) -> bool:
-        """Whether each of the rows has a point of `atom` in `columns` (and what is known there)
-        where the value is surely not LOW.
-        """
+        """Whether each row has a point of `atom` in `columns` where the value is surely not LOW."""
         if any(_is_live(known, number) for known in columns.values()):
             return True
         chunks = list(columns)

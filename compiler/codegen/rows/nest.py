@@ -13,17 +13,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from shardwright.compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
+from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.rows.columns import Around, Columns
-from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
+from shardwright.compiler.codegen.rows.group import SIDE_BY_SIDE, Group, bands, in_stages
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.streams import Streams
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import CODELESS, Space
 from shardwright.compiler.codegen.values import Frame
-from shardwright.compiler.isa.region import Affine
 
 # Plans that are generated to be timed, and up to how many values: larger ones take long (our
 # choice).
@@ -31,10 +30,7 @@ _TRIES, _TRIED_VALUES = 2, 20
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
-    """Ways to tile a row region.
-
-    Raises: CompileError when the values are no row region, CapacityError when nothing fits.
-    """
+    """Ways to tile a row region. Raises CompileError (no row region), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
@@ -42,7 +38,7 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     plans, others = plan_rows(space, sinks, room), list[RowPlan]()
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
-    elif any(plan.by_product for plan in plans[:_TRIES]):
+    elif any(plan.engines.by_product for plan in plans[:_TRIES]):
         others = plan_rows(space, sinks, room, passing=False)
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
@@ -75,15 +71,14 @@ class Nest:
     def emit(self) -> None:
         """Everything, into the builder's body."""
         roles, sizes = self.plan.roles, self.space.sizes
-        boxes = {a: Box(Affine(), sizes[a]) for a in roles.inner}
-        boxes |= {a: Box(Affine(), 1) for a in roles.parallel}
-        boxes[roles.row] = Box(Affine(), self.height)
-        self._level(0, Scope(self.builder, self.builder.body, boxes), ())
+        extents = {a: sizes[a] for a in roles.inner} | dict.fromkeys(roles.parallel, 1)
+        self._level(0, self.builder.scope(extents | {roles.row: self.height}), ())
 
     def _level(self, depth: int, scope: Scope, runs: Around) -> None:
         """Code inside `depth` parallel loops, and of a segment around them (`runs`)."""
         self._prepare(depth, scope)
-        own = [n for n in self.plan.roles.sums if self._sum_depth(n) == depth]
+        order = self.plan.order
+        own = [n for n in self.plan.roles.sums if sum_depth(order, self.space[n]) == depth]
         streamed = self.plan.streamed
         if not (own and streamed and streamed.outside):
             self._inside(own, depth, scope, runs)
@@ -105,19 +100,16 @@ class Nest:
         if sums:
             self.sums.finish(sums, scope)
 
-    def _sum_depth(self, number: int) -> int:
-        return sum_depth(self.plan.order, self.space.values[number])
-
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""
         order = self.plan.order
-        atoms = {a for n in numbers for a in self.space.values[n].atoms}
+        atoms = {a for n in numbers for a in self.space[n].atoms}
         return max((order.index(a) + 1 for a in atoms if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
         """Panels and vectors that the loops so far choose."""
         for n in self.plan.vectors:
-            value = self.space.values[n]
+            value = self.space[n]
             here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
             if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
@@ -125,7 +117,7 @@ class Nest:
         for n, operands in self.plan.roles.panels.items():
             for side, into in ((1, self.panels), (0, self.whole)):
                 operand = operands[side]
-                key = (operand, self.space.values[n].over, self.plan.operand_type(n))
+                key = (operand, self.space[n].over, self.plan.operand_type(n))
                 if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:
@@ -152,22 +144,10 @@ class Nest:
         in_stages(straight, self.plan.stages, self.plan)
 
     def _bands(self) -> list[Piece]:
-        """Pieces of the rows; where masks decide which columns are needed, several, so that each
-        has its own.
-        """
-        size, step = self.space.sizes[self.plan.roles.row], self.height * self.plan.ways
-        groups = size // step
-        most = self.plan.most_bands if self.columns.masked else 1
-        each = max(1, -(-groups // most))
+        """Pieces of the rows, several where masks decide which columns are needed."""
+        step = self.height * self.plan.ways
         beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
-        found = []
-        for first in range(0, groups, each):
-            count = min(each, groups - first)
-            for part in pieces(count, min(count, beside)):
-                start = (first + part.start) * step
-                found.append(Piece(start, part.extent * step, part.trip))
-        rest = size % step
-        return [*found, Piece(size - rest, rest)] if rest else found
+        return bands(self.plan, self.columns, step, beside)
 
     def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
         row, rows = self.plan.roles.row, min(step, band.extent - start)

@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.fusion import SCALED
+from shardwright.compiler.codegen.domain import SCALED, SINKS, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
 from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
-from shardwright.compiler.codegen.rows.roles import inner_of
+from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.codegen.space import SINKS
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Levels
@@ -33,16 +32,12 @@ EXTREMES = ("max", "min")
 _NEVER = -104.0
 # What columns may be made of: nothing that takes a finite number to an infinity, as the lowest
 # number that a maximum begins with would then be none.
-_STEADY = frozenset(
-    ("negate", "abs", "maximum", "minimum", "select", "is_finite", "compare", "and", "or", "not")
-)
+_STEADY = nodes_of(NodeKind.STEADY)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`folds` of a pass are multiplied by exp(sign * (column - column before)) when `column`
-    changes.
-    """
+    """`folds` of a pass are multiplied by exp(sign * (column - column before))."""
 
     column: int
     sign: float
@@ -64,19 +59,13 @@ class _Form:
     low: float = -math.inf
 
 
-class _RefusedError(Exception):
-    """A value depends on a running column in another way."""
-
-
 def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
-    """(pass of every value with pairs of passes made one where that is possible, what is rescaled
-    there).
-    """
+    """(pass of every value, pairs of passes being one where they can, what is rescaled)."""
     found, running, first = dict(passes), list[Running](), 1
     while first + 2 <= max(found.values(), default=0):
         try:
             here = _Pair(levels, found, first).running()
-        except _RefusedError:
+        except RefusedError:
             first += 2
             continue
         running += here
@@ -106,12 +95,12 @@ class _Pair:
         self.known = facts(self.space, range(len(self.space.values)), {})
 
     def running(self) -> list[Running]:
-        """What is rescaled when both are one pass. Raises _RefusedError when they cannot be."""
-        _require(bool(self.second) and all(map(self._is_extreme, self.extremes)))
-        _require(all(map(self._is_column, self.columns)))
+        """What is rescaled when both are one pass. Raises RefusedError when they cannot be."""
+        require(bool(self.second) and all(map(self._is_extreme, self.extremes)))
+        require(all(map(self._is_column, self.columns)))
         forms: dict[int, _Form] = {}
         for n in self.second:
-            form = self._form(n, self.space.values[n], forms)
+            form = self._form(n, self.space[n], forms)
             if form is not None:
                 forms[n] = form
         found: dict[tuple[int, float], list[int]] = {}
@@ -121,12 +110,12 @@ class _Pair:
         return [Running(c, sign, tuple(folds)) for (c, sign), folds in found.items()]
 
     def _is_extreme(self, number: int) -> bool:
-        value = self.space.values[number]
+        value = self.space[number]
         plain = value.op == "reduce" and value.attrs["kind"] in EXTREMES
         return plain and value.dtype.is_float
 
     def _is_column(self, number: int) -> bool:
-        value = self.space.values[number]
+        value = self.space[number]
         widens = value.op == "convert" and value.dtype is DType.F32
         return inner_of(self.roles, value) is None and (widens or value.op in _STEADY)
 
@@ -134,20 +123,20 @@ class _Pair:
         """How `value` depends on a running column; None when it does not."""
         if not any(i in forms or self._runs(i) for i in value.inputs):
             plain = self._is_summed(value) or self._is_extreme(number)
-            _require(not self.levels.is_carried(number) or plain)
+            require(not self.levels.is_carried(number) or plain)
             return None
         given = [forms.get(i) or self._column_form(i) for i in value.inputs]
         if self.levels.is_carried(number):
             form = _product("multiply", [*given, None][:2])
-            _require(self._is_summed(value) and form is not None)
+            require(self._is_summed(value) and form is not None)
             return form
-        _require(number not in self.roles.sums and value.op not in SINKS)
+        require(number not in self.roles.sums and value.op not in SINKS)
         found = _follow(value, given, [self.known.get(i) for i in value.inputs])
-        _require(found is not None)
+        require(found is not None)
         assert found is not None
         if not found.factor or any(map(_is_factor, given)):
             return found
-        _require(self._is_bounded(found))
+        require(self._is_bounded(found))
         return _Form(found.column, found.sign, factor=True)
 
     def _is_bounded(self, form: _Form) -> bool:
@@ -259,8 +248,3 @@ def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
     else:
         form = _scaled_form(given[0], float(scale))
     return _exponential(form) if func == "exponential" else form
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise _RefusedError

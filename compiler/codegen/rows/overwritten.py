@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.fusion import SCALED
-from shardwright.compiler.codegen.masks import MASK
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, Space
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.codegen.space import Space
-from shardwright.compiler.codegen.values import ACTIVATIONS, BINARY, UNARY
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 
-FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCALED}
-"""Ops whose code reads PSUM; Vector and Scalar reach it, GpSimd and DMA do not."""
+READ_PSUM = FROM_PSUM | nodes_of(NodeKind.CHOICE, NodeKind.REDUCTION)
+"""Nodes of rows whose code reads PSUM."""
 # Pairs that take as long as one operand where one of them is in PSUM (isa/costs.py).
-_PAIRS = BINARY - {"divide", "remainder", "power"}
+_PAIRS = BINARY - nodes_of(NodeKind.LONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,8 @@ def overwritten(
     found = _Banks(space, roles, run, kept)
     bank_of: dict[int, int] = {}
     pairs: set[int] = set()
-    for pair in sorted(n for n in run if space.values[n].op in _PAIRS):
-        inputs = space.values[pair].inputs
+    for pair in sorted(n for n in run if space[n].op in _PAIRS):
+        inputs = space[pair].inputs
         for n, other in (inputs[::-1], inputs):  # the one made last waits least for its reader
             product = found.product_of(n)
             in_sbuf = other not in (n, *roles.panels, *bank_of)
@@ -63,7 +61,7 @@ class _Banks:
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""
-        value, values = self.space.values[number], self.space.values
+        value, values = self.space[number], self.space.values
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
         wide = [i for i in value.inputs if values[i].atoms == value.atoms]
@@ -76,10 +74,10 @@ class _Banks:
 
     def is_block(self, number: int, product: int) -> bool:
         """Whether a value is fp32 and made block by block in the sweep of a product."""
-        value, source = self.space.values[number], self.space.values[product]
+        value, source = self.space[number], self.space[product]
         beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:
-        ops = {n: self.space.values[n].op for n in numbers}
-        return all(op in FROM_PSUM and n not in self.roles.sums for n, op in ops.items())
+        ops = {n: self.space[n].op for n in numbers}
+        return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())

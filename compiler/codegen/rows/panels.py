@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Box, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
+from shardwright.compiler.codegen.domain import Space, Split
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
-from shardwright.compiler.codegen.space import Space, Split, split
+from shardwright.compiler.codegen.space import split
 from shardwright.compiler.isa.region import Affine
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
@@ -109,7 +110,7 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
     """`chunks` counts whole runs of the split; folded ones hold several chunks each."""
     height, columns = form.space.sizes[form.depth], form.columns
     step = held.strides[columns[-1]] if columns else 1
-    beside = form.space.values[form.number].over & set(columns)
+    beside = form.space[form.number].over & set(columns)
     folded = next(iter(beside), None)
     if folded is None:
         chunk_step = held.strides.get(form.depth_split.major, 0)
@@ -121,11 +122,11 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
 def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPlan:
     """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
-    (depth,) = plan.space.values[number].over
+    (depth,) = plan.space[number].over
     free, natural = plan.panel_atoms(number, operand), plan.is_natural(number, operand)
     if natural:
         folded, sizes = free[0], plan.space.sizes
-        row_bytes = sizes[depth] * plan.space.values[operand].dtype.bytes
+        row_bytes = sizes[depth] * plan.space[operand].dtype.bytes
         fold = _natural_fold(sizes[folded], limits.transpose_max, row_bytes)
     else:
         folded, fold = depth, plan.fold.get(depth, 1)
@@ -149,17 +150,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         columns=columns,
         extents={a: space.sizes[a] for a in columns},
         outer=plan.order,
-        across=(),
-        along=(),
-        block=1,
         chunk=space.sizes.get(made.major, 1),
-        resident=False,
-        staged=False,
         held=True,
-        group=(),
         panel_type=plan.operand_type(number),
-        stationary_slots=1,
-        accumulator_slots=2,
-        turning_slots=2,
-        cost=0.0,
     )

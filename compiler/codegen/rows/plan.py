@@ -12,91 +12,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value
 from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.balance import Copy, balance
+from shardwright.compiler.codegen.rows.balance import Balance, Work
 from shardwright.compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
 from shardwright.compiler.codegen.rows.overwritten import overwritten
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
 
-class _Form(NamedTuple):
-    """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
-    whether panels and sums are held once, whether values are made again instead of kept, and
-    whether a group ends before the next one begins. A streamed form has segments of `length`
-    columns, on chip for `tiles` row tiles each, and if `online` fewer passes over them; `outside`
-    ones are walked around all rows.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """What a plan is tried with."""
 
-    ways: int
-    young_first: bool
-    apart: bool
-    lean: bool = False
-    again: bool = False
-    online: bool = False
-    alone: bool = False
-    length: int = 0
-    tiles: int = 0
-    outside: bool = False
+    ways: int = field(kw_only=False)  # row tiles in flight
+    young_first: bool = False  # which group of row tiles comes first
+    apart: bool = False  # transposes get a sweep of their own
+    lean: bool = False  # panels and sums are held once
+    again: bool = False  # values are made again instead of kept
+    alone: bool = False  # a group ends before the next one begins
+    length: int = 0  # columns of a segment of a streamed row
+    tiles: int = 0  # row tiles that share what is loaded for a segment
+    online: bool = False  # fewer passes over the segments
+    outside: bool = False  # segments are walked around all rows
+
+    @property
+    def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
+        """What decides on the sweeps."""
+        return self.ways, self.apart, self.lean, self.again, self.online
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
 # positions). Sums over rows take memory, and the tensor engine has time to make values again.
 _FORMS = (
-    _Form(2, True, True),
-    _Form(2, False, True),
-    _Form(2, True, False),
-    _Form(4, True, False),
-    _Form(2, False, False, lean=True),
-    _Form(1, True, False),
-    _Form(1, True, False, lean=True),
-    _Form(2, True, False, lean=True, again=True),
-    _Form(1, True, False, lean=True, again=True),
-    _Form(1, True, False, lean=True, again=True, alone=True),
+    _Form(2, young_first=True, apart=True),
+    _Form(2, apart=True),
+    _Form(2, young_first=True),
+    _Form(4, young_first=True),
+    _Form(2, lean=True),
+    _Form(1, young_first=True),
+    _Form(1, young_first=True, lean=True),
+    _Form(2, young_first=True, lean=True, again=True),
+    _Form(1, young_first=True, lean=True, again=True),
+    _Form(1, young_first=True, lean=True, again=True, alone=True),
 )
 _FORMS_OF_SUMS = (
-    _Form(2, False, False, again=True),
-    _Form(4, False, False, again=True),
-    _Form(2, False, False, lean=True, again=True),
-    _Form(2, True, False, lean=True, again=True, alone=True),
-    _Form(1, True, False, lean=True, again=True),
-    _Form(1, True, False, lean=True, again=True, alone=True),
+    _Form(2, again=True),
+    _Form(4, again=True),
+    _Form(2, lean=True, again=True),
+    _Form(2, young_first=True, lean=True, again=True, alone=True),
+    _Form(1, young_first=True, lean=True, again=True),
+    _Form(1, young_first=True, lean=True, again=True, alone=True),
 )
-
 
 # More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
 # (our choice, by time of attention at 16384 and 32768 positions).
 _STREAMED_FORMS = (
-    _Form(2, False, False, lean=True, online=True, length=2048, tiles=16),
-    _Form(2, False, False, lean=True, online=True, length=1024, tiles=8),
-    _Form(2, True, False, lean=True, length=2048, tiles=16),
-    _Form(2, False, False, lean=True, length=512, tiles=8),
-    _Form(1, True, False, lean=True, online=True, alone=True, length=512, tiles=4),
-    _Form(1, True, False, lean=True, alone=True, length=512, tiles=4),
+    _Form(2, lean=True, online=True, length=2048, tiles=16),
+    _Form(2, lean=True, online=True, length=1024, tiles=8),
+    _Form(2, young_first=True, lean=True, length=2048, tiles=16),
+    _Form(2, lean=True, length=512, tiles=8),
+    _Form(1, young_first=True, lean=True, online=True, alone=True, length=512, tiles=4),
+    _Form(1, young_first=True, lean=True, alone=True, length=512, tiles=4),
 )
 
 # A longer segment loads the rows less often; values made again leave room for one (our choice, by
 # time of the gradients of keys and values at 32768 and 65536 positions).
+_SHORT = _Form(2, young_first=True, lean=True, again=True, alone=True, outside=True, tiles=8)
 _OUTSIDE_FORMS = (
-    _Form(2, False, False, lean=True, again=True, length=8192, tiles=8, outside=True),
-    _Form(2, False, False, lean=True, again=True, length=4096, tiles=8, outside=True),
-    _Form(2, False, False, lean=True, again=True, length=2048, tiles=8, outside=True),
-    _Form(2, True, False, lean=True, again=True, alone=True, length=1024, tiles=8, outside=True),
-    _Form(1, True, False, lean=True, again=True, alone=True, length=512, tiles=4, outside=True),
+    *(
+        _Form(2, lean=True, again=True, length=length, tiles=8, outside=True)
+        for length in (8192, 4096, 2048)
+    ),
+    replace(_SHORT, length=1024),
+    replace(_SHORT, ways=1, length=512, tiles=4),
 )
-
 
 # Bands of rows with columns of their own: each repeats the code (our choice).
 _BANDS = 8
@@ -121,40 +120,25 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """How a row region runs.
-
-    `run` is the level of the stage a value is made in. `strips` are kept whole for later stages,
-    and a sum reads those in `read_whole` while it is swept along another atom. `vectors` are values
-    without the row atom that are made once for all rows. `turned` maps a value that contractions
-    need transposed to the element type they need. `order` are the parallel loops, outermost first.
-    `fold` neighbours of an inner atom share a partition of panels. `whole` operands are loaded
-    transposed for all rows, like panels. GpSimd reduces `gpsimd`, Scalar sums `by_product` as it
-    makes what is summed, Vector takes `vector_copies` out of PSUM. Values in `bank_of` take over
-    the PSUM bank of a product. `ways` row tiles are in flight.
-    `young_first` sets the order of groups (see `nest.py`), which do not overlap when they are
-    `alone`. A `lean` plan holds each panel and sum once, and its panels arrive in small parts.
-    `passes` are the stages in the order they run, over segments where the row is `streamed`.
-    """
+    """How a row region runs."""
 
     space: Space
     roles: Roles
-    run: dict[int, int]
-    passes: tuple[Pass, ...]
-    strips: frozenset[int]
-    read_whole: frozenset[int]
-    vectors: tuple[int, ...]
-    turned: dict[int, DType]
-    order: tuple[int, ...]
-    fold: dict[int, int]
-    whole: frozenset[int]
-    gpsimd: frozenset[int]
-    by_product: frozenset[int]
-    vector_copies: frozenset[Copy]
-    bank_of: Mapping[int, int]
-    ways: int
-    young_first: bool
-    alone: bool
-    lean: bool
+    run: dict[int, int]  # level of the stage every value is made in
+    passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
+    strips: frozenset[int]  # values that are kept whole for later stages
+    read_whole: frozenset[int]  # strips that a sum reads while it is swept along another atom
+    vectors: tuple[int, ...]  # values without the row atom, made once for all rows
+    turned: dict[int, DType]  # element type in which contractions need a value transposed
+    order: tuple[int, ...]  # parallel loops, outermost first
+    fold: dict[int, int]  # neighbours of an inner atom that share a partition of panels
+    whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
+    engines: Balance  # who does what more than one engine can do
+    bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
+    ways: int = 1  # row tiles in flight
+    young_first: bool = True  # of groups (see `nest.py`)
+    alone: bool = False  # groups do not overlap
+    lean: bool  # each panel and sum is held once, and panels arrive in small parts
     streamed: Streamed | None = None
 
     @property
@@ -186,26 +170,26 @@ class RowPlan:
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed atom."""
-        return self.streamed is not None and self.streamed.atom in self.space.values[number].atoms
+        return self.streamed is not None and self.streamed.atom in self.space[number].atoms
 
     def carries(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom, segment by segment."""
-        over = self.space.values[number].over
+        over = self.space[number].over
         return self.streamed is not None and self.streamed.atom in over
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
-        return inner_of(self.roles, self.space.values[number])
+        return inner_of(self.roles, self.space[number])
 
     def panel_atoms(self, number: int, operand: int) -> tuple[int, ...]:
         """What a panel of an operand of contraction `number` spans beside k."""
-        (depth,) = self.space.values[number].over
+        (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
-        return tuple(self.space.values[operand].atoms & inside - {depth})
+        return tuple(self.space[operand].atoms & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
         """Whether a panel arrives with k along its rows, and is transposed on the way."""
-        (depth,) = self.space.values[number].over
+        (depth,) = self.space[number].over
         return is_natural(self.space, operand, depth, self.panel_atoms(number, operand))
 
     def operand_type(self, number: int) -> DType:
@@ -214,7 +198,7 @@ class RowPlan:
 
 
 def _operand_type(space: Space, number: int) -> DType:
-    types = [space.values[i].dtype for i in space.values[number].inputs]
+    types = [space[i].dtype for i in space[number].inputs]
     return DType.F32 if DType.F32 in types else types[0]
 
 
@@ -281,7 +265,7 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
 
 
 def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
-    return [n for n in numbers if space.values[n].op in SINKS]
+    return [n for n in numbers if space[n].op in SINKS]
 
 
 def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
@@ -300,44 +284,37 @@ def _planned(
     streamed: int = -1,
 ) -> list[RowPlan]:
     """A plan for every form."""
-    keys = {(form.ways, *form[2:6]) for form in forms}
-    made = {key: _swept(space, roles, *key, streamed, passing, room) for key in keys}
-    plans = [_formed(made[form.ways, *form[2:6]], form, streamed, room.limits) for form in forms]
+    made = {
+        form.sweeps: _swept(space, roles, form, room, passing, streamed)
+        for form in {form.sweeps: form for form in forms}.values()
+    }
+    plans = [_formed(made[form.sweeps], form, streamed, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
 def _swept(
-    space: Space,
-    roles: Roles,
-    ways: int,
-    apart: bool,
-    lean: bool,
-    again: bool,
-    online: bool,
-    streamed: int,
-    passing: bool,
-    room: Room,
+    space: Space, roles: Roles, form: _Form, room: Room, passing: bool, streamed: int
 ) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
-        whole=frozenset() if lean else _whole_operands(space, roles),
-        vectors=_free_vectors(space, roles) if lean else frozenset(),
-        early=again or streamed >= 0,
+        whole=frozenset() if form.lean else _whole_operands(space, roles),
+        vectors=_free_vectors(space, roles) if form.lean else frozenset(),
+        early=form.again or streamed >= 0,
         streamed=streamed,
-        online=online,
+        online=form.online,
     )
-    if apart:
+    if form.apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
     if streamed >= 0:
         levels = _rewritten(levels, made_in_passes(levels))
-    if again:
+    if form.again:
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
     over = overwritten(space, roles, levels.run, {*strips, *turned})
-    work = balance(space, roles, levels.run, turned, over.pairs, ways, passing, room)
+    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, passing, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -350,14 +327,9 @@ def _swept(
         order=_parallel_order(space, roles),
         fold={},
         whole=sweeping.whole,
-        gpsimd=work.gpsimd,
-        by_product=work.by_product,
-        vector_copies=work.vector_copies,
+        engines=work.balanced(),
         bank_of=over.bank_of,
-        ways=1,
-        young_first=True,
-        alone=False,
-        lean=lean,
+        lean=form.lean,
     )
 
 
@@ -383,8 +355,7 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     free = {
         n
         for n in roles.shared
-        if inner_of(roles, space.values[n]) is not None
-        and {space.values[m].op for m in space.slice([n])} <= ops
+        if inner_of(roles, space[n]) is not None and {space[m].op for m in space.slice([n])} <= ops
     }
     return frozenset(free.difference(space.slice(set(roles.shared) - free)))
 
@@ -394,18 +365,18 @@ def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPla
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
     in order, and so has then the other operand; so have segments.
     """
-    ways = form.ways
-    block = limits.contraction_max * ways
-    sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
-    ordered = {*_ordered(plan), streamed}
-    fold = {
-        a: ways for a, size in sizes.items() if ways > 1 and size % block == 0 and a not in ordered
-    }
-    segments = None
-    if streamed >= 0:
-        segments = Streamed(streamed, form.length, form.tiles, form.outside)
-    plan = replace(plan, ways=ways, fold=fold, streamed=segments)
-    return replace(plan, young_first=form.young_first, alone=form.alone)
+    ways, block = form.ways, limits.contraction_max * form.ways
+    ordered, sizes = {*_ordered(plan), streamed}, plan.space.sizes
+    folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
+    segments = Streamed(streamed, form.length, form.tiles, form.outside)
+    return replace(
+        plan,
+        ways=ways,
+        fold=dict.fromkeys(folded, ways) if ways > 1 else {},
+        streamed=segments if streamed >= 0 else None,
+        young_first=form.young_first,
+        alone=form.alone,
+    )
 
 
 def _ordered(plan: RowPlan) -> set[int]:
@@ -436,9 +407,8 @@ def _fused(
     space: Space, sinks: Sequence[int], roles: Roles, room: Room
 ) -> tuple[Space, tuple[int, ...]]:
     def points(value: Value) -> int:
-        return math.prod(
-            min(space.sizes[a], room.limits.moving_max) for a in value.atoms & roles.inner
-        )
+        most = room.limits.moving_max
+        return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)
 
     return fusion.fuse(space, space.slice(sinks), points, room.rates)
 
@@ -449,8 +419,8 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     """
     found: set[int] = set()
     for n, (tall, _) in roles.panels.items():
-        ops = {space.values[m].op for m in space.slice([tall])}
-        (depth,) = space.values[n].over
+        ops = {space[m].op for m in space.slice([tall])}
+        (depth,) = space[n].over
         short = space.sizes[roles.row] * _operand_type(space, n).bytes <= _WHOLE_BYTES
         chunks = -(-space.sizes[depth] // 128)
         if not ops & {"reduce", "contract"} and short and chunks == 1:
@@ -469,11 +439,9 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
 
 
 def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
-    """Loops over parallel atoms: those that choose other panels outside, those that sums run over
-    innermost.
-    """
-    summed = {a for n in roles.sums for a in space.values[n].over}
-    chosen = {a for _, p in roles.panels.values() for a in space.values[p].atoms}
+    """Parallel loops: those that choose other panels outside, those that sums run over inside."""
+    summed = {a for n in roles.sums for a in space[n].over}
+    chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}
     stores = [v.walk for v in space.values if v.op == "store" and v.walk]
 
     def rank(atom: int) -> tuple[bool, bool, int, int]:
@@ -482,7 +450,7 @@ def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
 
     order = tuple(sorted(roles.parallel, key=rank))
     for n in roles.sums:
-        value = space.values[n]
+        value = space[n]
         inside = order[sum_depth(order, value) :]
         if not set(inside) <= value.over or not set(order) <= value.over | value.atoms:
             raise CompileError(

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.builder import Held, Scope, divided
 from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.balance import Copy
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
-from shardwright.compiler.codegen.rows.overwritten import FROM_PSUM
+from shardwright.compiler.codegen.rows.overwritten import READ_PSUM
 from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
-from shardwright.compiler.codegen.rows.sums import Sums, divided
+from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -80,13 +80,13 @@ class Products(Frame):
         first = self.position(atom, scope) * panel.column_step
         turned, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
-        out = scope.on_chip(bank, rows, ((1, width),))
+        out = scope.flat(bank, rows, width)
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
             stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
-            place.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
+            place.matmul(out, (stationary, moving), zero)
 
         first_range = True
         for start, count in self._chunks(number, panel):
@@ -111,11 +111,11 @@ class Products(Frame):
     def psum(self, name: str, number: int, scope: Scope) -> Held:
         """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
         if self.flight is None:
-            return Held(scope.psum(name), {})
+            return scope.psum(name)
         places = self.flight.places
         banks = places.kept if name == "kept" else places.banks
         if (name, number) not in banks:
-            banks[name, number] = Held(places.home.psum(name, slots=1), {})
+            banks[name, number] = places.home.psum(name, slots=1)
         return banks[name, number]
 
     def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
@@ -128,10 +128,8 @@ class Products(Frame):
         return placed(self.turned[tall], scope), self.rows(scope), 1
 
     def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
-        """(first chunk, number of chunks) of the summed atom that were computed; a short last chunk
-        stands alone.
-        """
-        (over,) = self.space.values[number].over
+        """(first chunk, how many) of the summed atom that were computed, a short last one alone."""
+        (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -153,19 +151,17 @@ class Products(Frame):
             self._carry(number, bank, scope)
             return
         held = self.new(number, value, scope)
-        self.apply(scope, "tensor_copy", self._copier(Copy(number)), held, (bank,))
+        self.copy(scope, self._copier(Copy(number)), held, bank)
 
     def _carry(self, number: int, bank: Held, scope: Scope) -> None:
         """Add what a segment contributes to a product."""
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
-        out = scope.on_chip(self.held[number], rows, ((1, width),))
+        out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
-        start = scope.zero_when(self.space.values[number].over)
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": start}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(out, given, scope.zero_when(self.space[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
-        return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
+        return Engine.VECTOR if copy in self.plan.engines.vector_copies else Engine.SCALAR
 
     def _stays(self, number: int, value: Value) -> bool:
         """Whether all that reads a value in PSUM reaches it there, in the columns at hand."""
@@ -178,13 +174,11 @@ class Products(Frame):
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 
     def _reads_psum(self, number: int) -> bool:
-        """Whether the engine of a reader reaches PSUM: not GpSimd, not a DMA, no operand of the
-        tensor engine.
-        """
-        value = self.space.values[number]
-        mixed = [self.space.values[i].dtype for i in value.inputs[value.op == "select" :]]
+        """Whether the engine of a reader reaches PSUM: Vector and Scalar do, for floats."""
+        value = self.space[number]
+        mixed = [self.space[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
-        return value.op in FROM_PSUM and floats and number not in self.plan.roles.sums
+        return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 
     def turn(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
@@ -196,9 +190,9 @@ class Products(Frame):
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
-            out = scope.on_chip(bank, size, ((1, rows),), chunk * rows)
+            out = scope.flat(bank, size, rows, chunk * rows)
             source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
-            scope.add("transpose", Engine.TENSOR, out, (source,))
+            scope.transpose(out, source)
         full, tail = divmod(box.extent, unit)
         first = divided(self.position(atom, scope), unit)
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
@@ -206,12 +200,9 @@ class Products(Frame):
                 across = ((1, count * rows),)
                 out = scope.on_chip(turned, size, across, (first + chunk) * rows)
                 source = scope.on_chip(bank, size, across, chunk * rows)
-                scope.add("tensor_copy", engine, out, (source,))
+                scope.copy(engine, out, source)
 
 
 def placed(held: Held, scope: Scope) -> Held:
     """A value of the group at the row tile and columns of `scope`."""
-    offset = held.offset
-    for atom, step in held.strides.items():
-        offset = offset + scope.boxes[atom].origin * step
-    return replace(held, offset=offset)
+    return held.at(scope.origins(held.strides))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.compiler.codegen.builder import Held, Scope
+from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
 from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.online import Running
 from shardwright.compiler.codegen.values import Frame
@@ -28,8 +28,8 @@ def start_of(value: Value) -> float:
 
 def copied(frame: Frame, running: Running, held: Held, scope: Scope) -> Held:
     """The running column as it is."""
-    copy = frame.scratch(frame.space.values[running.column], scope, DType.F32)
-    frame.apply(scope, "tensor_copy", Engine.VECTOR, copy, (held,))
+    copy = frame.scratch(frame.space[running.column], scope, DType.F32)
+    frame.copy(scope, Engine.VECTOR, copy, held)
     return copy
 
 
@@ -40,22 +40,19 @@ def rescale(
     carried: Iterable[tuple[Held, int]],
     scope: Scope,
 ) -> None:
-    """Multiply what is `carried` (where, columns) when the running column has `moved` (before,
-    now).
-    """
+    """Multiply what is `carried` (where, columns) as its column `moved` (before, now)."""
     rows, (before, now) = frame.rows(scope), moved
-    factor = frame.scratch(frame.space.values[running.column], scope, DType.F32)
+    factor = frame.scratch(frame.space[running.column], scope, DType.F32)
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
     power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
     frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)
     # What is carried at first is 0, and so it stays where the factor is beyond all numbers.
-    most = {"op0": "minimum", "scalar0": LARGEST[DType.F32], "reverse0": False}
-    none = {"op1": None, "scalar1": None, "reverse1": False}
-    frame.apply(scope, "tensor_scalar", Engine.VECTOR, factor, (factor,), **most, **none)
-    by = scope.on_chip(factor, rows, ((1, 1),))
-    product = {"op0": "multiply", "scalar0": None, "reverse0": False, **none}
+    most = by_numbers(("minimum", LARGEST[DType.F32]))
+    frame.apply(scope, "tensor_scalar", Engine.VECTOR, factor, (factor,), **most)
+    by = scope.flat(factor, rows, 1)
+    product = by_numbers(("multiply", None))
     for held, width in carried:
-        out = scope.on_chip(held, rows, ((1, width),))
+        out = scope.flat(held, rows, width)
         scope.add("tensor_scalar", Engine.VECTOR, out, (out, by), **product)
     scope.release(before)
     scope.release(factor)

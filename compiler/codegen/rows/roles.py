@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.domain import Space, Value
 from shardwright.compiler.codegen.rows.algebra import columns_first
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.diagnostics import CompileError
 
 
@@ -42,8 +41,8 @@ def inner_of(roles: Roles, value: Value) -> int | None:
     return next(iter(value.atoms & roles.inner), None)
 
 
-class _RefusedError(Exception):
-    """The row atom at hand does not work, and why."""
+class RefusedError(Exception):
+    """What was tried does not work, and why."""
 
 
 def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, tuple[int, ...], Roles]]:
@@ -60,7 +59,7 @@ def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, tuple[
         stepped, last = columns_first(space, sinks, atom, inner)
         try:
             found.append((stepped, last, roles_for(stepped, last, atom)))
-        except _RefusedError as refused:
+        except RefusedError as refused:
             why.append(f"atom {atom}: {refused}")
     if not found:
         raise CompileError(
@@ -79,7 +78,7 @@ def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
 
 
 def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
-    """The roles of everything `sinks` need when `row` is the row atom. Raises _RefusedError."""
+    """The roles of everything `sinks` need when `row` is the row atom. Raises RefusedError."""
     return _Analysis(space, tuple(space.slice(sinks)), row).roles()
 
 
@@ -95,10 +94,10 @@ class _Analysis:
 
     def roles(self) -> Roles:
         for n in self.values:
-            self._visit(n, self.space.values[n])
+            self._visit(n, self.space[n])
         rows = [n for n in self.values if self._is_row(n) and n not in self.late]
-        _require(bool(rows) and bool(self.panels), "no contraction keeps it")
-        spanned = {a for n in rows for a in self.space.values[n].atoms} - {self.row}
+        require(bool(rows) and bool(self.panels), "no contraction keeps it")
+        spanned = {a for n in rows for a in self.space[n].atoms} - {self.row}
         parallel = spanned - self.inner
         roles = Roles(
             row=self.row,
@@ -114,45 +113,45 @@ class _Analysis:
         return roles
 
     def _is_row(self, number: int) -> bool:
-        return self.row in self.space.values[number].atoms
+        return self.row in self.space[number].atoms
 
     def _visit(self, n: int, value: Value) -> None:
         late = [i for i in value.inputs if i in self.late]
         mixed = any(self._is_row(i) for i in value.inputs if i not in late)
-        _require(not (late and mixed), "a row depends on a sum")
+        require(not (late and mixed), "a row depends on a sum")
         if value.op in ("contract", "reduce"):
-            _require(not late, f"a {value.op} follows a sum")
+            require(not late, f"a {value.op} follows a sum")
             self._fold(n, value)
         elif late:
             self.late.add(n)
-        _require(value.op not in ("load_indexed", "store_add_indexed"), "indexed accesses")
+        require(value.op not in ("load_indexed", "store_add_indexed"), "indexed accesses")
 
     def _fold(self, n: int, value: Value) -> None:
         """A sum over what is looped, or along a row."""
         if self.row in value.over or (self._is_row(n) and not value.over & self.inner):
             self._sum(n, value)
             return
-        _require(self._is_row(n), f"a {value.op} lies beside the rows")
+        require(self._is_row(n), f"a {value.op} lies beside the rows")
         if value.op == "contract":
             self._row_contract(n, value)
 
     def _sum(self, n: int, value: Value) -> None:
         self.sums.append(n)
         self.late.add(n)
-        _require(value.dtype.is_float, "a sum over rows of integers")
-        _require(value.op == "contract" or value.attrs["kind"] == "add", "an extreme over rows")
-        _require(all(map(self._is_row, value.inputs)), "an operand of a sum lacks it")
+        require(value.dtype.is_float, "a sum over rows of integers")
+        require(value.op == "contract" or value.attrs["kind"] == "add", "an extreme over rows")
+        require(all(map(self._is_row, value.inputs)), "an operand of a sum lacks it")
 
     def _row_contract(self, n: int, value: Value) -> None:
         a, b = value.inputs
-        _require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
+        require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
         tall, panel = (a, b) if self._is_row(a) else (b, a)
-        made = {self.space.values[m].op for m in self.space.slice([panel])}
-        _require(not made & {"contract", "reduce"}, "a panel is not arithmetic on loads")
-        spans = [self.space.values[m].atoms for m in (tall, panel)]
-        _require(len(value.over) == 1 and value.over <= spans[0] & spans[1], "several summed atoms")
-        types = {self.space.values[m].dtype for m in (tall, panel)}
-        _require(all(t.is_float for t in types), "a contraction of integers")
+        made = {self.space[m].op for m in self.space.slice([panel])}
+        require(not made & {"contract", "reduce"}, "a panel is not arithmetic on loads")
+        spans = [self.space[m].atoms for m in (tall, panel)]
+        require(len(value.over) == 1 and value.over <= spans[0] & spans[1], "several summed atoms")
+        types = {self.space[m].dtype for m in (tall, panel)}
+        require(all(t.is_float for t in types), "a contraction of integers")
         self.panels[n] = (tall, panel)
 
     def _shared(self, rows: list[int]) -> tuple[int, ...]:
@@ -161,22 +160,22 @@ class _Analysis:
         read = {
             i
             for n in rows
-            for i in self.space.values[n].inputs
+            for i in self.space[n].inputs
             if not self._is_row(i) and not (n in self.panels and i in panels)
         }
         return tuple(self.space.slice(read))
 
     def _check(self, roles: Roles) -> None:
         for n in (*roles.rows, *roles.shared):
-            value = self.space.values[n]
-            _require(len(value.atoms & roles.inner) <= 1, "a row with two inner atoms")
-            _require(not value.over & roles.parallel, "a fold over a parallel atom")
+            value = self.space[n]
+            require(len(value.atoms & roles.inner) <= 1, "a row with two inner atoms")
+            require(not value.over & roles.parallel, "a fold over a parallel atom")
         for n in roles.sums:
-            value = self.space.values[n]
-            _require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
+            value = self.space[n]
+            require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
         for n in roles.late:
-            born = self.space.values[n].atoms - roles.inner - roles.parallel - {self.row}
-            _require(not born, "a born atom")
+            born = self.space[n].atoms - roles.inner - roles.parallel - {self.row}
+            require(not born, "a born atom")
 
 
 def _inner_atoms(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
@@ -184,20 +183,21 @@ def _inner_atoms(space: Space, values: Iterable[int], row: int) -> frozenset[int
     of rows run over unless it meets such an atom in a value: then it has to be looped.
     """
     inner: set[int] = set()
-    for value in (space.values[n] for n in values):
+    for value in (space[n] for n in values):
         if value.op != "contract":
             continue
-        a, b = (space.values[i].atoms for i in value.inputs)
+        a, b = (space[i].atoms for i in value.inputs)
         if row in value.over:
             inner |= (a ^ b) - value.over
         elif row in value.atoms:
             inner |= value.over | (b - a if row in a else a - b)
-    rows = [space.values[n] for n in values if row in space.values[n].atoms]
+    rows = [space[n] for n in values if row in space[n].atoms]
     beside = {a for value in rows if value.atoms & inner for a in value.atoms - inner}
     folded = {a for value in rows if value.op == "reduce" for a in value.over}
     return frozenset(inner | folded - beside)
 
 
-def _require(holds: bool, rule: str) -> None:
+def require(holds: bool, rule: str = "") -> None:
+    """Raises RefusedError where a rule does not hold."""
     if not holds:
-        raise _RefusedError(rule)
+        raise RefusedError(rule)

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.codegen.domain import CODELESS
 from shardwright.compiler.codegen.rows.roles import inner_of
-from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
@@ -97,7 +97,7 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 
 def _width(plan: RowPlan, number: int) -> int:
-    inner = inner_of(plan.roles, plan.space.values[number])
+    inner = inner_of(plan.roles, plan.space[number])
     return 1 if inner is None else plan.points(inner)
 
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
+from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, divided, pieces
+from shardwright.compiler.codegen.domain import CODELESS
 from shardwright.compiler.codegen.rows.columns import Around
 from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
     SIDE_BY_SIDE,
     Band,
     Group,
+    bands,
     in_stages,
 )
 from shardwright.compiler.codegen.rows.levels import Pass
 from shardwright.compiler.codegen.rows.panels import Panel, load_panel
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed
 from shardwright.compiler.codegen.rows.products import Shared
-from shardwright.compiler.codegen.rows.sums import divided
-from shardwright.compiler.codegen.space import CODELESS
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.isa.region import Affine
 
@@ -54,17 +54,9 @@ class Streams:
                 self._whole(band, rows, replace(shared, segments={atom: around[at]}))
 
     def bands(self) -> list[tuple[Piece, tuple[int, int]]]:
-        """Pieces of the rows, and the rows (first, end) of each; where masks decide which columns
-        are needed, several, so that each has its own.
-        """
-        size = self.plan.space.sizes[self.plan.roles.row]
-        step = min(size, self.streamed.tiles * self.height)
-        count, masked = size // step, bool(self.shared.columns.masked)
-        each = -(-count // (self.plan.most_bands if masked else 1))
-        found = [
-            Piece(first * step, step, min(each, count - first)) for first in range(0, count, each)
-        ]
-        found += pieces(size, step)[1:]
+        """Pieces of the rows, and the rows (first, end) of each."""
+        step = min(self.plan.space.sizes[self.plan.roles.row], self.streamed.tiles * self.height)
+        found = bands(self.plan, self.shared.columns, step)
         return [(p, (p.start, p.start + p.trip * p.extent)) for p in found]
 
     def _whole(self, scope: Scope, rows: tuple[int, int], shared: Shared) -> None:
@@ -106,7 +98,7 @@ class Streams:
         plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
         for n, (_, panel) in plan.roles.panels.items():
             if n in made and plan.streams(panel):
-                key = (panel, plan.space.values[n].over, plan.operand_type(n))
+                key = (panel, plan.space[n].over, plan.operand_type(n))
                 if key not in loaded:
                     loaded[key] = load_panel(plan, n, 1, scope)
                 panels[n] = loaded[key]
@@ -122,7 +114,7 @@ class Streams:
         needed = set(plan.space.slice(made))
         found: dict[int, Held] = {}
         for n in plan.vectors:
-            value = plan.space.values[n]
+            value = plan.space[n]
             if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]
@@ -137,11 +129,10 @@ class Streams:
         row, step = self.plan.roles.row, self.height * self.plan.ways
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
-            inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            inner, at = scope.repeat(piece)
             groups = []
             for start in range(0, piece.extent, step):
-                first = Affine(piece.start + start, terms)
+                first = at + start
                 box = Box(scope.boxes[row].origin + first, min(step, piece.extent - start))
                 tile = Box(divided(first, self.height), 1)
                 place = inner.straight({row: box, BAND_TILE: tile})

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import Value
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, divided, pieces
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
-from shardwright.compiler.codegen.space import CODELESS, SINKS, split
+from shardwright.compiler.codegen.space import split
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -60,7 +60,7 @@ class Sums:
         self.home: dict[int, Scope] = {}  # where a sum began, with the boxes it spans
 
     def _layout(self, number: int) -> Layout:
-        value, row = self.space.values[number], self.plan.roles.row
+        value, row = self.space[number], self.plan.roles.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
             tall = row if row in value.atoms else None
@@ -72,17 +72,17 @@ class Sums:
         return Layout(atoms[0], atoms[1], a, b, self.plan.operand_type(number))
 
     def _own(self, operand: int, value: Value) -> int | None:
-        atoms = self.space.values[operand].atoms & value.atoms & self.plan.roles.inner
+        atoms = self.space[operand].atoms & value.atoms & self.plan.roles.inner
         return next(iter(atoms), None)
 
     def _is_innermost(self, number: int, atom: int | None) -> bool:
         """Whether the first store that follows walks `atom` one element at a time."""
-        users = self.space.users(range(len(self.space.values)))
+        users = self.space.users()
         work, seen = deque([number]), {number}
         while work:
             n = work.popleft()
-            walk = self.space.values[n].walk
-            if self.space.values[n].op == "store" and walk:
+            walk = self.space[n].walk
+            if self.space[n].op == "store" and walk:
                 return abs(walk.stride(atom)) == 1
             following = [u for u in users.get(n, ()) if u not in seen]
             seen.update(following)
@@ -105,10 +105,8 @@ class Sums:
         height, width = self.height(number), self.width(number)
         chunks = -(-self._whole(number, self.layouts[number].tall).extent // height)
         slots = 1 if self.plan.lean else 0
-        tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
-        self.held[number] = Held(tile, {})
-        whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
-        scope.add("memset", Engine.VECTOR, whole, (), value=0.0)
+        self.held[number] = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
+        scope.fill(scope.flat(self.held[number], height, chunks * width), 0.0)
 
     def blocks(self, number: int, scope: Scope) -> list[Block]:
         """The sum's part in the boxes of `scope`, PSUM bank by bank."""
@@ -133,12 +131,12 @@ class Sums:
         there counts unless the sum `begins`.
         """
         depth, zero = scope.extent(self.plan.roles.row), () if begins else None
-        moving = scope.on_chip(operands[1], depth, ((1, block.columns),), block.column)
+        moving = scope.flat(operands[1], depth, block.columns, block.column)
         for beside, (chunk, size) in enumerate(_cut(block.rows, self.height(number))):
             place = beside * block.columns
-            out = scope.on_chip(bank, size, ((1, block.columns),), place)
-            stationary = scope.on_chip(operands[0], depth, ((1, size),), block.row + chunk)
-            scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
+            out = scope.flat(bank, size, block.columns, place)
+            stationary = scope.flat(operands[0], depth, size, block.row + chunk)
+            scope.matmul(out, (stationary, moving), zero)
 
     def collect(self, number: int, scope: Scope, block: Block, bank: Held) -> None:
         """Add what a bank holds to the sum at the boxes of `scope`."""
@@ -189,27 +187,22 @@ class Sums:
         source = ((wide.extent, count), (1, wide.extent), (1, 1))
         out = scope.on_chip(self.held[number], rows, target, chunk * width + wide.origin)
         given = scope.on_chip(bank, rows, source)
-        attrs = {"op": "add", "num_reduced": 1, "zero_when": None}
-        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+        scope.add_up(out, given, None)
 
     # what follows
 
     def finish(self, numbers: Iterable[int], scope: Scope) -> None:
         """Values that follow from the finished sums `numbers`, up to their stores."""
-        todo = list(numbers)
-        while todo:
-            group = self._together(todo)
-            todo = [n for n in todo if n not in group]
-            self._follow(group, scope)
+        groups: dict[tuple[int | None, int | None], list[int]] = {}
+        for n in numbers:
+            groups.setdefault((self.layouts[n].tall, self.layouts[n].wide), []).append(n)
+        for (tall, wide), group in groups.items():
+            self._follow(group, tall, wide, scope)
 
-    def _together(self, numbers: Sequence[int]) -> list[int]:
-        """The first sum and those that lie like it."""
-        first = self.layouts[numbers[0]]
-        form = (first.tall, first.wide)
-        return [n for n in numbers if (self.layouts[n].tall, self.layouts[n].wide) == form]
-
-    def _follow(self, group: Sequence[int], scope: Scope) -> None:
-        tall, wide = self.layouts[group[0]].tall, self.layouts[group[0]].wide
+    def _follow(
+        self, group: Sequence[int], tall: int | None, wide: int | None, scope: Scope
+    ) -> None:
+        """The same of sums that lie alike."""
         axes = [] if wide is None else [wide]
         if tall is None:
             self._values(group, Frame(self.builder, self.space, None, axes), scope, Affine())
@@ -235,32 +228,21 @@ class Sums:
         for n in group:
             total = Held(self.held[n].tile, strides, chunk * self.width(n))
             frame.held[n] = total
-            if frame.space.values[n].dtype is not DType.F32:
-                rounded = frame.new(n, frame.space.values[n], scope)
-                frame.apply(scope, "tensor_copy", Engine.VECTOR, rounded, (total,))
+            if frame.space[n].dtype is not DType.F32:
+                rounded = frame.new(n, frame.space[n], scope)
+                frame.copy(scope, Engine.VECTOR, rounded, total)
         for n in self._after(group):
-            if n not in group and frame.space.values[n].op not in CODELESS:
+            if n not in group and frame.space[n].op not in CODELESS:
                 frame.emit(n, scope)
 
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
-        values, late = self.space.values, set(self.plan.roles.late)
-        sinks = [n for n in late if values[n].op in SINKS and self._sources(n) <= set(group)]
-        wanted = set(sinks)
-        for n in range(len(values) - 1, -1, -1):
-            if n in wanted and n not in group:
-                wanted.update(values[n].inputs)
-        return sorted(wanted)
-
-    def _sources(self, number: int) -> set[int]:
-        return set(self.space.slice([number])) & set(self.plan.roles.sums)
+        others = set(self.plan.roles.sums) - {*group}
+        sinks = [n for n in self.plan.roles.late if self.space[n].op in SINKS]
+        mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
+        return self.space.slice(mine, given=group)
 
 
 def _cut(size: int, extent: int) -> list[tuple[int, int]]:
     """(first, extent) of the pieces of `size`."""
     return [(first, min(extent, size - first)) for first in range(0, size, extent)]
-
-
-def divided(value: Affine, by: int) -> Affine:
-    """`value / by` for values that are multiples of it."""
-    return Affine(value.const // by, tuple((r, c // by) for r, c in value.terms))

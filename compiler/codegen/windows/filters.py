@@ -7,10 +7,10 @@ columns arrive and are turned on the tensor engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from dataclasses import replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
-from shardwright.compiler.codegen.windows.form import Form
+from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.runs import Item, runs_of
 from shardwright.compiler.codegen.windows.steps import Step
 from shardwright.compiler.dtypes import DType
@@ -33,9 +33,8 @@ class Filters:
         """The filters for the boxes of `scope` of the columns."""
         width = scope.elements(self.axes)
         most = max(s.partitions for s in self.steps)
-        number = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
-        held = scope.hold(number, self.axes)
-        held = Held(number, {**held.strides, STEP: width})
+        tile = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
+        held = replace(tile, strides={**scope.hold(tile, self.axes).strides, STEP: width})
         (self._turned if self.form.turns_filters else self._rows)(scope, held)
         return held
 
@@ -54,49 +53,48 @@ class Filters:
             address = scope.address_of(walk.offset, walk, self.axes) + run.address
             column = self.steps[run.item].column
             source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
-            at = held.offset + run.item * held.strides[STEP]
-            target = AccessPattern(Space.SBUF, held.tile, at, ((1, run.rows), *chip), run.start)
-            scope.add("dma", Engine.DMA_IN, target, (source,))
+            target = scope.on_chip(held, run.rows, chip, run.item * held.strides[STEP])
+            scope.load(replace(target, start=run.start), source)
 
     # channels innermost
 
     def _turned(self, scope: Scope, held: Held) -> None:
         assert self.wide is not None
-        others = [a for a in self.axes if a != self.wide]
-        most = scope.builder.limits.transpose_max
-        for at in product(*(range(scope.extent(a)) for a in others)):
-            index = dict(zip(others, at, strict=True))
-            for start in range(0, scope.extent(self.wide), most):
-                count = min(most, scope.extent(self.wide) - start)
+        size, most = scope.extent(self.wide), scope.builder.limits.transpose_max
+        others = ((a, held.strides[a]) for a in self.axes if a != self.wide)
+        for index, column in points({a: scope.extent(a) for a in self.axes}, tuple(others)):
+            for start in range(0, size, most):
+                at = {**index, self.wide: start}
+                first = column + start * held.strides[self.wide]
                 for chunk in _chunks(self.steps):
-                    self._turn(scope, held, {**index, self.wide: start}, count, chunk)
+                    self._turn(scope, held, (at, first, min(most, size - start)), chunk)
 
     def _turn(
-        self, scope: Scope, held: Held, index: dict[int, int], count: int, chunk: range
+        self, scope: Scope, held: Held, where: tuple[dict[int, int], int, int], chunk: range
     ) -> None:
-        """Rows of `count` columns from `index` on, for the steps of `chunk`."""
+        """Rows of columns `where` (index, first, count), for the steps of `chunk`."""
+        index, columns, count = where
         steps = [self.steps[n] for n in chunk]
         starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
         dtype = self.form.panel_type
-        rows = Held(scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1), {})
+        rows = scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1)
         for address, delta, number, at in _blocks(steps):
             self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])
-        columns = sum(i * held.strides[a] for a, i in index.items())
         bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
         for first, last in _alike(steps, bank):
             parts = steps[first].partitions
-            turned = Held(scope.psum("turned", 1, 1), {})
+            turned = scope.psum("turned", 1, 1)
             for n in range(first, last):
-                source = scope.on_chip(rows, count, ((1, parts),), starts[n])
-                block = scope.on_chip(turned, parts, ((1, count),), (n - first) * count)
-                scope.add("transpose", Engine.TENSOR, block, (source,))
+                source = scope.flat(rows, count, parts, starts[n])
+                block = scope.flat(turned, parts, count, (n - first) * count)
+                scope.transpose(block, source)
             assert self.wide is not None
             strides = [held.strides[STEP], held.strides[self.wide]]
             into, out = merge_dims([last - first, count], [[count, 1], strides])
             at = (chunk[0] + first) * held.strides[STEP] + columns
             engine = Engine.VECTOR if first % 2 else Engine.SCALAR
             target = scope.on_chip(held, parts, out, at)
-            scope.add("tensor_copy", engine, target, (scope.on_chip(turned, parts, into),))
+            scope.copy(engine, target, scope.on_chip(turned, parts, into))
         scope.release(rows)
 
     def _fetch(
@@ -118,7 +116,7 @@ class Filters:
         lines = (walk.stride(wide), count)
         source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
         target = scope.on_chip(rows, count, chip, at)
-        scope.add("dma", Engine.DMA_IN, target, (source,))
+        scope.load(target, source)
 
 
 def _chunks(steps: Sequence[Step]) -> Iterator[range]:

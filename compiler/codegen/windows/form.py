@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Limited, Value, Walk
-from shardwright.compiler.codegen.space import Space
+from shardwright.compiler.codegen.domain import Limited, Space, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
@@ -70,7 +69,7 @@ class Form:
     @property
     def panel_type(self) -> DType:
         """Element type of operands on chip: the tensor engine takes fp32 with fp32 only."""
-        types = [self.space.values[n].dtype for n in (self.windows, self.other)]
+        types = [self.space[n].dtype for n in (self.windows, self.other)]
         return DType.F32 if DType.F32 in types else types[0]
 
     @property
@@ -112,17 +111,17 @@ class Form:
 
 def form_of(space: Space, number: int) -> Form:
     """The form of contraction `number`. Raises CompileError when it has another one."""
-    contract = space.values[number]
+    contract = space[number]
     left, right = contract.inputs
-    if not _is_windows(space.values[left]):
+    if not (space[left].walk and space[left].access.bounds):
         left, right = right, left
-    walks = [space.values[n].walk for n in (left, right)]
+    walks = [space[n].walk for n in (left, right)]
     if walks[0] is None or walks[1] is None or not walks[0].bounds or walks[1].bounds:
         raise refused(space, "operands in memory, one of them windows")
     walk, weights = walks[0], walks[1]
     dims = sorted((_dim(b, contract.over) for b in walk.bounds), key=lambda d: -d.unit)
     inner = dims.pop()
-    item = space.values[left].dtype.bytes
+    item = space[left].dtype.bytes
     if dims:
         line = dims.pop()
     elif inner.unit * item >= _RUN_BYTES:
@@ -130,8 +129,8 @@ def form_of(space: Space, number: int) -> Form:
     else:
         line = Dim(0, 1, inner.size * inner.unit, (), ())
     bounded = {a for b in walk.bounds for a in b.strides}
-    plain = _by_stride(walk, set(walk.strides) - bounded)
-    other = space.values[right].atoms
+    plain = sorted(set(walk.strides) - bounded, key=lambda a: (-abs(walk.stride(a)), a))
+    other = space[right].atoms
     groups = [a for a in plain if a in other and a not in contract.over]
     return Form(
         space=space,
@@ -146,23 +145,15 @@ def form_of(space: Space, number: int) -> Form:
         images=tuple(a for a in plain if abs(walk.stride(a)) >= inner.unit),
         channels=tuple(a for a in plain if abs(walk.stride(a)) < inner.unit),
         groups=tuple(groups),
-        columns=tuple(sorted(contract.atoms - space.values[left].atoms)),
+        columns=tuple(sorted(contract.atoms - space[left].atoms)),
         over=contract.over,
     )
-
-
-def _is_windows(value: Value) -> bool:
-    return value.walk is not None and bool(value.walk.bounds)
 
 
 def _dim(bound: Limited, over: Iterable[int]) -> Dim:
     ranked = sorted(bound.strides.items(), key=lambda s: s[1])
     kept = tuple(s for s in ranked if s[0] not in over)
     return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
-
-
-def _by_stride(walk: Walk, atoms: Iterable[int]) -> list[int]:
-    return sorted(atoms, key=lambda a: (-abs(walk.stride(a)), a))
 
 
 def points(sizes: Mapping[int, int], steps: Steps) -> Iterator[tuple[dict[int, int], int]]:

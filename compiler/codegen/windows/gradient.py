@@ -9,16 +9,17 @@ infinity in a line so becomes NaN in the same channel of the sum, which it makes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
 
 from shardwright.compiler.codegen.builder import (
-    Box,
     Builder,
     Held,
     Piece,
     Scope,
+    by_numbers,
     merge_dims,
     pieces,
 )
@@ -47,11 +48,9 @@ def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Ca
 
 
 def _emit(nest: GradientPlanner, plan: GradientPlan, builder: Builder) -> None:
-    boxes = {a: Box(Affine(), 1) for a in nest.sizes}
-    for atom in (*nest.columns, *nest.form.groups):
-        boxes[atom] = Box(Affine(), nest.sizes[atom])
-    scope = Scope(builder, builder.body, boxes)
-    for place in _entered(scope, nest.sizes, nest.wide, plan.columns):
+    whole = {a: nest.sizes[a] for a in (*nest.columns, *nest.form.groups)}
+    scope = builder.scope(dict.fromkeys(nest.sizes, 1) | whole)
+    for place in scope.nested(nest.sizes, {nest.wide: plan.columns}):
         _Sums(nest, plan, place).emit()
 
 
@@ -62,47 +61,34 @@ class _Sums:
         self.nest, self.plan, self.scope, self.form = nest, plan, scope, nest.form
         self.width = scope.elements(nest.columns)
         most = max(len(list(run)) for _, run in groupby(nest.parts, lambda p: p.line))
-        per_bank = max(1, scope.builder.limits.moving_max // self.width)
-        self.banks = min(_BANKS, math.ceil(most / per_bank))
+        self.per_bank = max(1, scope.builder.limits.moving_max // self.width)
+        self.at_once = min(_UNROLLED, self.per_bank * _BANKS)  # parts of a pass
+        self.banks = min(_BANKS, math.ceil(most / self.per_bank))
         elements = len(nest.parts) * self.width
         self.sums = scope.tile("sums", nest.most, elements, DType.F32, 1)
         self.matrices: dict[tuple[int, int, int, raw.Piece], Held] = {}
 
     def emit(self) -> None:
         plan, nest = self.plan, self.nest
-        starts = self._blocks()
+        lines = range(0, nest.length, plan.height)
+        positions = range(0, nest.size_of(nest.inner[0]), plan.width)
+        starts = list(product(lines, positions))
         for first, _ in starts:  # matrices are the same for all images
             self._matrices(first)
-        places = [self.scope]
-        for atom in self.form.images:
-            extent = plan.images if atom == nest.image else 1
-            places = [q for p in places for q in _entered(p, nest.sizes, atom, extent)]
-        for place in places:
+        images = {a: 1 for a in self.form.images} | {nest.image: plan.images}
+        for place in self.scope.nested(nest.sizes, images):
             depths = tuple(s for d in self.form.depths for s in d.summed)
             for (first, start), (index, _) in product(starts, list(points(nest.sizes, depths))):
-                boxes = (
+                block = place
+                for atom, at, count in (
                     *((a, i, 1) for a, i in index.items()),
                     (nest.line[0], first, plan.height),
                     (nest.inner[0], start, plan.width),
-                )
-                self._block(self._at(place, boxes), index, first, start)
+                ):
+                    if atom is not None:
+                        block = block.enter(atom, Piece(at, min(count, nest.sizes[atom] - at)))
+                self._block(block, index, first, start)
         self._finish()
-
-    def _blocks(self) -> list[tuple[int, int]]:
-        nest, plan = self.nest, self.plan
-        return list(
-            product(
-                range(0, nest.length, plan.height),
-                range(0, nest.size_of(nest.inner[0]), plan.width),
-            )
-        )
-
-    def _at(self, scope: Scope, boxes: Sequence[tuple[int | None, int, int]]) -> Scope:
-        for atom, start, count in boxes:
-            if atom is not None:
-                count = min(count, self.nest.sizes[atom] - start)
-                scope = scope.enter(atom, Piece(start, count))
-        return scope
 
     def _pieces(self, images: int, first: int) -> tuple[list[raw.Piece], int]:
         nest = self.nest
@@ -127,25 +113,22 @@ class _Sums:
         """[lines, lines of the other operand]: 1 where they meet."""
         scope, nest = self.scope, self.nest
         most, stride = images * height, nest.stride
-        ramp = Held(scope.tile("ramp", piece.count, most, DType.F32, 1), {})
+        ramp = scope.tile("ramp", piece.count, most, DType.F32, 1)
         square = scope.on_chip(ramp, piece.count, ((height, images), (1, height)))
         apart = piece.last - piece.first
         attrs = {"partition_step": 1, "steps": (-apart, -stride)}
         start = Affine(piece.first - first * stride - line)
         scope.add("iota", Engine.GPSIMD, square, (), start=start, **attrs)
-        matrix = Held(scope.tile("matrix", piece.count, most, self.form.panel_type, 1), {})
-        equal = {"op0": "EQ", "scalar0": 0.0, "reverse0": False}
-        rest = {"op1": None, "scalar1": None, "reverse1": False}
-        out, source = (scope.on_chip(h, piece.count, ((1, most),)) for h in (matrix, ramp))
-        scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **equal, **rest)
+        matrix = scope.tile("matrix", piece.count, most, self.form.panel_type, 1)
+        out, source = (scope.flat(h, piece.count, most) for h in (matrix, ramp))
+        scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **by_numbers(("EQ", 0.0)))
         scope.release(ramp)
-        there = [first * stride + h * stride + line for h in range(height)]
+        there = [(first + h) * stride + line for h in range(height)]
         for inside, run in groupby(range(height), lambda h: piece.first <= there[h] < piece.last):
             columns = list(run)
             if not inside:
                 dims = ((height, images), (1, len(columns)))
-                part = scope.on_chip(matrix, piece.count, dims, columns[0])
-                scope.add("memset", Engine.VECTOR, part, (), value=0.0)
+                scope.fill(scope.on_chip(matrix, piece.count, dims, columns[0]), 0.0)
         return matrix
 
     def _block(self, scope: Scope, index: Mapping[int, int], first: int, start: int) -> None:
@@ -175,7 +158,10 @@ class _Sums:
                     if ahead not in moved:
                         where = (first, ahead, images, count)
                         moved[ahead] = self._moved(scope, tiles, extent, where)
-                self._passes(scope, lines[line], moved[line], other, extent, count)
+                # As many parts at a time as PSUM holds.
+                for low in range(0, len(lines[line]), self.at_once):
+                    some = lines[line][low : low + self.at_once]
+                    self._pass(scope, some, moved[line], other, extent, count)
 
     def _other(self, scope: Scope, images: int, height: int, width: int) -> Held:
         """[lines, positions, groups, columns] of the other operand."""
@@ -184,15 +170,14 @@ class _Sums:
             (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
             key=lambda a: -abs(walk.stride(a)),
         )
-        number = scope.tile("other", images * height, scope.elements(axes), self.form.panel_type)
-        held = scope.hold(number, axes)
+        held = scope.spanning(axes, "other", images * height, self.form.panel_type)
         sizes = [scope.extent(a) for a in axes]
         strides = [[walk.stride(a) for a in axes], [held.strides[a] for a in axes]]
         hbm, chip = merge_dims(sizes, strides)
         lines = nest.line[0] if nest.line[0] is not None else nest.image
         step = (walk.stride(lines), images * height)
         source = scope.hbm(walk, (step, *hbm))
-        scope.add("dma", Engine.DMA_IN, scope.on_chip(held, images * height, chip), (source,))
+        scope.load(scope.on_chip(held, images * height, chip), source)
         return held
 
     def _is_there(
@@ -223,17 +208,16 @@ class _Sums:
         if self._is_there(tiles, first, line, count, images):
             return tile
         elements = extent.elements(pixel)
-        number = scope.tile("moved", count, elements, self.form.panel_type)
-        held = Held(number, tile.strides)
+        moved = scope.tile("moved", count, elements, self.form.panel_type)
+        held = replace(moved, strides=tile.strides)
         bank = scope.builder.limits.moving_max
         matrices = [
             (some, self.matrices[(first, line, images, some)], source) for some, source in tiles
         ]
         for part in pieces(elements, min(elements, 2 * bank)):
-            inner = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
-            terms = ((inner.register, part.extent),) if part.trip > 1 else ()
+            inner, at = scope.repeat(part)
             for low in range(0, part.extent, bank):
-                columns = (Affine(part.start + low, terms), min(bank, part.extent - low))
+                columns = (at + low, min(bank, part.extent - low))
                 engine = Engine.SCALAR if low else Engine.VECTOR
                 self._move(inner, matrices, held, count, columns, engine)
         return held
@@ -250,29 +234,13 @@ class _Sums:
         """A bank of columns to other partitions."""
         at, width = columns
         across = ((1, width),)
-        bank = Held(scope.psum("moved", 1, 1 if self.banks > _FEW_BANKS else 2), {})
+        bank = scope.psum("moved", 1, 1 if self.banks > _FEW_BANKS else 2)
         out = scope.on_chip(bank, count, across)
         for n, (piece, matrix, source) in enumerate(matrices):
-            left = scope.on_chip(matrix, piece.count, ((1, count),))
+            left = scope.flat(matrix, piece.count, count)
             right = scope.on_chip(source, piece.count, across, at)
-            attrs = {"zero_when": None if n else ()}
-            scope.add("matmul", Engine.TENSOR, out, (left, right), **attrs)
-        scope.add("tensor_copy", engine, scope.on_chip(held, count, across, at), (out,))
-
-    def _passes(
-        self,
-        scope: Scope,
-        parts: Sequence[Part],
-        lines: Held,
-        other: Held,
-        extent: Extent,
-        count: int,
-    ) -> None:
-        """Products of all positions with as many parts at a time as PSUM holds."""
-        bank = scope.builder.limits.moving_max
-        most = min(_UNROLLED, max(1, bank // self.width) * _BANKS)
-        for low in range(0, len(parts), most):
-            self._pass(scope, parts[low : low + most], lines, other, extent, count)
+            scope.matmul(out, (left, right), None if n else ())
+        scope.copy(engine, scope.on_chip(held, count, across, at), out)
 
     def _pass(
         self,
@@ -283,92 +251,66 @@ class _Sums:
         extent: Extent,
         count: int,
     ) -> None:
+        """Products of all positions with some parts."""
         nest, form = self.nest, self.form
-        per_bank = max(1, scope.builder.limits.moving_max // self.width)
-        banks = math.ceil(len(parts) / per_bank)
-        size = scope.builder.limits.moving_max
-        total = Held(scope.psum("sums", banks, 2), {})
-        positions = scope.extent(nest.inner[0])
-        inner, at = scope.straight({}), Affine()
-        if positions > 1:
-            inner = scope.loop(positions)
-            at = Affine(0, ((inner.register, 1),))
-        start = nest.extent(self._start(scope), 1).positions[0]
-        low = min(p.position for p in nest.parts)
+        per_bank, size = self.per_bank, scope.builder.limits.moving_max
+        total = scope.psum("sums", math.ceil(len(parts) / per_bank), 2)
+        atom, step = nest.inner
+        inner, at = scope.counted(scope.extent(atom))
+        start = 0 if atom is None else scope.boxes[atom].origin.const * step
         columns = [other.strides[a] for a in nest.columns]
         (across,) = merge_dims([scope.extent(a) for a in nest.columns], [columns])
+        groups = list(points(nest.sizes, tuple((a, other.strides[a]) for a in form.groups)))
+        along = at * other.strides.get(-1 if atom is None else atom, 0)
         for n, part in enumerate(parts):
-            place = part.position - low + (start - extent.positions[0])
+            place = part.position + start - extent.positions[0]
             offset = (part.row - extent.rows[0]) * lines.strides[raw.ROW]
             offset += place * form.pixel + part.first
             steps = [lines.strides[raw.ROW], form.pixel, 1]
             (dims,) = merge_dims([part.rows, part.positions, part.count], [steps])
-            left = inner.on_chip(lines, count, dims, at * (nest.inner[1] * form.pixel) + offset)
-            step = other.strides[nest.inner[0]] if nest.inner[0] is not None else 0
-            right = inner.on_chip(other, count, across, at * step + self._group(other, part))
+            left = inner.on_chip(lines, count, dims, at * (step * form.pixel) + offset)
+            right = inner.on_chip(other, count, across, along + groups[part.group][1])
             into = n // per_bank * size + n % per_bank * self.width
-            out = inner.on_chip(total, part.partitions, ((1, self.width),), into)
+            out = inner.flat(total, part.partitions, self.width, into)
             first = at.terms[0][:1] if at.terms else ()
-            inner.add("matmul", Engine.TENSOR, out, (left, right), zero_when=first)
-        self._add(scope, parts, total, per_bank)
+            inner.matmul(out, (left, right), first)
+        self._add(scope, parts, total)
 
-    def _start(self, scope: Scope) -> int:
-        atom = self.nest.inner[0]
-        return scope.boxes[atom].origin.const if atom is not None else 0
-
-    def _group(self, other: Held, part: Part) -> int:
-        """Where the columns of a part's group begin."""
-        strides = [other.strides[a] for a in self.form.groups]
-        sizes = [self.nest.sizes[a] for a in self.form.groups]
-        number, total = part.group, 0
-        for stride, size in zip(reversed(strides), reversed(sizes), strict=True):
-            total += number % size * stride
-            number //= size
-        return total
-
-    def _add(self, scope: Scope, parts: Sequence[Part], total: Held, per_bank: int) -> None:
+    def _add(self, scope: Scope, parts: Sequence[Part], total: Held) -> None:
         """The sums in PSUM to those in SBUF."""
         width, size = self.width, scope.builder.limits.moving_max
-        sums = Held(self.sums, {})
-        for n, low in enumerate(range(0, len(parts), per_bank)):
-            some = parts[low : low + per_bank]
+        for n, low in enumerate(range(0, len(parts), self.per_bank)):
+            some = parts[low : low + self.per_bank]
             for rows, run in groupby(enumerate(some), lambda p: p[1].partitions):
                 found = list(run)
                 count = len(found) * width
                 at = self.nest.parts.index(found[0][1]) * width
                 into = n * size + found[0][0] * width
                 source = scope.on_chip(total, rows, ((1, count), (1, 1)), into)
-                out = scope.on_chip(sums, rows, ((1, count),), at)
-                attrs = {"op": "add", "num_reduced": 1, "zero_when": scope.zero_when(self._over())}
-                scope.add("tensor_reduce", Engine.VECTOR, out, (source,), **attrs)
-
-    def _over(self) -> list[int]:
-        """Atoms whose blocks are added up."""
-        return sorted(self.form.over)
+                out = scope.flat(self.sums, rows, count, at)
+                scope.add_up(out, source, scope.zero_when(self.form.over))
 
     def _finish(self) -> None:
         """Store the sums, rounded as the values behind the contraction want."""
         nest = self.nest
         for types, walk in nest.stores:
-            held, dtype = Held(self.sums, {}), DType.F32
+            held = self.sums
             for wanted in types:
-                if wanted is dtype:
-                    continue
-                held, dtype = self._rounded(held, wanted), wanted
+                if wanted is not self.scope.builder.dtype(held):
+                    held = self._rounded(held, wanted)
             items = [self._item(part, walk) for part in nest.parts]
             for run in runs_of(items):
                 self._store(held, run, items[run.item].column, walk)
 
     def _rounded(self, held: Held, dtype: DType) -> Held:
         scope, nest = self.scope, self.nest
-        made = Held(scope.tile("rounded", nest.most, len(nest.parts) * self.width, dtype, 1), {})
-        numbered = list(enumerate(nest.parts))
-        for turn, (rows, run) in enumerate(groupby(numbered, lambda p: p[1].partitions)):
+        made = scope.tile("rounded", nest.most, len(nest.parts) * self.width, dtype, 1)
+        alike = groupby(enumerate(nest.parts), lambda p: p[1].partitions)
+        for turn, (rows, run) in enumerate(alike):
             found = list(run)
             at, count = found[0][0] * self.width, len(found) * self.width
-            out, source = (scope.on_chip(h, rows, ((1, count),), at) for h in (made, held))
-            engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
-            scope.add("tensor_copy", engine, out, (source,))
+            out, source = (scope.flat(h, rows, count, at) for h in (made, held))
+            scope.copy(Engine.SCALAR if turn % 2 else Engine.VECTOR, out, source)
         return made
 
     def _item(self, part: Part, walk: Walk) -> Item:
@@ -380,7 +322,7 @@ class _Sums:
     def _store(self, held: Held, run: Run, column: int, walk: Walk) -> None:
         """The sums of parts that move alike."""
         scope, axes = self.scope, self.nest.columns
-        on_chip = scope.hold(held.tile, axes).strides
+        on_chip = scope.hold(held, axes).strides
         hbm, chip = merge_dims(
             [run.count, *(scope.extent(a) for a in axes)],
             [
@@ -389,18 +331,6 @@ class _Sums:
             ],
         )
         address = scope.address_of(walk.offset, walk, axes) + run.address
-        rows = ((column, run.rows), (1, run.rows))
-        target = AccessPattern(Memory.HBM, walk.tensor, address, (rows[0], *hbm))
-        offset = held.offset + run.item * self.width
-        source = AccessPattern(Memory.SBUF, held.tile, offset, (rows[1], *chip), run.start)
-        scope.add("dma", Engine.DMA_OUT, target, (source,))
-
-
-def _entered(
-    scope: Scope, sizes: Mapping[int, int], atom: int | None, extent: int
-) -> Iterator[Scope]:
-    if atom is None:
-        yield scope
-        return
-    for piece in pieces(sizes[atom], extent):
-        yield scope.enter(atom, piece)
+        target = AccessPattern(Memory.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+        source = scope.on_chip(held, run.rows, chip, run.item * self.width)
+        scope.store(target, replace(source, start=run.start))

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import SINKS, Space
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
-from shardwright.compiler.codegen.windows.lines import Extent, Lines
+from shardwright.compiler.codegen.windows.lines import Extent, Planning
 from shardwright.compiler.codegen.windows.steps import tap_pieces
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -59,30 +58,20 @@ class GradientPlan:
     height: int
     width: int
     columns: int
-    cost: float
+    cost: float = 0.0
 
 
-class GradientPlanner:
-    """The contraction, its parts and its code."""
+class GradientPlanner(Planning):
+    """The contraction and its parts."""
 
     def __init__(self, form: Form, sinks: Sequence[int], room: Room) -> None:
-        self.form, self.space, self.room = form, form.space, room
-        self.sizes = form.space.sizes
-        self.most = room.limits.partitions
         self.stores = _stores(form.space, form.number, sinks)
         self.line, self.inner = _summed(form.line), _summed(form.inner)
-        self.rows = raw.rows_per_line(form, self.line[1])
-        self.stride = self.line[1] // self.rows
-        self.lines = Lines(form, self.rows)
-        self.image = form.images[-1] if form.images else None
-        self.columns = sorted(form.columns, key=lambda a: -abs(form.weights.stride(a)))
-        self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
+        super().__init__(form, room, self.line[1], form.weights)
         self.parts = list(_parts(form, self.rows, self.most))
         for dim in (form.line, form.inner):
             if len(dim.summed) > 1:
                 raise refused(form.space, "one summed index along a dim")
-
-    # plan
 
     @property
     def length(self) -> int:
@@ -99,10 +88,8 @@ class GradientPlanner:
 
     def plan(self) -> GradientPlan | None:
         """As many images, positions and columns at a time as fit."""
-        images = 1
-        if raw.images_continue(self.form) and self.image is not None and self._continues():
-            room = self.most // max(self.lines.length, self.length)
-            images = even_tile(self.sizes[self.image], room) if room > 1 else 1
+        together = raw.images_continue(self.form) and self._continues()
+        images = self.even_images(self.length) if together else 1
         low, high = self.reach()
         height = self.length
         if images == 1:
@@ -112,9 +99,7 @@ class GradientPlanner:
             self._column_tiles(), range(1, self.size_of(self.inner[0]) + 1)
         ):
             width = math.ceil(self.size_of(self.inner[0]) / count)
-            plan = GradientPlan(
-                images=images, height=height, width=width, columns=columns, cost=0.0
-            )
+            plan = GradientPlan(images=images, height=height, width=width, columns=columns)
             if self._bytes(plan) <= self.room.budget:
                 return replace(plan, cost=self._cost(plan))
         return None
@@ -131,10 +116,9 @@ class GradientPlanner:
         if self.wide is None:
             yield 1
             return
-        others = math.prod(self.sizes[a] for a in self.columns if a != self.wide)
-        bank = self.room.limits.moving_max
-        each = len(self.parts) * others * DType.F32.bytes
-        most = min(int(_SUM_SHARE * self.room.budget) // each, bank // others)
+        each = len(self.parts) * self.beside * DType.F32.bytes
+        bank = self.room.limits.moving_max // self.beside
+        most = min(int(_SUM_SHARE * self.room.budget) // each, bank)
         while most >= 1:
             yield even_tile(self.sizes[self.wide], most)
             most //= 2
@@ -142,15 +126,11 @@ class GradientPlanner:
     def _bytes(self, plan: GradientPlan) -> int:
         item = self.form.panel_type.bytes
         extent = self.extent(0, plan.width)
-        width = self._columns(plan)
-        shifted = sum(1 for _ in self.shifts())
-        lines = extent.elements(self.form.pixel) * (2 + shifted) * item
-        groups = math.prod(self.sizes[a] for a in self.form.groups)
+        width = plan.columns * self.beside
+        lines = extent.elements(self.form.pixel) * (2 + len(self.shifts())) * item
+        groups = self.form.space.points(self.form.groups)
         other = 2 * plan.width * width * groups * item
         return lines + other + (4 + item) * len(self.parts) * width + 1024
-
-    def _columns(self, plan: GradientPlan) -> int:
-        return plan.columns * math.prod(self.sizes[a] for a in self.columns if a != self.wide)
 
     def shifts(self) -> list[int]:
         """Lines that are moved."""
@@ -165,9 +145,9 @@ class GradientPlanner:
         return Extent(rows, (low, high))
 
     def _cost(self, plan: GradientPlan) -> float:
-        images = math.prod(self.sizes[a] for a in self.form.images) / plan.images
+        images = self.form.space.points(self.form.images) / plan.images
         tiles = images * math.ceil(self.length / plan.height) * self.size_of(self.inner[0])
-        cycles = tiles * len(self.parts) * max(MIN_CYCLES, self._columns(plan))
+        cycles = tiles * len(self.parts) * max(MIN_CYCLES, plan.columns * self.beside)
         return self.room.rates.engine_ns(Engine.TENSOR, cycles)
 
 
@@ -186,17 +166,15 @@ def _stores(
     found = []
     for sink in sinks:
         types: list[DType] = []
-        at = space.values[sink].inputs[0]
+        at = space[sink].inputs[0]
         while at != number:
-            value = space.values[at]
+            value = space[at]
             if value.op != "convert":
                 raise refused(space, f"conversions alone behind a filter gradient, got {value.op}")
             types.append(value.dtype)
             (at,) = value.inputs
-        types.append(space.values[number].dtype)
-        walk = space.values[sink].walk
-        assert walk is not None and space.values[sink].op in SINKS
-        found.append((tuple(reversed(types)), walk))
+        types.append(space[number].dtype)
+        found.append((tuple(reversed(types)), space[sink].access))
     return found
 
 

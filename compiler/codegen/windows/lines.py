@@ -8,12 +8,15 @@ every line. Lines that windows reach beyond the operand are not loaded: who read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
-from shardwright.compiler.codegen.windows.form import Dim, Form
+from shardwright.compiler.codegen.contract_plan import even_tile
+from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.windows.form import Form
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Space
+from shardwright.compiler.isa.program import AccessPattern, Space
 
 ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
 
@@ -64,9 +67,7 @@ class Lines:
         self.item: DType = form.panel_type
 
     def pieces(self, images: int, first: int, last: int, most: int) -> list[Piece]:
-        """The lines first..last-1 that exist, in tiles of up to `most` partitions. With several
-        images all lines of each.
-        """
+        """Lines first..last-1 that exist, up to `most` to a tile; of several images all lines."""
         if images > 1:
             return [Piece(images, 0, self.length)]
         low, high = max(0, first), min(self.length, last)
@@ -75,8 +76,8 @@ class Lines:
     def tile(self, scope: Scope, piece: Piece, extent: Extent, slots: int = 2) -> Held:
         """An empty tile for the lines of `piece`."""
         pixel = self.form.pixel
-        number = scope.tile("lines", piece.count, extent.elements(pixel), self.item, slots)
-        return Held(number, {ROW: extent.num_positions * pixel, POSITION: pixel})
+        tile = scope.tile("lines", piece.count, extent.elements(pixel), self.item, slots)
+        return replace(tile, strides={ROW: extent.num_positions * pixel, POSITION: pixel})
 
     def load(
         self, scope: Scope, tile: Held, piece: Piece, extent: Extent, depths: Mapping[int, int]
@@ -94,7 +95,9 @@ class Lines:
             pads, inside = [(low, high)], (0, 0)
         for start, end in pads:
             if start < end:
-                self._clear(scope, tile, piece, extent, (start - low, end - low))
+                sizes = [extent.num_rows, (end - start) * pixel]
+                (dims,) = merge_dims(sizes, [[tile.strides[ROW], 1]])
+                scope.fill(scope.on_chip(tile, piece.count, dims, (start - low) * pixel), 0.0)
         if inside[0] >= inside[1]:
             return
         address = scope.address_of(form.origin, form.walk, form.images)
@@ -106,26 +109,28 @@ class Lines:
         lines = (self.rows * form.line.unit, piece.count)
         source = AccessPattern(Space.HBM, form.walk.tensor, address, (lines, *hbm))
         target = scope.on_chip(tile, piece.count, chip, (inside[0] - low) * pixel)
-        scope.add("dma", Engine.DMA_IN, target, (source,))
-
-    def _clear(
-        self, scope: Scope, tile: Held, piece: Piece, extent: Extent, part: tuple[int, int]
-    ) -> None:
-        pixel = self.form.pixel
-        sizes = [extent.num_rows, (part[1] - part[0]) * pixel]
-        (dims,) = merge_dims(sizes, [[tile.strides[ROW], 1]])
-        target = scope.on_chip(tile, piece.count, dims, part[0] * pixel)
-        scope.add("memset", Engine.VECTOR, target, (), value=0.0)
+        scope.load(target, source)
 
 
-def rows_per_line(form: Form, step: int) -> int:
-    """Steps of the line dim in a line when windows start every `step`."""
-    whole = step > 1 and form.line.size % step == 0
-    return step if whole and _is_dense(form.line, form) else 1
+class Planning:
+    """What planners of windows share: a window starts every `step`, columns lie as in `walk`."""
 
+    def __init__(self, form: Form, room: Room, step: int, walk: Walk) -> None:
+        self.form, self.room, self.sizes = form, room, form.space.sizes
+        self.most = room.limits.partitions
+        dense = form.line.unit == form.inner.size * form.inner.unit
+        self.rows = step if step > 1 and form.line.size % step == 0 and dense else 1
+        self.stride = step // self.rows  # lines from window to window
+        self.lines = Lines(form, self.rows)
+        self.columns = sorted(form.columns, key=lambda a: -abs(walk.stride(a)))
+        self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
+        self.beside = form.space.points(a for a in self.columns if a != self.wide)
+        self.image = form.images[-1] if form.images else None
 
-def _is_dense(line: Dim, form: Form) -> bool:
-    return line.unit == form.inner.size * form.inner.unit
+    def even_images(self, length: int) -> int:
+        """Images whose lines, `length` each on the other side, lie on the partitions together."""
+        room = self.most // max(self.lines.length, length)
+        return even_tile(self.sizes[self.image], room) if room > 1 and self.image is not None else 1
 
 
 def images_continue(form: Form) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space
 from shardwright.compiler.codegen.windows.form import form_of, refused
 from shardwright.compiler.codegen.windows.gradient import gradient_candidates
 from shardwright.compiler.codegen.windows.product import product_candidates
@@ -14,15 +14,15 @@ from shardwright.compiler.diagnostics import CapacityError
 
 def has_windows(space: Space, sinks: Iterable[int]) -> bool:
     """Whether what `sinks` need reads windows that may leave their operand."""
-    walks = (space.values[n].walk for n in space.slice(sinks))
+    walks = (space[n].walk for n in space.slice(sinks))
     return any(w is not None and w.bounds for w in walks)
 
 
 def window_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
     """Tilings of the one contraction of windows that `sinks` need. Raises CompileError."""
     inside = space.slice(sinks)
-    contracts = [n for n in inside if space.values[n].op == "contract"]
-    if len(contracts) != 1 or any(space.values[n].op == "reduce" for n in inside):
+    contracts = [n for n in inside if space[n].op == "contract"]
+    if len(contracts) != 1 or any(space[n].op == "reduce" for n in inside):
         raise refused(space, "windows to meet one contraction and nothing else")
     form = form_of(space, contracts[0])
     candidates = product_candidates if form.sums_channels else gradient_candidates

@@ -15,8 +15,9 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
+from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.space import Space, joined_atoms
+from shardwright.compiler.codegen.space import joined_atoms
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.filters import STEP, Filters
@@ -91,37 +92,18 @@ class _Nest:
 
     def emit(self, builder: Builder) -> None:
         """Everything, into the builder's body."""
-        form, space = self.form, self.form.space
-        boxes = {a: Box(Affine(), 1) for a in space.sizes}
-        for atom in (*self.planner.columns, *form.groups):
-            boxes[atom] = Box(Affine(), self.sizes[atom])
-        scope = Scope(builder, builder.body, boxes)
-        for place in self._pieces(scope, self.wide, self.plan.columns):
+        form = self.form
+        whole = {a: self.sizes[a] for a in (*self.planner.columns, *form.groups)}
+        scope = builder.scope(dict.fromkeys(self.sizes, 1) | whole)
+        extents = {a: 1 for a in form.images} | {self.planner.image: self.plan.images}
+        # A loop over images has everything in front of it that stays.
+        looped = any(self.sizes[a] >= 2 * extents[a] for a in form.images)
+        for place in scope.nested(self.sizes, {self.wide: self.plan.columns}):
             filters = _Late(Filters(form, self.planner.steps, self.planner.columns), place)
-            if self._loops_images():
+            if looped:
                 filters.held()
-            for image in self._images(place):
+            for image in place.nested(self.sizes, extents):
                 self._blocks(image, filters)
-
-    def _pieces(self, scope: Scope, atom: int | None, extent: int) -> Iterator[Scope]:
-        if atom is None:
-            yield scope
-            return
-        for piece in pieces(self.sizes[atom], extent):
-            yield scope.enter(atom, piece)
-
-    def _loops_images(self) -> bool:
-        """Whether images are a loop, in front of which everything has to be that stays."""
-        extents = {a: 1 for a in self.form.images} | {self.planner.image: self.plan.images}
-        return any(self.sizes[a] >= 2 * extents[a] for a in self.form.images)
-
-    def _images(self, scope: Scope) -> Iterator[Scope]:
-        """Loops over images, `plan.images` of the innermost at a time."""
-        places = [scope]
-        for atom in self.form.images:
-            extent = self.plan.images if atom == self.planner.image else 1
-            places = [q for p in places for q in self._pieces(p, atom, extent)]
-        yield from places
 
     def _blocks(self, scope: Scope, filters: _Late) -> None:
         """Everything else is unrolled: blocks know which of their lines and positions exist."""
@@ -222,9 +204,8 @@ class _Block:
     def _empty(self, sheet: Sheet, lines: int, entries: int) -> Held:
         elements = entries * self.images * lines
         dtype = self.form.panel_type
-        number = self.scope.tile("sheet", sheet.partitions, elements, dtype, self.slots)
-        strides = {_ENTRY: self.images * lines, _IMAGE: lines, _LINE: 1}
-        return Held(number, strides)
+        tile = self.scope.tile("sheet", sheet.partitions, elements, dtype, self.slots)
+        return replace(tile, strides={_ENTRY: self.images * lines, _IMAGE: lines, _LINE: 1})
 
     def _clear(self, sheets: Sequence[Held], count: int) -> None:
         """Zeros where lines lie outside of the operand."""
@@ -239,7 +220,7 @@ class _Block:
                 strides = [held.strides[a] for a in (_ENTRY, _IMAGE, _LINE)]
                 (dims,) = merge_dims([entries, self.images, high - low], [strides])
                 target = self.scope.on_chip(held, tile.partitions, dims, low - self.top)
-                self.scope.add("memset", Engine.VECTOR, target, (), value=0.0)
+                self.scope.fill(target, 0.0)
 
     def _turn(
         self, sheet: Sheet, held: Held, source: tuple[Held, raw.Piece, Extent, int], count: int
@@ -256,11 +237,10 @@ class _Block:
         row = (sheet.slice.row - extent.rows[0]) * tile.strides[raw.ROW]
         start = row + at * self.form.pixel + sheet.slice.first
         for part in pieces(entries, 2 * most):
-            inner = self.scope.loop(part.trip) if part.trip > 1 else self.scope
-            terms = ((inner.register, part.extent),) if part.trip > 1 else ()
+            inner, at_entry = self.scope.repeat(part)
             for turn, low in enumerate(range(0, part.extent, most)):
                 group = min(most, part.extent - low)
-                entry = Affine(part.start + low, terms)
+                entry = at_entry + low
                 engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
                 spec = (tile, entry * step + start, step, piece)
                 self._turn_group(inner, sheet, held, spec, (entry, group), lines, engine)
@@ -277,14 +257,14 @@ class _Block:
     ) -> None:
         tile, offset, step, piece = source
         entry, group = entries
-        bank = Held(scope.psum("turned", 1, 2), {})
+        bank = scope.psum("turned", 1, 2)
         part = sheet.slice
         strides = [tile.strides[raw.ROW], self.form.pixel, part.apart]
         (dims,) = merge_dims([part.num_rows, sheet.width, part.count], [strides])
         for g in range(group):
             rows = scope.on_chip(tile, piece.count, dims, offset + g * step)
-            block = scope.on_chip(bank, sheet.partitions, ((1, piece.count),), g * piece.count)
-            scope.add("transpose", Engine.TENSOR, block, (rows,))
+            block = scope.flat(bank, sheet.partitions, piece.count, g * piece.count)
+            scope.transpose(block, rows)
         length = piece.last - piece.first
         sizes = [group, piece.images, lines[1] - lines[0]]
         to = [held.strides[a] for a in (_ENTRY, _IMAGE, _LINE)]
@@ -293,7 +273,7 @@ class _Block:
             held, sheet.partitions, out, entry * held.strides[_ENTRY] + (lines[0] - self.top)
         )
         from_bank = scope.on_chip(bank, sheet.partitions, into, lines[0] - piece.first)
-        scope.add("tensor_copy", engine, target, (from_bank,))
+        scope.copy(engine, target, from_bank)
 
     # results
 
@@ -302,15 +282,12 @@ class _Block:
             self._result(self.scope, sheets, filters, Affine(), Affine(), self.height)
             return
         for image in pieces(self.images, 1):
-            inner = self.scope.loop(image.trip) if image.trip > 1 else self.scope.straight({})
-            at = Affine(0, ((inner.register, 1),)) if image.trip > 1 else Affine()
+            inner, at = self.scope.repeat(image)
             if self.planner.image is not None:
                 box = inner.boxes[self.planner.image]
                 inner.boxes[self.planner.image] = Box(box.origin + at, 1)
             for part in pieces(self.height, self.plan.lines):
-                place = inner.loop(part.trip) if part.trip > 1 else inner.straight({})
-                terms = ((place.register, part.extent),) if part.trip > 1 else ()
-                line = Affine(part.start, terms)
+                place, line = inner.repeat(part)
                 if self.nest.line.atom is not None:
                     place.boxes[self.nest.line.atom] = Box(line + self.first, part.extent)
                 self._result(place, sheets, filters, at, line, part.extent)
@@ -329,17 +306,17 @@ class _Block:
         place = scope.straight(self._tile_box(scope))
         frame = Frame(scope.builder, nest.space, nest.partition, nest.axes)
         number = self.form.number
-        total = frame.new(number, nest.space.values[number], place)
-        for at, index in enumerate(_points(nest.sizes, self.form.groups)):
-            moved = sum(i * total.strides[a] for a, i in index.items())
+        total = frame.new(number, nest.space[number], place)
+        groups = tuple((a, total.strides[a]) for a in self.form.groups)
+        for at, (_, moved) in enumerate(points(nest.sizes, groups)):
             part = replace(total, offset=total.offset + moved)
             steps = [(n, s) for n, s in enumerate(self.planner.steps) if s.slice.group == at]
             for columns in self._column_pieces(place):
                 self._columns(place, steps, sheets, filters, part, (image, line, height), columns)
-        last = {i: n for n in self.planner.epilogue for i in nest.space.values[n].inputs}
+        last = {i: n for n in self.planner.epilogue for i in nest.space[n].inputs}
         for n in self.planner.epilogue:
             frame.emit(n, place)
-            for i in {*nest.space.values[n].inputs}:
+            for i in {*nest.space[n].inputs}:
                 if last[i] == n and i in frame.held:
                     place.release(frame.held[i])
 
@@ -388,22 +365,18 @@ class _Block:
         most = min(scope.builder.limits.moving_max // width, _UNROLLED // len(steps))
         most = even_tile(positions, max(1, most))
         for part in pieces(positions, 2 * most if positions >= 2 * most else most):
-            group = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
-            terms = ((group.register, part.extent),) if part.trip > 1 else ()
+            group, at = scope.repeat(part)
             for low in range(0, part.extent, most):
-                start, end = Affine(part.start + low, terms), min(part.extent, low + most)
+                start, end = at + low, min(part.extent, low + most)
                 bank = group.hold(group.psum("product", 1, 2), self.planner.columns)
                 for turn in range(end - low):
                     self._multiply(group, steps, sheets, (filters, first), bank, start, turn, where)
                 if atom is not None:
                     bank = replace(bank, strides={**bank.strides, atom: width})
                     group.boxes[atom] = Box(Affine(), end - low)
-                engine = Engine.SCALAR if low else self._evicting()
+                light = self.planner.epilogue_is_light
+                engine = Engine.VECTOR if light and not low else Engine.SCALAR
                 self._evict(group, total, (bank, start, atom), where[2], engine)
-
-    def _evicting(self) -> Engine:
-        """Who copies results out of PSUM when one engine does."""
-        return Engine.VECTOR if self.planner.epilogue_is_light else Engine.SCALAR
 
     def _evict(
         self,
@@ -418,7 +391,7 @@ class _Block:
             total = replace(total, offset=total.offset + start * total.strides[atom])
         axes = [a for a in self.nest.axes if a in bank.strides]
         out, into = scope.patterns(self._rows(height), axes, total, bank)
-        scope.add("tensor_copy", engine, out, (into,))
+        scope.copy(engine, out, into)
 
     def _rows(self, height: int) -> int:
         return self.images * height if self.plan.by_line else height * self.width
@@ -442,13 +415,12 @@ class _Block:
             [scope.extent(a) for a in columns], [[held.strides[a] for a in columns]]
         )
         moved = first * held.strides[wide] if wide is not None else 0
-        out = scope.on_chip(bank, self._rows(where[2]), ((1, width),), turn * width)
+        out = scope.flat(bank, self._rows(where[2]), width, turn * width)
         for at, (number, step) in enumerate(steps):
             sheet = self.planner.sheets[step.slice]
             rows = self._stationary(scope, sheet, sheets[sheet.slice], step, start + turn, where)
             taps = scope.on_chip(held, step.partitions, across, number * held.strides[STEP] + moved)
-            attrs = {"zero_when": None if at else ()}
-            scope.add("matmul", Engine.TENSOR, out, (rows, taps), **attrs)
+            scope.matmul(out, (rows, taps), None if at else ())
 
     def _stationary(
         self,
@@ -473,8 +445,3 @@ class _Block:
             sizes, strides = [height, self.width], [planner.stride, apart]
         (dims,) = merge_dims(sizes, [strides])
         return scope.on_chip(held, step.partitions, dims, offset)
-
-
-def _points(sizes: Mapping[int, int], atoms: Sequence[int]) -> Iterator[dict[int, int]]:
-    for at in product(*(range(sizes[a]) for a in atoms)):
-        yield dict(zip(atoms, at, strict=True))

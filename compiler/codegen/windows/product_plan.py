@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import BINARY, CODELESS, SINKS
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
-from shardwright.compiler.codegen.space import CODELESS, SINKS, Space, contiguous_run, joined_atoms
-from shardwright.compiler.codegen.values import BINARY
+from shardwright.compiler.codegen.space import contiguous_run, joined_atoms
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
-from shardwright.compiler.codegen.windows.lines import Extent, Lines
+from shardwright.compiler.codegen.windows.lines import Extent, Planning
 from shardwright.compiler.codegen.windows.steps import Sheet, sheets_of, steps_of
 from shardwright.compiler.isa.program import Engine
 
@@ -62,31 +61,24 @@ def _index(form: Form, dim: Dim) -> Index:
     return Index(atom, step, form.space.sizes[atom], tuple(others))
 
 
-class Planner:
+class Planner(Planning):
     """What all tilings of one kind share, and the largest that fits."""
 
     def __init__(
         self, form: Form, epilogue: list[int], sinks: Sequence[int], room: Room, by_line: bool
     ) -> None:
-        self.form, self.epilogue, self.room, self.by_line = form, epilogue, room, by_line
-        self.sizes = form.space.sizes
-        self.most = room.limits.partitions
+        self.epilogue, self.by_line = epilogue, by_line
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = _largest_store(form.space, sinks)
-        self.rows = raw.rows_per_line(form, self.line.step)
-        self.stride = self.line.step // self.rows
+        self.out = max((form.space[n] for n in sinks), key=form.space.elements).access
+        super().__init__(form, room, self.line.step, self.out)
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)
         self.distinct = {s.slice: s for s in self.sheets.values()}
-        self.lines = Lines(form, self.rows)
-        self.columns = sorted(form.columns, key=lambda a: -abs(self.out.stride(a)))
-        self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
-        self.image = form.images[-1] if form.images else None
 
     @cached_property
     def epilogue_is_light(self) -> bool:
         """Whether Vector has little to do behind the products."""
-        return not any(self.form.space.values[n].op in BINARY for n in self.epilogue)
+        return not any(self.form.space[n].op in BINARY for n in self.epilogue)
 
     @cached_property
     def reach(self) -> tuple[int, int]:
@@ -103,12 +95,9 @@ class Planner:
         """The largest tiles that fit; None when there are none of this form."""
         if not self.by_line and self.inner.atom is None:
             return None
-        images = 1
-        if raw.images_continue(self.form) and self.image is not None:
-            room = self.most // max(self.lines.length, self.line.size)
-            joins = self.line.atom is None or self.continues(self.image, self.line.atom)
-            if room > 1 and joins:
-                images = even_tile(self.sizes[self.image], room)
+        joins = self.line.atom is None or self.continues(self.image, self.line.atom)
+        together = joins and raw.images_continue(self.form)
+        images = self.even_images(self.line.size) if together else 1
         height = even_tile(self.line.size, self.most)
         plan = self._widest(images, height)
         return None if plan is None else replace(plan, cost=self._cost(plan))
@@ -132,8 +121,7 @@ class Planner:
             yield 1
             return
         size, last = self.sizes[self.wide], 0
-        others = math.prod(self.sizes[a] for a in self.columns if a != self.wide)
-        each = len(self.steps) * others * self.form.panel_type.bytes
+        each = len(self.steps) * self.beside * self.form.panel_type.bytes
         for count in range(1, size + 1):
             tile = math.ceil(size / count)
             if tile != last and tile * each <= _FILTER_SHARE * self.room.budget:
@@ -168,11 +156,11 @@ class Planner:
         waiting = 2 * extent.elements(pixel) * item
         lines = plan.images * self.line_count(plan.height)
         sheets = sum(self.entries(s, plan.width) for s in self.distinct.values()) * lines * item
-        width = plan.columns * math.prod(self.sizes[a] for a in self.columns if a != self.wide)
+        width = plan.columns * self.beside
         filters = len(self.steps) * width * item
-        groups = math.prod(self.sizes[a] for a in self.form.groups)
+        groups = self.form.space.points(self.form.groups)
         positions = plan.width if plan.by_line else 1
-        values = [self.form.space.values[n] for n in (self.form.number, *self.epilogue)]
+        values = [self.form.space[n] for n in (self.form.number, *self.epilogue)]
         each = sum(v.dtype.bytes for v in values if v.op not in (*SINKS, *CODELESS))
         return waiting + 2 * sheets + filters + 2 * positions * width * groups * each
 
@@ -202,14 +190,13 @@ class Planner:
         return Extent(rows, (first + low, first + (width - 1) * self.inner.step + high))
 
     def _cost(self, plan: ProductPlan) -> float:
-        """Estimated nanoseconds: the largest of tensor engine, DMA and copies, and a part of the
-        rest.
-        """
+        """Estimated nanoseconds: the most of tensor engine, DMA and copies, a part of the rest."""
         rates, item = self.room.rates, self.form.panel_type.bytes
-        images = math.prod(self.sizes[a] for a in self.form.images)
+        points = self.form.space.points
+        images = points(self.form.images)
         blocks = math.ceil(images / plan.images) * math.ceil(self.line.size / plan.height)
-        blocks *= math.prod(self.sizes[a] for d in (*self.form.depths,) for a, _ in d.kept)
-        width = math.prod(self.sizes[a] for a in self.columns)
+        blocks *= points(a for d in self.form.depths for a, _ in d.kept)
+        width = points(self.columns)
         chunks = math.ceil(self.sizes[self.wide] / plan.columns) if self.wide is not None else 1
         tiles = self.inner.size
         if not plan.by_line:
@@ -241,9 +228,3 @@ class Planner:
             free.append(self.inner.atom)
             extents[self.inner.atom] = plan.width
         return contiguous_run(self.form.space, self.out, free, extents)
-
-
-def _largest_store(space: Space, sinks: Sequence[int]) -> Walk:
-    walk = max((space.values[n] for n in sinks), key=space.elements).walk
-    assert walk is not None
-    return walk

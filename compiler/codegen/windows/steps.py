@@ -78,9 +78,7 @@ class Sheet:
 
 
 def steps_of(form: Form, rows: int, most: int) -> list[Step]:
-    """All steps, those of a group together; `rows` steps of the line dim are a line, a step takes
-    up to `most` partitions.
-    """
+    """All steps, group by group, of up to `most` partitions; `rows` line steps are a line."""
     found = []
     tiles, apart = _tiles(form, most)
     column = apart * _column(form)

@@ -115,5 +115,5 @@ def test_released_tiles_are_taken_in_turn() -> None:
     scope = Scope(builder := Builder(limits_for(TARGET), (), 0), builder.body, {}, -1)
     tiles = [scope.tile("t", 128, 64, F32) for _ in range(3)]
     for tile in tiles:
-        scope.release(Held(tile, {}))
-    assert [scope.tile("u", 128, 64, F32) for _ in range(4)] == [*tiles, len(tiles)]
+        scope.release(tile)
+    assert [scope.tile("u", 128, 64, F32) for _ in range(4)] == [*tiles, Held(len(tiles), {})]
