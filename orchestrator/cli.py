@@ -351,7 +351,7 @@ def _plan(args: argparse.Namespace) -> int:
     asked = job_config(args)
     folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = advised.advised(asked, args.trace, progress, args.dump_dir)
+        report = advised.with_tries(asked, args.trace, progress, args.dump_dir)
     waited_s = round(time.perf_counter() - args.began, 3)
     report["provenance"] |= {"again": args.again, "answered_s": waited_s}
     if folder:

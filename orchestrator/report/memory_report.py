@@ -7,25 +7,23 @@ two estimates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.report.text import size_text
-from shardwright.orchestrator.road.build import Built, planned
+from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.road.offload import host_section
-from shardwright.orchestrator.road.stages import Stages, Traces
-from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.whatif.change import changed
+from shardwright.orchestrator.whatif.fitting import estimates
 from shardwright.orchestrator.whatif.rules import saving
-from shardwright.orchestrator.whatif.situation import laid_out
+from shardwright.orchestrator.whatif.situation import situation_of
 from shardwright.sharding.memory.arena import Moment
 from shardwright.sharding.memory.footprint import worst_stage
 
@@ -87,39 +85,19 @@ def _highest(timeline: Sequence[Moment]) -> Iterator[Moment]:
             yield max(moments[first : first + size], key=lambda moment: moment.live_bytes)
 
 
-def suggestions(
-    job: JobConfig, service: UnitService, memory: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Every change that saves memory, estimated: `{change, saves_bytes, peak_bytes, fits}`, what
-    saves most first.
-
-    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own. A change that cannot be planned is left out.
-    """
-    traces = Traces()
-    base = planned(job, service, Stages(traces=traces))
-    before = memory["peak_bytes"]
-    scale = before / base.plan.footprint.peak_bytes
-    rows = []
-    for idea in saving(laid_out(job, base.layout)):
-        change = changed(job, idea.keys)
-        try:
-            other = planned(change.job, service, Stages(traces=traces))
-        except DiagnosticError:
-            continue  # this model, mesh or batch does not allow it
-        if (peak := round(other.plan.footprint.peak_bytes * scale)) < before:
-            row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
-            rows.append(row | {"fits": peak <= other.layout.target.limit_bytes})
-    return sorted(rows, key=lambda row: -row["saves_bytes"])
-
-
 def explain(job: JobConfig, report: Report) -> dict[str, Any]:
-    """The section of the report, with `suggestions`."""
-    from shardwright.orchestrator.road.units import unit_service
-
+    """The section of the report, with `suggestions`: every change that is expected to save memory,
+    `{change, saves_bytes, peak_bytes, fits}`, what saves most first."""
     memory: dict[str, Any] = report["memory"]
-    with unit_service(job, None) as service:
-        return memory | {"suggestions": suggestions(job, service, memory)}
+    before, rows = memory["peak_bytes"], []
+    with estimates(job, memory) as expected:
+        for idea in saving(situation_of(job, report)):
+            change = changed(job, idea.keys)
+            needs, limit = expected(change.job)
+            if (peak := round(min(needs, before))) < before:
+                row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
+                rows.append(row | {"fits": peak <= limit})
+    return memory | {"suggestions": sorted(rows, key=lambda row: -row["saves_bytes"])}
 
 
 def show(memory: dict[str, Any]) -> None:

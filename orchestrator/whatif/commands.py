@@ -92,8 +92,7 @@ def _sweep(args: argparse.Namespace) -> int:
         table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
         table.show_bought(console, swept)
         pictures.show(console, rows)
-        _tell_stored(swept, args.again)
-        _tell_files(written)
+        _tell_rest(swept, written, args.again)
     return _exit_code(swept)
 
 
@@ -128,8 +127,7 @@ def _scale(args: argparse.Namespace) -> int:
         scale_screen.show(console, found)
         table.show_bought(console, swept)
         scale_screen.show_plot(console, found)
-        _tell_stored(swept, args.again)
-        _tell_files(written)
+        _tell_rest(swept, written, args.again)
     return _exit_code(swept)
 
 
@@ -159,13 +157,10 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
         return folder, sweep(asked, host, journal, tell, begin)
 
 
-def _tell_stored(swept: Swept, command: str) -> None:
+def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
+    """That rows were stored, and what was written: one folder and the names in it."""
     if text := swept.stored_text(command):
         say(text)
-
-
-def _tell_files(paths: Sequence[Path]) -> None:
-    """What was written, one folder and the names in it."""
     if paths:
         say(f"files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
 

@@ -1,4 +1,5 @@
-"""What the memory decides about a job: `auto` for `strategy.remat` and `strategy.micro_batch`.
+"""What the memory decides about a job: `auto` for `strategy.remat` and `strategy.micro_batch`; and
+what a changed job is expected to need of it, before anything is compiled (`estimates`).
 
 The least recomputation that fits comes first, then the largest micro-batch with it; samples per
 step stay. What a compiled step needs is what decides; a candidate whose named buffers alone are too
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +20,40 @@ from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageE
 from shardwright.orchestrator.config.config import KEYS, JobConfig
 from shardwright.orchestrator.report.tried import chosen_row, is_good
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.road.build import Planned
-from shardwright.orchestrator.whatif.change import fixed
+from shardwright.orchestrator.road.build import Planned, planned
+from shardwright.orchestrator.road.stages import Stages, Traces
+from shardwright.orchestrator.road.units import unit_service
+from shardwright.orchestrator.whatif.change import fixed, frugal
 from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
 from shardwright.orchestrator.whatif.situation import is_ours
 from shardwright.sharding.settings import AUTO, DEFAULTS, REMATS
 
 Report = dict[str, Any]
 PIPELINE = "pp"
+
+
+@contextmanager
+def estimates(
+    job: JobConfig, memory: Mapping[str, Any]
+) -> Iterator[Callable[[JobConfig], tuple[float, int]]]:
+    """A function of a changed job: the bytes that a core of it is expected to need, infinite where
+    it is refused, and those that it may use.
+
+    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
+    own, whose section of the report `memory` is.
+    """
+    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
+    traces = Traces()
+    with unit_service(job, None) as service:
+
+        def expected(changed: JobConfig) -> tuple[float, int]:
+            try:
+                ready = planned(frugal(changed), service, Stages(traces=traces))
+            except DiagnosticError:  # this model, mesh or batch does not allow it
+                return math.inf, 1
+            return scale * ready.plan.footprint.peak_bytes, ready.layout.target.limit_bytes
+
+        yield expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,23 +8,18 @@ answer is due; `--tries N` makes it N, however long they take.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import DiagnosticError, InternalError
+from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.road.build import planned
-from shardwright.orchestrator.road.stages import Stages, Traces
-from shardwright.orchestrator.road.units import unit_service
-from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.terminal.terminal import say
-from shardwright.orchestrator.whatif.change import Change, changed, frugal
-from shardwright.orchestrator.whatif.many import plans
+from shardwright.orchestrator.whatif.change import Change, changed
+from shardwright.orchestrator.whatif.fitting import estimates
+from shardwright.orchestrator.whatif.many import plans, refusal
 from shardwright.orchestrator.whatif.rows import may_pass
 from shardwright.orchestrator.whatif.rules import Idea, ideas, saving
 from shardwright.orchestrator.whatif.situation import Situation, given_sizes, situation_of
@@ -90,20 +85,16 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
     """Changes with which a job is expected to fit: single ones, and where there are none, other
     recomputation, if it is near, and several on top of each other, what saves most first, on the
     machine that was asked for.
-
-    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own.
     """
-    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
-    traces = Traces()
     stacked: dict[str, Any] = {}
-    with unit_service(now.job, None) as service:
+    with estimates(now.job, memory) as expected:
         for _ in range(STACKED):
             best, least, fits = Idea({}), float("inf"), False
             near: list[Change] = []
             for idea in saving(now):
                 change = changed(job, {**stacked, **idea.keys})
-                filled = scale * _estimated_share(change.job, service, traces)
+                needs, limit = expected(change.job)
+                filled = needs / limit
                 if filled <= 1:
                     fits = True
                     yield change
@@ -117,16 +108,6 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
             yield from near if not stacked else ()
             stacked |= best.keys
             now = _after(now, stacked)
-
-
-def _estimated_share(job: JobConfig, service: UnitService, traces: Traces) -> float:
-    """Memory per core of a job as known before compiling, of what its machine's cores may use;
-    infinite for one that is refused."""
-    try:
-        ready = planned(frugal(job), service, Stages(traces=traces))
-    except DiagnosticError:
-        return float("inf")
-    return ready.plan.footprint.peak_bytes / ready.layout.target.limit_bytes
 
 
 def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
@@ -147,22 +128,17 @@ def _tried(
     found: dict[str, dict[str, Any]] = {}
     with closing(plans({change.text: change.job for change in chosen}, host)) as answers:
         for text, answer in answers:
-            error = answer.exception()
+            error = refusal(answer)
             row = _measured(answer.result(), base) if error is None else _without_answer(error)
             found[text] = {"change": text} | row
     return [found[change.text] for change in chosen]
 
 
-def _without_answer(error: BaseException) -> dict[str, Any]:
+def _without_answer(error: DiagnosticError) -> dict[str, Any]:
     """A try that was refused, or that failed, which says nothing about the change."""
-    if not isinstance(error, DiagnosticError):
-        error = InternalError.of(error, "".join(traceback.format_exception(error)))
-        say("\n".join(error.__notes__), err=True)
     status = FAILED if may_pass(error) else "refused"
-    return {"status": status, "helps": False} | {
-        "code": error.code,
-        "message": error.diagnostic.message,
-    }
+    told = {"code": error.code, "message": error.diagnostic.message}
+    return {"status": status, "helps": False} | told
 
 
 def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
