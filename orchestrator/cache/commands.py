@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
         parser = inner.add_parser(name, help=text)
-        parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+        parser.json_flag()
         parser.set_defaults(verb=lambda args: _told(run, args))
         return parser
 
@@ -88,7 +88,7 @@ def _ls(args: argparse.Namespace) -> int:
     lines = [
         (r.kind, one_line(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown
     ]
-    _table(("kind", "name", "size", "last used", "key"), lines, right=(2, 3))
+    _table(("kind", "name", "size", "last used", "key"), lines, ("size", "last used"))
     hidden = f", {len(shown)} shown" if len(shown) < len(rows) else ""
     say(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
     return 0
@@ -113,7 +113,8 @@ def _stats(args: argparse.Namespace) -> int:
         )
         for r in rows
     ]
-    _table(("kind", "entries", "size", "hits", "misses", "hit rate"), lines, right=(1, 2, 3, 4, 5))
+    right = ("entries", "size", "hits", "misses", "hit rate")
+    _table(("kind", *right), lines, right)
     say(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
     return 0
 
@@ -207,13 +208,9 @@ def _print_json(data: Any) -> int:
 
 
 def _table(
-    titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Iterable[int] = ()
+    titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Sequence[str] = ()
 ) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number in tuple(right) else "left")
+    table = terminal.table(*titles, right=right, box=None)
     for row in rows:
         table.add_row(*row)
     terminal.console().print(table)

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ class Point:
 
 def points(request: Request) -> list[Point]:
     """Every size asked for. Raises UsageError for what is not understood or does not fit."""
-    kind, dtype = _kind(request.op), _dtype(request.dtype)
+    kind, dtype = KINDS[_known(request.op, KINDS, "nccom")], request.dtype
+    _known(dtype, ELEMENT_BYTES, "--datatype")
     what_if = _what_if(request, kind)
     groups = what_if.replica_groups()
     found = []
@@ -157,21 +158,12 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
     )
 
 
-def _kind(op: str) -> CollectiveKind:
-    if op not in KINDS:
-        known = ", ".join(KINDS)
-        raise UsageError(
-            "SW_USAGE", f"nccom requires one of {known}, got {op!r}", hint=did_you_mean(op, KINDS)
-        )
-    return KINDS[op]
-
-
-def _dtype(text: str) -> str:
-    if text not in ELEMENT_BYTES:
-        known = ", ".join(ELEMENT_BYTES)
-        hint = did_you_mean(text, ELEMENT_BYTES)
-        raise UsageError("SW_USAGE", f"--datatype requires one of {known}, got {text!r}", hint=hint)
-    return text
+def _known(word: str, words: Collection[str], what: str) -> str:
+    """The word, if it is one of those that `what` takes. Raises UsageError."""
+    if word not in words:
+        message = f"{what} requires one of {', '.join(words)}, got {word!r}"
+        raise UsageError("SW_USAGE", message, hint=did_you_mean(word, words))
+    return word
 
 
 def sizes(request: Request) -> list[int]:
@@ -239,7 +231,7 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
     """What `--json` and `--report-to-json-file` hold; `results` has the tool's columns."""
     return {
         "is_simulation": True,
-        "op": _kind(request.op).value,
+        "op": KINDS[request.op].value,
         "target": request.target,
         "ranks": request.ranks,
         "nodes": request.instances,
@@ -260,7 +252,7 @@ def write_csv(path: Path, found: Sequence[Point]) -> None:
     outputs.write(path, text.getvalue(), "--csv")
 
 
-def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
+def plot(found: Sequence[Point]) -> str:
     """Time over size with the band of the profiles, as text, both axes logarithmic."""
     x = [point.size_bytes for point in found]
     series = {
@@ -268,7 +260,7 @@ def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
         "band high": (x, [point.band_us[1] for point in found]),
         "time": (x, [point.time_us for point in found]),
     }
-    return text_plots.lines(series, "bytes", "us", width, height, log="xy").plain
+    return text_plots.lines(series, "bytes", "us", 100, 21, log="xy").plain
 
 
 def run(request: Request, wanted: Mapping[str, Any]) -> int:
@@ -290,8 +282,5 @@ def run(request: Request, wanted: Mapping[str, Any]) -> int:
     if wanted["plot"]:
         say(plot(found))
     if wanted["ignored"]:
-        say(
-            f"note: {', '.join(wanted['ignored'])} change nothing in a simulation",
-            err=True,
-        )
+        say(f"note: {', '.join(wanted['ignored'])} change nothing in a simulation", err=True)
     return 0

@@ -21,6 +21,10 @@ class Parser(argparse.ArgumentParser):
         """Where everything that may be given is listed."""
         return f"`{self.prog} --help` lists what it takes"
 
+    def json_flag(self, what: str = "JSON") -> None:
+        """The flag with which the answer goes to stdout as data."""
+        self.add_argument("--json", action="store_true", help=f"print {what} on stdout")
+
     def error(self, message: str) -> NoReturn:
         """Raise the usage error of a mistake that is no misspelt name."""
         raise self._refusal(message)

@@ -5,10 +5,11 @@ Read from a report alone, so that a cached plan needs nothing else for it.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardwright.orchestrator.report.text import share_text, size_text
+from shardwright.orchestrator.report.text import micro_batches_text, share_text, size_text
 
 CAPACITY, COLLECTIVE, LATENCY = "capacity", "collective", "latency"
 _PREFIX = "collective_"
@@ -40,28 +41,21 @@ def kind_shares(report: Mapping[str, Any]) -> dict[str, float]:
     """The shares of the step by kind, largest first: collectives of all axes are one kind. Of the
     time in which no compute engine is busy, what queues move data in at most is `memory`; the rest
     is `latency`, in which cores wait for what depends on each other."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = defaultdict(float)
     for category, share in _ranked(report).items():
-        kind = kind_of(category)
-        found[kind] = found.get(kind, 0.0) + share
+        found[kind_of(category)] += share
     if "memory" in found:
-        waits = max(0.0, found["memory"] - queues_busy(report))
+        # Loads and stores share their engines.
+        waits = max(0.0, found["memory"] - sum(_queues(report).values()))
         found |= {"memory": found["memory"] - waits, LATENCY: waits}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def queues_busy(report: Mapping[str, Any]) -> float:
-    """The share of the step in which DMA queues move data; loads and stores share their engines."""
-    engines = report["timing"]["engines"].items()
-    return float(sum(engine["share"] for name, engine in engines if name.startswith(_DMA)))
 
 
 def _ranked(report: Mapping[str, Any]) -> dict[str, float]:
     """The shares of the step by category, largest first."""
     timing = report["timing"]
-    total = timing["step_time_ps"]
-    parts = sorted(timing["breakdown_ps"].items(), key=lambda item: -item[1])
-    return {category: ps / total for category, ps in parts}
+    parts = Counter(timing["breakdown_ps"]).most_common()
+    return {category: ps / timing["step_time_ps"] for category, ps in parts}
 
 
 def kind_of(category: str) -> str:
@@ -105,33 +99,41 @@ def _is_recomputed(job: Mapping[str, Any]) -> bool:
 
 def recomputed(report: Mapping[str, Any]) -> float:
     """The share of the FLOPs that run which the captured step has beyond those of its model."""
-    counts = report["timing"]["flops"]
-    return float(max(0, counts["captured"] - counts["model"]) / (counts["executed"] or 1))
+    return _beyond(report, "captured", "model")
 
 
 def replicated(report: Mapping[str, Any]) -> float:
     """The share of the FLOPs that run which ranks do alike, or on padding."""
+    return _beyond(report, "executed", "captured")
+
+
+def _beyond(report: Mapping[str, Any], counted: str, needed: str) -> float:
     counts = report["timing"]["flops"]
-    return float(max(0, counts["executed"] - counts["captured"]) / (counts["executed"] or 1))
+    return float(max(0, counts[counted] - counts[needed]) / (counts["executed"] or 1))
 
 
 def _memory(report: Mapping[str, Any], share: float) -> str:
     return (
         f"HBM traffic: engines wait for data {share_text(share)} of the step; queues are busy:"
-        f" {_queues(report)}"
+        f" {_queues_text(report)}"
     )
 
 
-def _queues(report: Mapping[str, Any]) -> str:
+def _queues(report: Mapping[str, Any]) -> dict[str, float]:
+    """The shares of the step in which DMA queues move data."""
     engines = report["timing"]["engines"].items()
-    busy = (f"{n} {share_text(e['share'])}" for n, e in engines if n.startswith(_DMA))
-    return ", ".join(busy) or "none"
+    return {name: engine["share"] for name, engine in engines if name.startswith(_DMA)}
+
+
+def _queues_text(report: Mapping[str, Any]) -> str:
+    busy = _queues(report).items()
+    return ", ".join(f"{name} {share_text(share)}" for name, share in busy) or "none"
 
 
 def _latency(report: Mapping[str, Any], share: float) -> str:
     return (
         f"latency: {share_text(share)} of the step or more no engine computes and no queue moves"
-        f" data, each waits for another; queues are busy: {_queues(report)}"
+        f" data, each waits for another; queues are busy: {_queues_text(report)}"
     )
 
 
@@ -156,8 +158,7 @@ def _collective(report: Mapping[str, Any], share: float) -> str:
 
 def _bubble(report: Mapping[str, Any], share: float) -> str:
     pipeline = report["pipeline"]
-    count = pipeline["num_microbatches"]
-    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    batches = micro_batches_text(pipeline["num_microbatches"])
     stage = last_stage(report["timing"])
     whose = "cores" if stage is None else f"cores of stage {stage}, the last to finish,"
     return (

@@ -28,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
     compare.add_argument("a", type=Path, help="report.json, the directory of a run, or a job.toml")
     compare.add_argument("b", type=Path, help="the same")
     compare.add_argument(FLAG, action="store_true", help="ask anew about jobs: plan them again")
-    compare.add_argument("--json", action="store_true", help="print JSON on stdout")
+    compare.json_flag()
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
     compare.set_defaults(verb=_compare)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report, plain
@@ -52,10 +50,11 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]]) -> None:
     """A table; below it, by number, the reasons and the other algorithms."""
     console = terminal.console()
-    table = Table(title="collectives, the most exposed first", title_justify="left", pad_edge=False)
-    for name in ("#", "collective", "over", "bytes", "times", "one takes", "exposed"):
-        left = name in ("collective", "over")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    right = ("bytes", "times", "one takes", "exposed")
+    title = "collectives, the most exposed first"
+    table = terminal.table(
+        "#", "collective", "over", *right, title=title, right=("#", *right), overflow="fold"
+    )
     merged = _merged(rows)
     for n, row in enumerate(merged[:_SHOWN]):
         table.add_row(str(n + 1), *_cells(row))

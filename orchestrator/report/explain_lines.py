@@ -6,10 +6,10 @@ Made of a report alone, so that a stored answer is explained like a new one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.machine.target import PS_PER_S
@@ -56,9 +56,7 @@ def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
 def show(section: Mapping[str, Any]) -> None:
     """The figures of the line, one below the other."""
     title = f"{section['line']}: where its figures come from"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("figure", "value", "how"):
-        table.add_column(name, overflow="fold")
+    table = terminal.table("figure", "value", "how", title=title, overflow="fold")
     for row in section["rows"]:
         table.add_row(*(Text(row[key]) for key in ("name", "value", "how")))
     terminal.console().print(table)
@@ -231,7 +229,7 @@ def _limited(report: Report) -> Iterator[Row]:
     if report["bottleneck"]["kind"] == CAPACITY:
         peak = memory["peak_bytes"]
         limit = f"{size_text(peak)} at the peak, limit {size_text(memory['limit_bytes'])}"
-        for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+        for name, size in Counter(memory["categories"]).most_common():
             yield name, size_text(size), f"{share_text(size, peak)} of {limit}"
         return
     step = report["timing"]["step_time_ps"]

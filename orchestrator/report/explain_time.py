@@ -84,8 +84,8 @@ def show(section: Mapping[str, Any]) -> None:
 
 
 def _functions(rows: list[dict[str, Any]], total: int) -> Table:
-    table = Table(title="where the step goes, by function", title_justify="left", pad_edge=False)
-    table.add_column("function", overflow="fold")
+    title = "where the step goes, by function"
+    table = terminal.table("function", title=title, overflow="fold")
     for name in ("calls", "time", "of step", "compute", "memory", "waits"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
@@ -104,9 +104,7 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
 def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
     """The busiest engine of a line is busy a share of the step, on all physical cores: beside the
     line's own time it may be more, since its work begins while the line before is still at work."""
-    table = Table(title="by source line", title_justify="left", pad_edge=False)
-    table.add_column("line", overflow="fold")
-    table.add_column("what", overflow="fold")
+    table = terminal.table("line", "what", title="by source line", overflow="fold")
     for name in ("of step", "busiest engine, of step", "FLOP", "HBM"):
         table.add_column(name, justify="right")
     for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:

@@ -30,7 +30,6 @@ from shardwright.sharding.memory.footprint import worst_stage
 LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
 _BAR = 16
-_NUMBERS = ("position", "times", "in use")
 _PER_PROGRAM = 5  # positions of a program on the screen
 
 
@@ -113,9 +112,8 @@ def _timeline(memory: dict[str, Any]) -> Table:
     """The highest positions of every program, in order; bars show what named buffers leave."""
     named = sum(memory["argument_bytes"].values())
     title = f"bytes in use over the step, named buffers {size_text(named)}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("program", "position", "what", "times", "in use", "above named buffers"):
-        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    columns = ("program", "position", "what", "times", "in use", "above named buffers")
+    table = terminal.table(*columns, title=title, right=("position", "times", "in use"))
     top = max(max(m["live_bytes"] for m in memory["timeline"]) - named, 1)
     for program in memory["arena_bytes"]:
         rows = [m for m in memory["timeline"] if m["program"] == program]
@@ -130,9 +128,7 @@ def _timeline(memory: dict[str, Any]) -> Table:
 
 def _tensors(memory: dict[str, Any]) -> Table:
     title = f"largest tensors at the peak, in {memory['peak_program']}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("tensor", "category", "bytes", "where"):
-        table.add_column(name, justify="right" if name == "bytes" else "left")
+    table = terminal.table("tensor", "category", "bytes", "where", title=title, right=("bytes",))
     for row in memory["largest"]:
         where = row["loc"].rpartition("/")[2]
         table.add_row(row["name"], row["category"], size_text(row["bytes"]), where)
@@ -140,13 +136,11 @@ def _tensors(memory: dict[str, Any]) -> Table:
 
 
 def _changes(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        title="what would save memory (estimated before compiling)",
-        title_justify="left",
-        pad_edge=False,
+    right, title = (
+        ("saves", "peak then", "fits"),
+        "what would save memory (estimated before compiling)",
     )
-    for name in ("change", "saves", "peak then", "fits"):
-        table.add_column(name, justify="left" if name == "change" else "right")
+    table = terminal.table("change", *right, title=title, right=right)
     for row in rows:
         saved, peak = size_text(row["saves_bytes"]), size_text(row["peak_bytes"])
         table.add_row(row["change"], saved, peak, "yes" if row["fits"] else "no")

@@ -7,6 +7,7 @@ it is cut or left out, least important first, when there is no line for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -93,7 +94,7 @@ def _tool(report: Report, width: int) -> list[Text]:
     made = report["provenance"]
     seconds = made["stages_s"]
     waited_s = made.get("answered_s", sum(seconds.values()))  # only a command knows the whole
-    longest = sorted(seconds.items(), key=lambda item: -item[1])[:4]
+    longest = Counter(seconds).most_common(4)
     parts = ", ".join(f"{name} {value:.1f}" for name, value in longest)
     return plain("answered", f"in {waited_s:.1f} s: {parts}", width)
 

@@ -18,6 +18,15 @@ from shardwright.orchestrator.terminal.terminal import printable
 from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
+_BEFORE_UNITS = (
+    sections.headline,
+    sections.job,
+    sections.roles,
+    sections.logical_cores,
+    sections.placement,
+    sections.streams,
+    sections.compiler,
+)
 _SECTIONS = (
     sections.memory,
     sections.auto,
@@ -38,15 +47,8 @@ def run_screen(report: dict[str, Any]) -> None:
     console = terminal.console()
     width = console.width
     _print(console, _failure(report, width))
-    for section in (
-        sections.headline,
-        sections.job,
-        sections.roles,
-        sections.logical_cores,
-        sections.placement,
-    ):
+    for section in _BEFORE_UNITS:
         _print(console, section(report, width))
-    _print(console, sections.streams(report, width) + sections.compiler(report, width))
     _units(console, report)
     _print(console, sections.stored_units(report, width))
     _losses(console, report)
@@ -60,12 +62,12 @@ def run_screen(report: dict[str, Any]) -> None:
     _print(console, sections.verdict(report, width))
 
 
-def report_lines(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
+def report_lines(report: Mapping[str, Any]) -> list[str]:
     """A report in plain text: what is wrong with the values of a run, what they came to, and the
     screen of a plan, whose last lines decide."""
-    lines = _failure(report, width) if "numerics" in report else []
-    lines += _values(report["numerics"], width) if "numerics" in report else []
-    lines += screen_lines(report, width)
+    lines = screen_lines(report, WIDTH)
+    if "numerics" in report:
+        lines = [*_failure(report, WIDTH), *_values(report["numerics"], WIDTH), *lines]
     return [printable(line.plain.rstrip()) for line in lines]
 
 
@@ -187,10 +189,9 @@ def _apart(found: dict[str, Any]) -> str:
     return f"{error}, allowed {found['allowed']:.1e}"
 
 
-def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
+def loss_plot(losses: list[float]) -> Text:
     """The loss curve as text."""
-    steps = list(range(1, len(losses) + 1))
-    return lines({"loss": (steps, losses)}, "step", "loss", width, height)
+    return lines({"loss": (range(1, len(losses) + 1), losses)}, "step", "loss")
 
 
 def _cannot_tell(console: Console, limits: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from shardwright.orchestrator.report.text import (
     KIB,
     count_text,
     counted,
+    micro_batches_text,
     place_text,
     rate_text,
     seconds_text,
@@ -103,8 +104,6 @@ def headline(report: Report, width: int) -> list[Text]:
 def job(report: Report, width: int) -> list[Text]:
     """Sizes: model, cores, samples of a step; and the type of its products."""
     graph, cluster, batch = report["graph"], report["job"]["cluster"], report["batch"]
-    count = batch["num_microbatches"]
-    micro = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     tokens = f" of {batch['tokens_per_sample']:,} tokens" if batch["tokens_per_sample"] > 1 else ""
     length = report.get("resolved", {}).get("model.seq_len")
     if tokens and length and report["job"]["model"]["config"]:  # a preset's is no news
@@ -115,7 +114,7 @@ def job(report: Report, width: int) -> list[Text]:
         f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
-        f" {micro}"
+        f" {micro_batches_text(batch['num_microbatches'])}"
     )
     return plain("job", text, width)
 
@@ -139,17 +138,16 @@ def roles(report: Report, width: int) -> list[Text]:
     model = report["job"]["model"]
     if not (model["entry"] or model["hlo"]):
         return []
-    rows = [f"{_ROLE_TEXT[row['role']]} {_few(row['paths'])}" for row in report["graph"]["roles"]]
-    return plain("roles", "; ".join(rows), width)
+    told = []
+    for row in report["graph"]["roles"]:
+        more = len(row["paths"]) - MOST_PATHS
+        few = ", ".join(row["paths"][:MOST_PATHS]) + (f" and {more} more" if more > 0 else "")
+        told.append(f"{_ROLE_TEXT[row['role']]} {few}")
+    return plain("roles", "; ".join(told), width)
 
 
 _ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random numbers"}
 MOST_PATHS = 3  # of a role that the screen names (our choice)
-
-
-def _few(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
-    return ", ".join(paths[:MOST_PATHS]) + more
 
 
 def logical_cores(report: Report, width: int) -> list[Text]:
@@ -212,13 +210,12 @@ def streams(report: Report, width: int) -> list[Text]:
         return []
     total = report["timing"]["step_time_ps"]
     lines = plain("streams", f"DMA packets of compute {compute / KIB:g} KiB", width)
-    return lines + parts_of([Text(_stream_text(row, total)) for row in rows], width)
-
-
-def _stream_text(row: Mapping[str, Any], total: int) -> str:
-    kinds, packets = ", ".join(row["collectives"]), row["packet_bytes"] / KIB
-    busy = share_text(row["time_ps"], total)
-    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {busy}"
+    told = [
+        f"{row['stream']}: {', '.join(row['collectives'])}, packets"
+        f" {row['packet_bytes'] / KIB:g} KiB, busy {share_text(row['time_ps'], total)}"
+        for row in rows
+    ]
+    return lines + parts_of(list(map(Text, told)), width)
 
 
 def memory(report: Report, width: int) -> list[Text]:
@@ -234,16 +231,12 @@ def memory(report: Report, width: int) -> list[Text]:
     parts = {n: size for n, size in section["categories"].items() if size >= _SHOWN * peak}
     sizes = {name: size_text(size) for name, size in parts.items()}
     drawn = Text(" " * TITLE).append(bar_to_limit(parts, limit, width - TITLE))
-    host = [Text(_host_text(section["host"]))] if "host" in section else []
     lines = [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
-    return lines + (parts_of(host, width) if host else [])
-
-
-def _host_text(section: Mapping[str, Any]) -> str:
-    """What an instance keeps in the memory of its host."""
-    kept, limit = section["bytes"], section["limit_bytes"]
-    share = share_text(kept / limit)
-    return f"and {size_text(kept)} of {size_text(limit)} host memory per instance, {share}"
+    if host := section.get("host"):
+        kept, limit = host["bytes"], host["limit_bytes"]
+        text = f"and {size_text(kept)} of {size_text(limit)} host memory per instance,"
+        lines += parts_of([Text(f"{text} {share_text(kept / limit)}")], width)
+    return lines
 
 
 def auto(report: Report, width: int) -> list[Text]:
@@ -380,8 +373,7 @@ def stages(report: Report, width: int) -> list[Text]:
         f" {share_text(time['breakdown_ps']['bubble'], total, 1)}, {size_text(own['peak_bytes'])}"
         for time, own, has in zip(per_stage, peaks, pipeline["stages"], strict=True)
     ]
-    count = pipeline["num_microbatches"]
-    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    batches = micro_batches_text(pipeline["num_microbatches"])
     lines = plain("pipeline", f"{len(texts)} stages, {batches}, {pipeline['schedule']}", width)
     parts, first = [], 0
     for text, same in groupby(texts):
@@ -393,9 +385,7 @@ def stages(report: Report, width: int) -> list[Text]:
 
 def stored(report: Report, width: int) -> list[Text]:
     """That the answer is a stored one, how old it is and the command that asks anew."""
-    since = _stored_s(report)
-    text = counted_text(1, 1, "answer", since, _again(report))
-    return plain("stored", text, width) if text else []
+    return _stored(report, 1, 1, "answer", _stored_s(report), width)
 
 
 def _stored_s(report: Report) -> float:
@@ -410,13 +400,15 @@ def stored_units(report: Report, width: int) -> list[Text]:
     if report["provenance"].get("stored_s"):
         return []
     times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
-    text = counted_text(len(times), len(report["units"]), TASKS, oldest(times), _again(report))
+    return _stored(report, len(times), len(report["units"]), TASKS, oldest(times), width)
+
+
+def _stored(
+    report: Report, count: int, total: int, what: str, since_s: float, width: int
+) -> list[Text]:
+    again = report["provenance"].get("again", AGAIN)
+    text = counted_text(count, total, what, since_s, again)
     return plain("stored", text, width) if text else []
-
-
-def _again(report: Report) -> str:
-    command: str = report["provenance"].get("again", AGAIN)
-    return command
 
 
 def findings(report: Report, width: int) -> list[Text]:

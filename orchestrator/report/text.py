@@ -18,6 +18,11 @@ def count_text(number: float) -> str:
     return f"{number:.3g} "
 
 
+def micro_batches_text(count: int) -> str:
+    """How many micro-batches a step has."""
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
 def counted(report: Mapping[str, Any]) -> str:
     """What rates and costs of a report are per: tokens, or samples where those are not made of
     tokens."""
@@ -26,11 +31,10 @@ def counted(report: Mapping[str, Any]) -> str:
 
 def size_text(num_bytes: float) -> str:
     """Bytes in binary units."""
-    if num_bytes >= GIB:
-        return f"{num_bytes / GIB:.2f} GiB"
-    if num_bytes >= MIB:
-        return f"{num_bytes / MIB:.2f} MiB"
-    return f"{num_bytes / KIB:.2f} KiB" if num_bytes >= KIB else f"{num_bytes:.0f} B"
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
 
 
 def seconds_text(seconds: float) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.orchestrator.config.config import JobConfig, output_folder
@@ -227,9 +226,8 @@ def run(
 
 
 def _screen(summary: CompileSummary, console: Console, again: str) -> None:
-    table = Table(box=None)
-    for name in ("job", "units", "cached", "compiled", "failed", "NEFFs", "MB"):
-        table.add_column(name, justify="left" if name == "job" else "right", overflow="fold")
+    right = ("units", "cached", "compiled", "failed", "NEFFs", "MB")
+    table = terminal.table("job", *right, right=right, overflow="fold", box=None, pad_edge=True)
     for job in summary.jobs:
         units, sizes = job.units, job.programs.values()
         numbers = (units.total, units.cached, units.compiled, units.failed, len(sizes))

@@ -11,12 +11,19 @@ from __future__ import annotations
 import codecs
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import (
+        Console,
+        ConsoleOptions,
+        JustifyMethod,
+        OverflowMethod,
+        RenderableType,
+    )
     from rich.segment import Segment
+    from rich.table import Table
     from rich.text import Text
 
 _KEPT = "\t"
@@ -92,6 +99,24 @@ def console(**settings: Any) -> Console:
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     return Plain(**{"highlight": False, "markup": False, "emoji": False, **settings})
+
+
+def table(
+    *columns: str,
+    right: Container[str] = (),
+    overflow: OverflowMethod = "ellipsis",
+    no_wrap: bool = False,
+    **settings: Any,
+) -> Table:
+    """A table without rows, its title and its columns to the left but for those on the `right`;
+    `settings` are those of `rich.table.Table`."""
+    from rich.table import Table
+
+    made = Table(**{"title_justify": "left", "pad_edge": False, **settings})
+    for name in columns:
+        side: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=side, overflow=overflow, no_wrap=no_wrap)
+    return made
 
 
 def written(text: str, file: TextIO) -> None:

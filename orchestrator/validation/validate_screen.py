@@ -29,11 +29,11 @@ def show(report: Mapping[str, Any], again: str) -> None:
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in names:
-        left: Any = "left" if name in ("row", "group") else "right"
-        table.add_column(name, justify=left, no_wrap=True)
-    return table
+    right = set(names) - {"row", "group"}
+    padding = (0, 2, 0, 0)
+    return terminal.table(
+        *names, right=right, no_wrap=True, box=None, padding=padding, header_style="dim"
+    )
 
 
 def _training(console: Console, report: Mapping[str, Any]) -> None:

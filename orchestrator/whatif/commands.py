@@ -52,7 +52,7 @@ def add_verbs(verbs: Any) -> None:
     )
     sweep.add_argument("--sort", choices=tuple(_OBJECTIVES), help="default: the objective")
     sweep.add_argument("--limit", type=int, default=20, help="rows of the table; 0: all")
-    sweep.add_argument("--json", action="store_true", help="print sweep.json on stdout")
+    sweep.json_flag("sweep.json")
     sweep.set_defaults(verb=_sweep)
     scale = verbs.add_parser("scale", help="weak and strong scaling, machines side by side")
     scale.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
@@ -62,7 +62,7 @@ def add_verbs(verbs: Any) -> None:
     scale.add_argument(
         "--most-shards", type=int, help="ranks that share a copy of the state; 0: all of them"
     )
-    scale.add_argument("--json", action="store_true", help="print scale.json on stdout")
+    scale.json_flag("scale.json")
     scale.set_defaults(verb=_scale)
 
 

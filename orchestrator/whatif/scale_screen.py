@@ -223,7 +223,7 @@ def _xs(curve: Curve) -> list[int]:
 
 def _ys(curve: Curve, name: str) -> list[float]:
     """A figure along the curve; nothing where a point has none."""
-    values: list[float] = [curve.rows[count].metrics.get(name) for count in _xs(curve)]
+    values: list[Any] = [curve.rows[count].metrics.get(name) for count in _xs(curve)]
     return [] if None in values else values
 
 
