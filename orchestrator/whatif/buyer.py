@@ -110,9 +110,13 @@ def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
     meeting = [(row, one) for row, one in found if one.met or unasked]
     missing = [(row, one) for row, one in found if one.met is False]
     best = {
-        "cheapest": min((f for f in meeting if f[1].usd is not None), key=_dollars, default=None),
-        "fastest": min(meeting, key=_days, default=None),
-        "nearest": None if meeting else min(missing, key=_shortfall, default=None),
+        "cheapest": min(
+            (f for f in meeting if f[1].usd is not None),
+            key=lambda f: (f[1].usd, f[1].days),
+            default=None,
+        ),
+        "fastest": min(meeting, key=lambda f: (f[1].days, f[1].usd or 0.0), default=None),
+        "nearest": None if meeting else min(missing, key=lambda f: f[1].shortfall, default=None),
     }
     return {
         "tokens": host.goal.tokens,
@@ -121,18 +125,6 @@ def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
         **{name: dict(one[0].values) if one else None for name, one in best.items()},
         "text": list(_texts(best, found, host)),
     }
-
-
-def _dollars(found: Answered) -> tuple[float, float]:
-    return found[1].usd or 0.0, found[1].days or 0.0
-
-
-def _days(found: Answered) -> tuple[float, float]:
-    return found[1].days or 0.0, found[1].usd or 0.0
-
-
-def _shortfall(found: Answered) -> float:
-    return found[1].shortfall
 
 
 def _texts(

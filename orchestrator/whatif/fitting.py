@@ -84,11 +84,11 @@ def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Repo
     """The report of a fixed job as one of the job that was asked for."""
     whys = {
         "strategy.micro_batch": _why_micro_batch(section),
-        "strategy.remat": _why_remat(section) if is_ours(job) else "of the step",
+        "strategy.remat": "the least that fits" if is_good(chosen_row(section)) else NEAREST,
     }
-    values = {f"strategy.{name}": section[name] for name in ("micro_batch", "remat")}
+    values = {key: section[key.partition(".")[2]] for key in whys}
     if not is_ours(job):
-        values["strategy.remat"] = "as the step says"
+        whys["strategy.remat"], values["strategy.remat"] = "of the step", "as the step says"
     own = {key: {"value": values[key], "why": whys[key]} for key in job.strategy.open_keys}
     keys = {**report["resolved"], **own}
     resolved = {key: keys[key] for key in KEYS if key in keys}
@@ -96,10 +96,6 @@ def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Repo
 
 
 NEAREST = "the nearest: nothing fits that neuronx-cc would take"
-
-
-def _why_remat(section: Mapping[str, Any]) -> str:
-    return "the least that fits" if is_good(chosen_row(section)) else NEAREST
 
 
 def _why_micro_batch(section: Mapping[str, Any]) -> str:
@@ -139,18 +135,18 @@ class _Search:
         """What was chosen, and every candidate that was looked at, in that order."""
         row = next(row for row, found in self._reports if found is report)
         return {
-            "keys": [key for key in self._job.strategy.open_keys if self._decides(key)],
+            # A step that is not ours keeps what it keeps.
+            "keys": [
+                key
+                for key in self._job.strategy.open_keys
+                if key != "strategy.remat" or is_ours(self._job)
+            ],
             "remat": row["remat"],
             "micro_batch": row["micro_batch"],
             "samples_per_rank": self._samples,
             "why_one_size": self._one_size,
             "tried": self._rows,
         }
-
-    def _decides(self, key: str) -> bool:
-        """Whether the memory decides about an open key: a step that is not ours keeps what it
-        keeps."""
-        return key != "strategy.remat" or is_ours(self._job)
 
     def _remats(self) -> Sequence[str]:
         if self._job.strategy.remat != "auto":
