@@ -135,13 +135,11 @@ def compile_jobs(
     with unit_service(shared_by(jobs), progress) as service:
         works = []
         for file, job in jobs.items():
-            if dump_dir is None:
-                works.append(_Work(job, places[file], service, Stages(traces=traces)))
-                continue
-            folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
-            works.append(
-                _Work(job, places[file], service, Stages(), folder)
-            )  # a capture of its own
+            folder, stages = None, Stages(traces=traces)
+            if dump_dir is not None:
+                folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
+                stages = Stages()  # a capture of its own
+            works.append(_Work(job, places[file], service, stages, folder))
         tasks = [Task(work.prepare, work.finish) for work in works]
         ended, counts = compile_together(tasks, service)
     return CompileSummary(

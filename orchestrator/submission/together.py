@@ -58,11 +58,20 @@ def compile_together(tasks: Sequence[Task], service: UnitService) -> tuple[list[
     """What became of every task, in their order, and of all distinct units."""
     works = [_Work(task) for task in tasks]
     for work in works:
-        _prepare(work, service)
+        before = len(service.rows)
+        try:
+            work.parts = work.task.prepare()
+            work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
+        except DiagnosticError as error:
+            work.error = error
+        work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
     settled = service.settle([unit for work in works if work.parts for unit in work.parts.units])
     for work in works:
-        if work.parts is not None and work.error is None:
-            _finish(work, work.parts, settled)
+        if work.parts is not None:
+            try:
+                work.task.finish(work.parts, settled)
+            except DiagnosticError as error:
+                work.error = error
     rows = {(row.kind, row.key): row for row in reversed(service.rows)}  # the first end counts
     ended = [Ended(counts_of([rows[key] for key in work.keys]), work.error) for work in works]
     return ended, counts_of(list(rows.values()))
@@ -77,20 +86,3 @@ def counts_of(rows: Sequence[UnitRow]) -> UnitCounts:
     return UnitCounts(
         total=len(rows), cached=cached, compiled=done, failed=failed, stored_s=oldest(times)
     )
-
-
-def _prepare(work: _Work, service: UnitService) -> None:
-    before = len(service.rows)
-    try:
-        work.parts = work.task.prepare()
-        work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
-    except DiagnosticError as error:
-        work.error = error
-    work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
-
-
-def _finish(work: _Work, parts: Parts, settled: Settled) -> None:
-    try:
-        work.task.finish(parts, settled)
-    except DiagnosticError as error:
-        work.error = error

@@ -199,14 +199,11 @@ def _smallest(runs: Sequence[Row]) -> list[PublishedRun]:
     for layout in LAYOUTS:
         found = [item for item in usable if item.workload.layout == layout]
         if found:
-            chosen.append(min(found, key=_size))
+            smallest = min(found, key=lambda r: (not r.primary, r.workload.cores, r.matmul_params))
+            chosen.append(smallest)
     if not chosen:
         raise UsageError("SW_ROWS", "the file requires a run of a known model family, got none")
     return chosen
-
-
-def _size(item: PublishedRun) -> tuple[bool, int, float]:
-    return not item.primary, item.workload.cores, item.matmul_params
 
 
 def in_order(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
@@ -254,12 +251,15 @@ def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
     surfaces = [p.surface for p in made if p.surface]
     left = calibrate.left_out(surfaces)
     peaks = {p.run.id: _peak_flops_per_s(p.run) for p in made}
-    report: dict[str, Any] = {"rows": [], "constants": _constants()}
+    report: dict[str, Any] = {"rows": [], "constants": {}}
+    for name, one in constants().items():
+        told = {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
+        report["constants"][name] = told
     mfu, errors = calibrate.baseline([p.run for p in made], peaks) if made else (0.0, [])
     of_baseline = dict(zip([p.run.id for p in made], errors, strict=True))
-    for p in found:
-        one = _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline)
-        report["rows"].append(one)
+    report["rows"] = [
+        _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline) for p in found
+    ]
     if made:
         report |= {
             "baseline_mfu": mfu,
@@ -333,11 +333,3 @@ def _confidence(item: PublishedRun) -> Confidence:
     job = job_of(item.workload)
     layout = layout_of(job)
     return confidence(asked(job, layout.target, layout.mesh.sizes, is_published=True))
-
-
-def _constants() -> dict[str, Any]:
-    """The fitted constants of the model, with their provenance."""
-    return {
-        name: {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
-        for name, one in constants().items()
-    }
