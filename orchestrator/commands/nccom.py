@@ -12,7 +12,7 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.timing.runtimes import runtime_named
 from shardwright.collectives.timing.times import CollectiveTime, bus_bytes_per_s
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
+from shardwright.orchestrator.config.arguments import known_word
 from shardwright.orchestrator.config.collective_settings import parse_bytes, settings
 from shardwright.orchestrator.terminal import outputs, text_plots
 from shardwright.orchestrator.terminal.terminal import say
@@ -114,8 +115,8 @@ class Point:
 
 def points(request: Request) -> list[Point]:
     """Every size asked for. Raises UsageError for what is not understood or does not fit."""
-    kind, dtype = KINDS[_known(request.op, KINDS, "nccom")], request.dtype
-    _known(dtype, ELEMENT_BYTES, "--datatype")
+    kind = KINDS[known_word(request.op, KINDS, "nccom")]
+    dtype = known_word(request.dtype, ELEMENT_BYTES, "--datatype")
     what_if = _what_if(request, kind)
     groups = what_if.replica_groups()
     found = []
@@ -156,14 +157,6 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
         runtime=runtime,
         settings=settings(request.settings, "--set"),
     )
-
-
-def _known(word: str, words: Collection[str], what: str) -> str:
-    """The word, if it is one of those that `what` takes. Raises UsageError."""
-    if word not in words:
-        message = f"{what} requires one of {', '.join(words)}, got {word!r}"
-        raise UsageError("SW_USAGE", message, hint=did_you_mean(word, words))
-    return word
 
 
 def sizes(request: Request) -> list[int]:

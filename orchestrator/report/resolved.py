@@ -36,7 +36,10 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
         "model.seq_len": (built.tokens_per_sample, _length_source(job)),
         "model.dtype": _dtype(job),
         "model.generator": _generator(job),
-        **{f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh")) for axis in _axes(job)},
+        **{
+            f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh"))
+            for axis in job.as_dict()["mesh"]
+        },
         "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
         "strategy.zero": (own if is_own else zero_of(strategy), f"of strategy {strategy.name}"),
         "strategy.param_dtype": ("as the model says", "no policy of types"),
@@ -52,16 +55,11 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
         "goodput.checkpoint_interval_s": ("the best", seconds_text(goodput["interval_s"])),
         "goodput.checkpoint_s": ("as storage takes it", seconds_text(goodput["checkpoint_s"])),
     }
-    found = {}
-    for key, (value, why) in rows.items():
-        table, _, name = key.partition(".")
-        if getattr(getattr(job, table), name) in _OPEN:
-            found[key] = {"value": value, "why": why}
-    return found
-
-
-def _axes(job: JobConfig) -> tuple[str, ...]:
-    return tuple(job.as_dict()["mesh"])
+    return {
+        key: {"value": value, "why": why}
+        for key, (value, why) in rows.items()
+        if job.value(key) in _OPEN
+    }
 
 
 def _length_source(job: JobConfig) -> str:

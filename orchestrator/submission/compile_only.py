@@ -27,7 +27,13 @@ from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled, UnitService
-from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from shardwright.orchestrator.submission.together import (
+    Ended,
+    Task,
+    UnitCounts,
+    compile_together,
+    end_as_dict,
+)
 from shardwright.orchestrator.terminal import outputs, terminal
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.terminal.terminal import say
@@ -72,14 +78,12 @@ class CompileSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
-        errors = [job.error.as_dict() if job.error else None for job in self.jobs]
-        rows = [asdict(job) | {"error": e} for job, e in zip(self.jobs, errors, strict=True)]
         return {
             "schema": 1,
             "exit_code": self.exit_code,
             "seconds": self.seconds,
             "units": asdict(self.units),
-            "jobs": rows,
+            "jobs": list(map(end_as_dict, self.jobs)),
             "findings": [finding.as_dict() for finding in self.told],
         }
 
@@ -171,8 +175,7 @@ def shared_by(jobs: Mapping[Path, JobConfig]) -> JobConfig:
     """The first job, whose executor, cache and event log all use. Raises UsageError."""
     (name, first), *others = jobs.items()
     if not first.output.events:
-        events = str(output_folder(first) / "events.jsonl")
-        first = replace(first, output=replace(first.output, events=events))
+        first = first.but({"output.events": str(output_folder(first) / "events.jsonl")})
     for other, job in others:
         for table in ("executor", "workers", "unit_timeout_s", "unit_memory_gib"):
             given, wanted = getattr(job.run, table), getattr(first.run, table)
@@ -193,14 +196,11 @@ def _differs(key: str, first: tuple[Path, Any], other: tuple[Path, Any]) -> Usag
 
 
 def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
-    error = ended.error
     return CompiledJob(
         job=str(file),
         bundle=str(work.bundle) if work.programs else "",
-        units=ended.units,
         programs=work.programs,
-        error=error.diagnostic if error else None,
-        exit_code=error.exit_code if error else 0,
+        **ended.as_fields(),
     )
 
 

@@ -5,7 +5,8 @@ several of them is compiled once, and one that fails leaves the others alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.road.parts import Parts
@@ -44,6 +45,18 @@ class Ended:
 
     units: UnitCounts
     error: DiagnosticError | None
+
+    def as_fields(self) -> dict[str, Any]:
+        """What every row of a summary has of it: `units`, `error`, `exit_code`."""
+        if self.error is None:
+            return {"units": self.units, "error": None, "exit_code": 0}
+        told, code = self.error.diagnostic, self.error.exit_code
+        return {"units": self.units, "error": told, "exit_code": code}
+
+
+def end_as_dict(row: Any) -> dict[str, Any]:
+    """A row of a summary, a dataclass with an `error`, in JSON form."""
+    return asdict(row) | {"error": row.error.as_dict() if row.error else None}
 
 
 @dataclass(slots=True)

@@ -24,16 +24,10 @@ def changed(job: JobConfig, keys: Mapping[str, Any]) -> Change:
     not name are left out, and so is a batch in tokens beside one in samples."""
     if "strategy.global_batch" in keys and job.strategy.global_batch_tokens:
         keys = {**keys, "strategy.global_batch_tokens": 0}
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in keys.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    values: dict[str, Any] = {}
-    for table, found in tables.items():
-        kept = MeshConfig() if table == "mesh" else getattr(job, table)
-        values[table] = dataclasses.replace(kept, **found)
+    if any(key.startswith("mesh.") for key in keys):
+        job = dataclasses.replace(job, mesh=MeshConfig())
     text = " ".join(f"{key}={_shown(value)}" for key, value in keys.items())
-    return Change(text, dataclasses.replace(job, **values))
+    return Change(text, job.but(keys))
 
 
 def _shown(value: Any) -> str:
