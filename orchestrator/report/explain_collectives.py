@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report, plain
+from shardwright.orchestrator.report.sections import Report, titled
 from shardwright.orchestrator.report.text import seconds_text, share_text, size_text
 from shardwright.orchestrator.terminal import terminal
 
@@ -60,7 +60,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_row(str(n + 1), *_cells(row))
     console.print(table)
     for n, row in enumerate(merged[:_SHOWN]):
-        for line in plain(f"{n + 1:2d}", _reason(row), console.width):
+        for line in titled(f"{n + 1:2d}", _reason(row), console.width):
             console.print(line, soft_wrap=True)
     if len(merged) > _SHOWN:
         console.print(f"and {len(merged) - _SHOWN} more rows: use --json")
