@@ -20,13 +20,19 @@ from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.shape import check_report
-from shardwright.orchestrator.report.text import change_text, counted, rate_text, size_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    change_text,
+    counted,
+    rate_text,
+    size_text,
+)
 from shardwright.orchestrator.report.tried import chosen_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text, oldest
 from shardwright.orchestrator.whatif.change import compared
 
-Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
 _NO_SETTINGS = ("output", "cache", "base", "mesh")  # the mesh has a table of its own
 
@@ -156,7 +162,7 @@ def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
 _MOVED = ("count", "bytes", "time_ps", "exposed_ps")
 
 
-def _by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _by_kind(rows: Iterable[Facts]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         own = {**row, "bytes": row["count"] * row["bytes"]}
@@ -197,7 +203,7 @@ counted) and written."""
 _MANY = 10  # times as much; less is a percentage
 
 
-def change(row: Mapping[str, Any]) -> str:
+def change(row: Facts) -> str:
     """How much more the second amount is, or why they cannot be compared."""
     if "why_not" in row:
         return str(row["why_not"])
@@ -214,7 +220,7 @@ Part = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Caption, columns, rows."""
 
 
-def tables(found: Mapping[str, Any]) -> list[Part]:
+def tables(found: Facts) -> list[Part]:
     """Every part of a comparison as caption, columns and rows of text; parts without rows are left
     out."""
     columns = ("", "A", "B", "change")
@@ -235,20 +241,20 @@ def tables(found: Mapping[str, Any]) -> list[Part]:
     return [part for part in parts if part[2]]
 
 
-def _setting(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _setting(row: Facts) -> tuple[str, ...]:
     return row["key"], plain(row["a"]), plain(row["b"])
 
 
-def _summed(row: Mapping[str, Any], unit: str) -> tuple[str, ...]:
+def _summed(row: Facts, unit: str) -> tuple[str, ...]:
     _, name, text = SUMMARY[row["name"]]
     return _row({**row, "name": name.format(unit)}, text)
 
 
-def _row(row: Mapping[str, Any], text: Callable[[Any], str]) -> tuple[str, ...]:
+def _row(row: Facts, text: Callable[[Any], str]) -> tuple[str, ...]:
     return row["name"], text(row["a"]), text(row["b"]), change(row)
 
 
-def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _moved(rows: Iterable[Facts]) -> list[tuple[str, ...]]:
     def text(one: Mapping[str, int]) -> str:
         return f"{one['count']}, {ps_text(one['time_ps'])}, {ps_text(one['exposed_ps'])}"
 
@@ -263,7 +269,7 @@ def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def print_comparison(found: Mapping[str, Any], again: str) -> None:
+def print_comparison(found: Facts, again: str) -> None:
     """All tables on the terminal; `again` is the command that asks anew."""
     console = terminal.console()
     for letter, name in zip("AB", found["names"], strict=True):

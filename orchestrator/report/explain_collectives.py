@@ -6,13 +6,12 @@ The step is built once more for its calls; units and times come from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report, titled
-from shardwright.orchestrator.report.text import seconds_text, share_text, size_text
+from shardwright.orchestrator.report.sections import titled
+from shardwright.orchestrator.report.text import Facts, Report, seconds_text, share_text, size_text
 from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
@@ -66,7 +65,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         console.print(f"and {len(merged) - _SHOWN} more rows: use --json")
 
 
-def _reason(row: Mapping[str, Any]) -> str:
+def _reason(row: Facts) -> str:
     others = ", ".join(
         f"{one['algorithm']} {seconds_text(one['time_ps'] / PS_PER_S)}"
         for one in row["alternatives"]
@@ -88,7 +87,7 @@ def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda row: (-row["exposed_ps"], -row["time_ps"]))
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Facts) -> tuple[str, ...]:
     return (
         row["kind"],
         f"{row['axis']} ({row['group_size']})",

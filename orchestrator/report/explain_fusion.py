@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:

@@ -18,8 +18,10 @@ from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text, rests_on
 from shardwright.orchestrator.report.page.words import plain
-from shardwright.orchestrator.report.sections import Report, placed_as, products_text
+from shardwright.orchestrator.report.sections import placed_as, products_text
 from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
     count_text,
     counted,
     place_text,
@@ -53,7 +55,7 @@ def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
     }
 
 
-def show(section: Mapping[str, Any]) -> None:
+def show(section: Facts) -> None:
     """The figures of the line, one below the other."""
     title = f"{section['line']}: where its figures come from"
     table = terminal.table("figure", "value", "how", title=title, overflow="fold")
@@ -118,7 +120,7 @@ def _auto(report: Report) -> Iterator[Row]:
     yield "in this order", "", f"{why} (docs/design/0063-auto.md)"
 
 
-def _needed(row: Mapping[str, Any], report: Report) -> str:
+def _needed(row: Facts, report: Report) -> str:
     """What a candidate needs, and its step where it was timed."""
     text = candidate_text(row, report["memory"]["limit_bytes"])
     return f"{text}, {seconds_text(row['step_time_s'])} per step" if "step_time_s" in row else text

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import change_text, share_text
+from shardwright.orchestrator.report.text import Report, change_text, share_text
 from shardwright.orchestrator.road.build import build
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import step_of

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import share_text
+from shardwright.orchestrator.report.text import Report, share_text
 from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:

@@ -6,15 +6,21 @@ A view of the report's `functions`; both tables sum to the step exactly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import count_text, seconds_text, share_text, size_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    count_text,
+    seconds_text,
+    share_text,
+    size_text,
+)
 from shardwright.orchestrator.terminal import terminal
 
 CODE = ("compute", "memory")
@@ -55,7 +61,7 @@ def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
         }
 
 
-def _add(found: dict[str, dict[str, Any]], region: Mapping[str, Any]) -> None:
+def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
     empty = {"names": {}, "time_ps": 0, "engines_ps": Counter(), "flops": 0, "hbm_bytes": 0}
     row = found.setdefault(region["loc"] or NO_LINE, empty)
     row["names"][region.get("name", "other code")] = None
@@ -75,7 +81,7 @@ def _waits(report: Report) -> Iterator[dict[str, Any]]:
             }
 
 
-def show(section: Mapping[str, Any]) -> None:
+def show(section: Facts) -> None:
     """Both tables."""
     console = terminal.console()
     total = section["step_time_ps"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.purchase import GoalConfig
 from shardwright.orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
 from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
     count_text,
     large_usd_text,
     long_text,
@@ -153,7 +155,7 @@ def limits_text(goal: GoalConfig) -> str:
     return text + (f" for at most {large_usd_text(goal.budget)}" if goal.budget else "")
 
 
-def doubts(report: Mapping[str, Any]) -> str:
+def doubts(report: Report) -> str:
     """What speaks against an answer: the vendor's compiler, and the slow end of the band where it
     misses the goal, with the instances that it needs; empty where nothing does."""
     found, timing = report["goal"], report["timing"]
@@ -172,7 +174,7 @@ def doubts(report: Mapping[str, Any]) -> str:
     return "; ".join(told)
 
 
-def rests_on(report: Mapping[str, Any]) -> str:
+def rests_on(report: Report) -> str:
     """Why what a goal needs is reckoned from a step that nobody can run; empty where one can."""
     told = [] if report["goal"]["fits"] else ["does not fit the memory"]
     if refusals(report):
@@ -181,7 +183,7 @@ def rests_on(report: Mapping[str, Any]) -> str:
 
 
 def goal_texts(
-    found: Mapping[str, Any], unit: str, basis: str, doubt: str = "", rests: str = ""
+    found: Facts, unit: str, basis: str, doubt: str = "", rests: str = ""
 ) -> tuple[str, str]:
     """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
     is the kind of price, `unit` what is counted, `doubt` what speaks against it, `rests` what is
@@ -200,7 +202,7 @@ def goal_texts(
     return text, f"{needs}; {rests}" if needs and rests else needs
 
 
-def took_text(found: Mapping[str, Any], basis: str) -> str:
+def took_text(found: Facts, basis: str) -> str:
     """How long, for how much, and how much of the time and of the money is left or missing."""
     text = f"{long_text(found['days'] * S_PER_DAY)} at a goodput of"
     text += f" {share_text(found['goodput'], digits=1)}"
@@ -210,7 +212,7 @@ def took_text(found: Mapping[str, Any], basis: str) -> str:
     return f"{text}; {told}" if told else text
 
 
-def goal_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def goal_rows(found: Facts) -> list[tuple[str, str, str, str]]:
     """An answer as rows: what is taken, the limit, and what is left; a dash where there is none."""
 
     def row(name: str, taken: Any, limit: Any, left: Any, text: Callable[[float], str]) -> Any:
@@ -225,7 +227,7 @@ def goal_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _slack_texts(found: Mapping[str, Any]) -> Iterator[str]:
+def _slack_texts(found: Facts) -> Iterator[str]:
     if (slack := found["slack_days"]) is not None:
         amount = long_text(abs(slack) * S_PER_DAY)
         yield f"{amount} {'before' if slack >= 0 else 'after'} the deadline"
@@ -235,7 +237,7 @@ def _slack_texts(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no price to hold against the budget"
 
 
-def needs_text(needs: Mapping[str, Any] | None, unit: str) -> str:
+def needs_text(needs: Facts | None, unit: str) -> str:
     """What is missing, every figure rounded to the side that suffices."""
     if needs is None:
         return ""
@@ -254,7 +256,7 @@ def needs_text(needs: Mapping[str, Any] | None, unit: str) -> str:
     return ", or ".join(ways)
 
 
-def bought(report: Mapping[str, Any], job: JobConfig, target: Target) -> dict[str, Any]:
+def bought(report: Report, job: JobConfig, target: Target) -> dict[str, Any]:
     """A report with the dollars and the answer that `job` asks for: of a stored plan, those that
     its last question asked for go."""
     cluster, batch, step_s = job.cluster, report["batch"], report["timing"]["step_time_s"]

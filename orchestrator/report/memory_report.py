@@ -14,8 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import size_text
+from shardwright.orchestrator.report.text import Report, size_text
 from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.road.offload import host_section

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from shardwright.orchestrator.config.config import TRIES
 from shardwright.orchestrator.report import sections
-from shardwright.orchestrator.report.sections import Report, Said, Section
-from shardwright.orchestrator.report.text import counted
+from shardwright.orchestrator.report.sections import Said, Section
+from shardwright.orchestrator.report.text import Report, counted
 from shardwright.orchestrator.report.tried import effect_text, short_change, title
 from shardwright.orchestrator.terminal import terminal
 

@@ -3,7 +3,7 @@ seen while a job runs is `progress.py`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
-from shardwright.orchestrator.report.sections import Report, Said, What
+from shardwright.orchestrator.report.sections import Said, What
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.terminal import printable
 from shardwright.orchestrator.terminal.text_plots import lines
@@ -67,7 +68,7 @@ def run_screen(report: dict[str, Any]) -> None:
     _print(console, sections.verdict(report))
 
 
-def report_lines(report: Mapping[str, Any]) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """A report in plain text: what is wrong with the values of a run, what they came to, and the
     screen of a plan, whose last lines decide."""
     lines = screen_lines(report, WIDTH)
@@ -98,7 +99,7 @@ def _failure(report: Report) -> Said:
         yield "", "run it with compiler.auto_cast = none to see whether the cast does that"
 
 
-def _drawn(report: Mapping[str, Any]) -> str:
+def _drawn(report: Report) -> str:
     """That a step with keys of its own draws other numbers for a micro-batch; else nothing."""
     keys = [
         path for row in report["graph"]["roles"] if row["role"] == "rng" for path in row["paths"]
@@ -108,7 +109,7 @@ def _drawn(report: Mapping[str, Any]) -> str:
     return f" Random numbers drawn from {keys[0]} are others for a micro-batch than for all of it."
 
 
-def _judged(numerics: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _judged(numerics: Facts) -> Iterator[tuple[dict[str, Any], str, str]]:
     """What has passed or failed: the figures, its name, and what to look at when it failed."""
     loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
     if leaf is not None:
@@ -158,7 +159,7 @@ def _values(report: Report) -> Said:
         yield "", f"instructions (L0) from regions (L1): {_apart(worst)}"
 
 
-def _compared(numerics: Mapping[str, Any]) -> Iterator[str]:
+def _compared(numerics: Facts) -> Iterator[str]:
     leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
     if leaf is None:
         yield "not compared with the unsharded step (run.compare)"

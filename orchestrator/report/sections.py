@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 from rich.text import Text
 
@@ -21,6 +20,8 @@ from shardwright.orchestrator.report.cost import basis_text, list_text, missing_
 from shardwright.orchestrator.report.goal import doubts, goal_texts, rests_on
 from shardwright.orchestrator.report.text import (
     KIB,
+    Facts,
+    Report,
     count_text,
     counted,
     micro_batches_text,
@@ -37,7 +38,6 @@ from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import AGAIN, FLAG, age_text, counted_text, oldest
 from shardwright.sim_cluster.timing.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
-Report = Mapping[str, Any]
 What = str | Text | list[str] | list[Text] | Callable[[int], Text]
 """A text, which is wrapped; parts, as many on a line as there is room for; or what is drawn in so
 many columns."""
@@ -203,7 +203,7 @@ def placement(report: Report) -> Said:
     yield "placed", f"{placed_as(placed)}: {places}"
 
 
-def placed_as(placed: Mapping[str, Any]) -> str:
+def placed_as(placed: Facts) -> str:
     """The placement that was asked for, or why it is none of the torus."""
     name: str = placed["name"]
     is_asked = name.partition(":")[0].strip() == LINEAR

@@ -23,6 +23,7 @@ from shardwright.compiler.support.schema import (
     one_of,
     several,
 )
+from shardwright.orchestrator.report.text import Facts
 
 _LAST_S = 1e11  # our choice: the year 5138; nothing was stored later
 _LARGEST = 1e36
@@ -421,7 +422,7 @@ REPORT = _open(_NOT_ALWAYS, **_SECTIONS)
 """A report of `plan` or `run`."""
 
 
-def _check_auto(section: Mapping[str, Any]) -> None:
+def _check_auto(section: Facts) -> None:
     for row in section["tried"]:
         (_REFUSED if row["status"] == "refused" else _CANDIDATE).require(row, "report.auto")
     own = {"remat": section["remat"], "micro_batch": section["micro_batch"], "compiled": True}

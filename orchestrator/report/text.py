@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+Report = Mapping[str, Any]
+"""A report as its JSON has it; `shape.py` says what that of a job holds."""
+Facts = Mapping[str, Any]
+"""A part of a report: a section, or a row of one."""
 GIB = 2**30
 MIB = 2**20
 KIB = 2**10
@@ -23,7 +27,7 @@ def micro_batches_text(count: int) -> str:
     return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
-def counted(report: Mapping[str, Any]) -> str:
+def counted(report: Report) -> str:
     """What rates and costs of a report are per: tokens, or samples where those are not made of
     tokens."""
     return "token" if report["batch"]["tokens_per_sample"] > 1 else "sample"
@@ -105,7 +109,7 @@ def usd_text(usd: float) -> str:
     return f"${usd:#.3g}" if usd >= 1e-4 else f"${usd:.2e}"
 
 
-def place_text(found: Mapping[str, Any]) -> str:
+def place_text(found: Facts) -> str:
     """Where a finding is: ` (model.py:12)`; empty where it has no place."""
     loc = found.get("loc")
     return f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""

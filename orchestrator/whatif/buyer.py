@@ -29,7 +29,7 @@ from shardwright.orchestrator.report.goal import (
     needs_text,
     took_text,
 )
-from shardwright.orchestrator.report.text import usd_text
+from shardwright.orchestrator.report.text import Facts, usd_text
 from shardwright.orchestrator.whatif.rows import FITS, Row
 
 Answered = tuple[Row, Answer]
@@ -90,7 +90,7 @@ def prices_section(rows: Sequence[Row], host: JobConfig) -> list[dict[str, Any]]
     return [price.as_dict() for price in prices.values()]
 
 
-def prices_text(prices: Sequence[Mapping[str, Any]]) -> str:
+def prices_text(prices: Sequence[Facts]) -> str:
     """What dollars are of, machine by machine: its price, or that it has none of that kind."""
     return "; ".join(
         missing_text(price)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
 from shardwright.orchestrator.config.config import KEYS, JobConfig
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.report.tried import chosen_row, is_good
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.build import Planned, planned
@@ -33,9 +34,7 @@ PIPELINE = "pp"
 
 
 @contextmanager
-def estimates(
-    job: JobConfig, memory: Mapping[str, Any]
-) -> Iterator[Callable[[JobConfig], tuple[float, int]]]:
+def estimates(job: JobConfig, memory: Facts) -> Iterator[Callable[[JobConfig], tuple[float, int]]]:
     """A function of a changed job: the bytes that a core of it is expected to need, infinite where
     it is refused, and those that it may use.
 
@@ -80,7 +79,7 @@ def chosen(job: JobConfig, road: Road) -> Report:
     return asked_as(report, job, search.section(report))
 
 
-def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Report:
+def asked_as(report: Report, job: JobConfig, section: Facts) -> Report:
     """The report of a fixed job as one of the job that was asked for."""
     whys = {
         "strategy.micro_batch": _why_micro_batch(section),
@@ -98,7 +97,7 @@ def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Repo
 NEAREST = "the nearest: nothing fits that neuronx-cc would take"
 
 
-def _why_micro_batch(section: Mapping[str, Any]) -> str:
+def _why_micro_batch(section: Facts) -> str:
     samples = section["samples_per_rank"]
     if samples == 1:
         return "a rank has one sample per step"
@@ -245,7 +244,7 @@ def _last_that(sizes: Sequence[int], fits: Callable[[int], Report | None]) -> Re
     return found
 
 
-def _distance(tried: tuple[Mapping[str, Any], Report]) -> tuple[bool, int, float]:
+def _distance(tried: tuple[Facts, Report]) -> tuple[bool, int, float]:
     """How far from what was looked for: what fits is nearest, then what needs less."""
     row, _ = tried
     is_large = row["status"] != FITS

@@ -14,11 +14,11 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import num_cpus
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, Shared, plan
 from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.road.units import executor_of
@@ -26,7 +26,6 @@ from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.shared import SharedExecutor
 from shardwright.orchestrator.terminal.terminal import say
 
-Report = Mapping[str, Any]
 TURN_S = 0.05
 """How often jobs that have ended are looked for (our choice; a job takes seconds)."""
 

@@ -22,7 +22,9 @@ from shardwright.orchestrator.report.bottleneck import (
     kind_shares,
     recomputed,
 )
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.whatif.change import Keys
 from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from shardwright.sharding.strategies.decisions import WEIGHTS
@@ -42,20 +44,20 @@ class Idea:
     """Keys of the job and their new values; `more` is memory it may add, in multiples of what a
     category holds now: what surely does not fit is not tried."""
 
-    keys: Mapping[str, Any]
+    keys: Keys
     more: Mapping[str, float] = field(default_factory=dict)
 
 
 Rule = Callable[[Situation], Iterator[Idea]]
 
 
-def ideas(now: Situation, report: Mapping[str, Any]) -> Iterator[Idea]:
+def ideas(now: Situation, report: Report) -> Iterator[Idea]:
     """What is worth trying, the most promising first: what cures a refusal of the vendor's
     compiler, for a job that does not fit what saves memory, else settings by what could be gained,
     in the order of the table, and other machines at last."""
     kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
     cures = CURES if refusals(report) else ()
-    seen: list[Mapping[str, Any]] = []
+    seen: list[Keys] = []
     for rule in (*cures, *_rules(WORTH, kinds), *_rules(MACHINES, kinds)):
         for idea in rule(now):
             if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
@@ -67,7 +69,7 @@ def _rules(table: Mapping[str, tuple[Rule, ...]], kinds: Sequence[str]) -> list[
     return [rule for kind in kinds for rule in table.get(kind, ())]
 
 
-def _by_gain(now: Situation, report: Mapping[str, Any]) -> list[str]:
+def _by_gain(now: Situation, report: Report) -> list[str]:
     """Kinds of what takes a share of the step, the largest first. A step has to compute: of that
     counts what is done twice, or all of it where a shorter type or another generator may do."""
     found = {name: share for name, share in kind_shares(report).items() if share > RANKED_SHARE}
@@ -86,14 +88,14 @@ def is_open(idea: Idea, now: Situation) -> bool:
     return not now.job.model.hlo or _in_flight(now, idea.keys) == _in_flight(now, {})
 
 
-def _in_flight(now: Situation, keys: Mapping[str, Any]) -> int:
+def _in_flight(now: Situation, keys: Keys) -> int:
     """Samples of a micro-batch on all ranks, with other values of some keys."""
     ways = (keys.get(f"mesh.{axis}", now.size(axis)) for axis in ("dp_replicate", "dp_shard"))
     count: int = math.prod(ways) * keys.get("strategy.micro_batch", now.strategy.micro_batch)
     return count
 
 
-def may_fit(idea: Idea, memory: Mapping[str, Any]) -> bool:
+def may_fit(idea: Idea, memory: Facts) -> bool:
     """Whether what an idea adds could fit."""
     held = memory["categories"]
     more = sum(factor * held.get(category, 0) for category, factor in idea.more.items())
@@ -130,7 +132,7 @@ def _halved(source: str, target: str, **more: float) -> Rule:
     return rule
 
 
-def _where(holds: Callable[[Situation], bool], keys: Mapping[str, Any], **more: float) -> Rule:
+def _where(holds: Callable[[Situation], bool], keys: Keys, **more: float) -> Rule:
     """The same change wherever something holds."""
     return lambda now: iter([Idea(keys, more)] if holds(now) else [])
 

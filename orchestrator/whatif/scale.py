@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.road.build import asked_batch
-from shardwright.orchestrator.whatif.change import frugal
+from shardwright.orchestrator.whatif.change import Keys, frugal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row
 from shardwright.sharding.partition.mesh import DATA_AXES, SHARD_AXIS
@@ -66,9 +66,7 @@ class Curve:
         return next((row for row in answered if row.status == FITS), next(iter(answered), None))
 
 
-def points(
-    study: Study, base: JobConfig, job: Callable[[Mapping[str, Any]], JobConfig]
-) -> list[Point]:
+def points(study: Study, base: JobConfig, job: Callable[[Keys], JobConfig]) -> list[Point]:
     """The points of a study; `base` is the job without them, `job` makes one of changed keys.
 
     Raises UsageError for a mesh in which nothing can grow, and for unknown machines.

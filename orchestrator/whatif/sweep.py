@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.plan_cache import plan_key
 from shardwright.orchestrator.terminal.age import counted_text, oldest
 from shardwright.orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
@@ -34,8 +34,8 @@ class Swept:
     known: int  # of the rows: from the journal
     began_s: float = 0.0  # Unix time
     interrupted: bool = False
-    prices: Sequence[Mapping[str, Any]] = ()  # of the machines among the rows
-    goal: Mapping[str, Any] | None = None  # and which rows meet it
+    prices: Sequence[Facts] = ()  # of the machines among the rows
+    goal: Facts | None = None  # and which rows meet it
 
     def stored_text(self, command: str) -> str:
         """How many of the rows were stored before, since when, and the command that asks anew."""

@@ -8,16 +8,17 @@ answer is due; `--tries N` makes it N, however long they take.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.whatif.change import Change, changed
+from shardwright.orchestrator.whatif.change import Change, Keys, changed
 from shardwright.orchestrator.whatif.fitting import estimates
 from shardwright.orchestrator.whatif.many import plans, refusal
 from shardwright.orchestrator.whatif.rows import may_pass
@@ -41,7 +42,7 @@ before compiling says least of that (our choice; of Llama-3 8B at 8,192 position
 
 
 def advice(
-    job: JobConfig, report: Mapping[str, Any], count: int, progress: Progress | None = None
+    job: JobConfig, report: Report, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """The section `whatif` of a planned job: `tried`, at most `count`, the best first, and what is
     `left`.
@@ -55,7 +56,7 @@ def advice(
     return {"tried": sorted(tried, key=_rank), "left": left}
 
 
-def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
+def affordable(tries: int, report: Report, started: float) -> int:
     """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time;
     two in any case where the job does not fit, one where the vendor's compiler would refuse it,
     since the cure decides.
@@ -73,7 +74,7 @@ def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
     return max(least, min(TRIES, int(spare / max(TRY_SHARE * (took - once), 0.1))))
 
 
-def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[Change]:
+def _changes(job: JobConfig, report: Report, count: int) -> Iterator[Change]:
     """Changes, the most promising first."""
     now = situation_of(job, report)
     if report["memory"]["fits"] or not count:
@@ -81,7 +82,7 @@ def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[
     return islice(_fitting(job, now, report["memory"]), count)
 
 
-def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
+def _fitting(job: JobConfig, now: Situation, memory: Facts) -> Iterator[Change]:
     """Changes with which a job is expected to fit: single ones, and where there are none, other
     recomputation, if it is near, and several on top of each other, what saves most first, on the
     machine that was asked for.
@@ -110,7 +111,7 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
             now = _after(now, stacked)
 
 
-def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
+def _after(now: Situation, keys: Keys) -> Situation:
     """The situation of a job after changes, whose number of micro-batches follows from the mesh."""
     job = changed(now.job, keys).job
     mesh = {key.removeprefix("mesh."): n for key, n in keys.items() if key.startswith("mesh.")}
@@ -121,9 +122,7 @@ def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
     return Situation(job=job, mesh=mesh or now.mesh, global_batch=samples, num_microbatches=count)
 
 
-def _tried(
-    chosen: Sequence[Change], host: JobConfig, base: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _tried(chosen: Sequence[Change], host: JobConfig, base: Report) -> list[dict[str, Any]]:
     """What became of changes, measured against the job as it is; all on one executor."""
     found: dict[str, dict[str, Any]] = {}
     with closing(plans({change.text: change.job for change in chosen}, host)) as answers:
@@ -141,7 +140,7 @@ def _without_answer(error: DiagnosticError) -> dict[str, Any]:
     return {"status": status, "helps": False} | told
 
 
-def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(report: Report, base: Report) -> dict[str, Any]:
     """A plan beside that of the job as it is; changes are per token."""
     memory, timing, samples = report["memory"], report["timing"], report["batch"]["global_batch"]
     usd, before = (r["cost"]["usd_per_1e6_tokens"] for r in (report, base))
@@ -165,7 +164,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
     return row | {"helps": memory["fits"] and worse <= 0 and better}
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[int, int, float]:
+def _rank(row: Facts) -> tuple[int, int, float]:
     """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
     token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
