@@ -88,8 +88,9 @@ def basis_text(price: Facts | None) -> str:
     had kinds."""
     if price is None:
         return "at a price whose kind the report does not say"
-    words: str = _WORDS.get(price["kind"], price["kind"])
-    return f"{_WORDS[OWN]}, {words}" if price["given"] and price["kind"] != OWN else words
+    kind: str = price["kind"]
+    words = _WORDS.get(kind, kind)
+    return f"{_WORDS[OWN]}, {words}" if price["given"] and kind != OWN else words
 
 
 def list_text(price: Facts | None) -> str:
