@@ -28,7 +28,7 @@ from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
 from shardwright.orchestrator.config.arguments import Parser
 from shardwright.orchestrator.config.config import output_folder, words_of
-from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.config.job_flags import add_job_flags, add_job_verb, job_config
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
@@ -148,9 +148,7 @@ def _parser() -> Parser:
     add_job_flags(run)
     _answer_flags(run)
     run.set_defaults(verb=_run)
-    plan = verbs.add_parser("plan", help="does it fit, how fast, where does the time go; no values")
-    plan.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
-    add_job_flags(plan)
+    plan = add_job_verb(verbs, "plan", "does it fit, how fast, where does the time go; no values")
     _answer_flags(plan)
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page here")

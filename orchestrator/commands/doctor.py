@@ -7,7 +7,6 @@ can crash are tried in processes of their own. No secret is read, only whether t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import secrets
@@ -26,7 +25,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.cache.store import Store, StoreError
 from shardwright.orchestrator.host import num_cpus
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -69,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     checks = examined(args.cache_dir)
     failed = any(check.state == FAIL for check in checks)
     if args.json:
-        say(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}, indent=1))
+        say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
     else:
         _show(checks)
     return 1 if failed else 0

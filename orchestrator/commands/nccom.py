@@ -25,7 +25,7 @@ from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
 from shardwright.orchestrator.config.arguments import known_word
 from shardwright.orchestrator.config.collective_settings import parse_bytes, settings
 from shardwright.orchestrator.terminal import outputs, text_plots
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 from shardwright.orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
 from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
@@ -266,7 +266,7 @@ def run(request: Request, wanted: Mapping[str, Any]) -> int:
     if wanted["csv"]:
         write_csv(Path(wanted["csv"]), found)
     if wanted["json"]:
-        say(json.dumps(data, indent=1))
+        say_json(data)
         return 0
     say(table(found))
     if wanted["explain"]:

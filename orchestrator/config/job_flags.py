@@ -72,6 +72,14 @@ _AXES = tuple(axis.name for axis in dataclasses.fields(config.MeshConfig))
 _KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
 
 
+def add_job_verb(verbs: Any, name: str, help: str) -> Any:
+    """A verb about one job: its file, and the flags that describe it."""
+    parser = verbs.add_parser(name, help=help)
+    parser.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_job_flags(parser)
+    return parser
+
+
 def add_job_flags(parser: argparse.ArgumentParser) -> None:
     """Everything that says which job is meant, except its file."""
     parser.add_argument(

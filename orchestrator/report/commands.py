@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.orchestrator.terminal.age import FLAG
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 
 
 def add_verbs(verbs: Any) -> None:
@@ -59,7 +58,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.html:
         write_page(args.html, compare_page(found, tables(found)), "--html")
     if args.json:
-        say(dumps(found, indent=1))
+        say_json(found)
     else:
         print_comparison(found, args.again)
     return 0

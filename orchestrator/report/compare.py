@@ -25,6 +25,7 @@ from shardwright.orchestrator.report.text import (
     Report,
     change_text,
     counted,
+    mesh_text,
     rate_text,
     size_text,
 )
@@ -100,10 +101,10 @@ def _jobs(a: Report, b: Report) -> tuple[Report, Report]:
 
 def title(report: Report) -> str:
     """A report in one line, with what was chosen for keys that its job leaves to the memory."""
-    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     cluster = report["job"]["cluster"]
     machines = f"{cluster['instances']} x {cluster['target']}"
-    text = f"{report['graph']['name']} {report['job']['strategy']['name']} {mesh} on {machines}"
+    name = f"{report['graph']['name']} {report['job']['strategy']['name']}"
+    text = f"{name} {mesh_text(report)} on {machines}"
     chosen = chosen_of(report)
     return f"{text}, auto: {chosen}" if chosen else text
 

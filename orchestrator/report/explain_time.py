@@ -85,8 +85,12 @@ def show(section: Facts) -> None:
     """Both tables."""
     console = terminal.console()
     total = section["step_time_ps"]
-    console.print(_functions(section["functions"], total))
-    console.print(_lines(section["lines"], total, section["physical_cores"]))
+    functions, lines = (
+        [row for row in section[name] if row["time_ps"] >= _LEAST * total][:_SHOWN]
+        for name in ("functions", "lines")
+    )
+    console.print(_functions(functions, total))
+    console.print(_lines(lines, total, section["physical_cores"]))
 
 
 def _functions(rows: list[dict[str, Any]], total: int) -> Table:
@@ -94,7 +98,7 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
     table = terminal.table("function", title=title, overflow="fold")
     for name in ("calls", "time", "of step", "compute", "memory", "waits"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+    for row in rows:
         parts = row["breakdown_ps"]
         code = [parts.get(category, 0) for category in CODE]
         shares = (row["time_ps"], *code, row["time_ps"] - sum(code))
@@ -113,7 +117,7 @@ def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
     table = terminal.table("line", "what", title="by source line", overflow="fold")
     for name in ("of step", "busiest engine, of step", "FLOP", "HBM"):
         table.add_column(name, justify="right")
-    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+    for row in rows:
         engine, busy = next(iter(row["engines_ps"].items()), ("", 0))
         table.add_row(
             row["line"].rpartition("/")[2],

@@ -14,8 +14,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 from shardwright.orchestrator.whatif.change import as_chosen
 
 
@@ -102,7 +101,7 @@ def show(
 ) -> None:
     """The report as JSON, or the screen and below it what was explained."""
     if as_json:
-        say(dumps(report, indent=1))
+        say_json(report)
         return
     screen(report)
     if words:

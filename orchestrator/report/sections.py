@@ -24,6 +24,7 @@ from shardwright.orchestrator.report.text import (
     Report,
     count_text,
     counted,
+    mesh_text,
     micro_batches_text,
     place_text,
     rate_text,
@@ -104,7 +105,7 @@ def parts_of(parts: Sequence[str | Text], width: int) -> list[Text]:
 def headline(report: Report, width: int) -> list[Text]:
     """Model, strategy and mesh, in a rule; at its end that the answer is a stored one: this line is
     never left out."""
-    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()) or "one core"
+    mesh = mesh_text(report) or "one core"
     name = report["graph"]["name"]
     text = Text.assemble((name, "bold"), f"  {report['job']['strategy']['name']}  {mesh} ")
     stored_s = _stored_s(report)

@@ -22,6 +22,11 @@ def count_text(number: float) -> str:
     return f"{number:.3g} "
 
 
+def mesh_text(report: Report) -> str:
+    """The axes of a mesh as a job gives them: `pp=2,dp_shard=16`."""
+    return ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+
+
 def micro_batches_text(count: int) -> str:
     """How many micro-batches a step has."""
     return "1 micro-batch" if count == 1 else f"{count} micro-batches"

@@ -36,7 +36,7 @@ from shardwright.orchestrator.submission.together import (
 )
 from shardwright.orchestrator.terminal import outputs, terminal
 from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 
 SUMMARY = "compile.json"
 NAMELESS = Path("job")
@@ -217,7 +217,7 @@ def run(
     except UsageError as error:  # bundles are there, and what was to be said of them is said
         summary = replace(summary, unwritten=error.diagnostic)
     if as_json:
-        say(dumps(summary.as_dict(), indent=1))
+        say_json(summary.as_dict())
     else:
         _screen(summary, terminal.console(), again)
     return summary.exit_code

@@ -124,8 +124,8 @@ def scatter(clouds: Sequence[Cloud], stem: Path) -> list[Path]:
     paths = _paths(stem)
     with _figure(paths, columns=len(clouds)) as all_axes:
         for cloud, axes in zip(clouds, all_axes, strict=True):
-            axes.plot(*_columns(cloud.points), "o", alpha=0.45, color="tab:blue", label="fits")
-            axes.plot(*_columns(cloud.front), "o-", color="tab:red", label="not beaten in both")
+            axes.plot(*columns(cloud.points), "o", alpha=0.45, color="tab:blue", label="fits")
+            axes.plot(*columns(cloud.front), "o-", color="tab:red", label="not beaten in both")
             for point, label in zip(cloud.front, cloud.labels, strict=True):
                 _label(axes, point, label)
             axes.set(xlabel=cloud.x, ylabel=cloud.y)
@@ -144,7 +144,8 @@ def _label(axes: Any, point: tuple[float, float], text: str) -> None:
     axes.annotate(text, point, offset, textcoords="offset points", fontsize=7, ha=side)
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as their two figures."""
     return [x for x, _ in points], [y for _, y in points]
 
 

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from shardwright.orchestrator.terminal.strict_json import dumps
+
 if TYPE_CHECKING:
     from rich.console import (
         Console,
@@ -78,6 +80,11 @@ def one_line(text: str) -> str:
 def say(text: str = "", err: bool = False, end: str = "\n") -> None:
     """Print text on stdout, or on stderr."""
     print(printable(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def say_json(data: Any) -> None:
+    """Print plain data on stdout as the JSON that other programs read (`strict_json.py`)."""
+    say(dumps(data, indent=1))
 
 
 def console(**settings: Any) -> Console:

@@ -8,7 +8,6 @@ network. `calibrate.py` says what the fitted constants are worth on runs they we
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 from shardwright.orchestrator.validation import calibrate
 from shardwright.orchestrator.validation.calibrate import Surface, grid_profiles
 from shardwright.orchestrator.validation.predict import Predictor, Timed, job_of
@@ -115,7 +114,7 @@ def run(asked: Asked) -> int:
 
         report["collectives"] = collectives(asked.collectives)
     if asked.as_json:
-        say(json.dumps(report, indent=1))
+        say_json(report)
     else:
         from shardwright.orchestrator.validation.validate_screen import show
 

@@ -19,7 +19,7 @@ from shardwright.compiler.diagnostics import (
 )
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
-from shardwright.orchestrator.report.text import Report, rate_text
+from shardwright.orchestrator.report.text import Report, mesh_text, rate_text
 from shardwright.orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
@@ -170,7 +170,7 @@ def _metrics(report: Report) -> dict[str, Any]:
         "confidence": timing["confidence"],
         "remat": resolved_job(report)["strategy"]["remat"],
         "micro_batch": report["batch"]["micro_batch"],
-        "mesh": ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()),
+        "mesh": mesh_text(report),
     }
 
 
