@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
 Job = JobConfig | Path | str
 
-__all__ = [
-    "Job",
-    "JobConfig",
-    "Report",
-    "TrainTask",
-    "capture",
-    "compile_graphs",
-    "compile_only",
-    "job",
-    "plan",
-    "run",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:

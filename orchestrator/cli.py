@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,7 @@ from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
 from shardwright.orchestrator.config.arguments import Parser
 from shardwright.orchestrator.config.config import output_folder, words_of
-from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.config.job_flags import add_job_flags, add_job_verb, job_config
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
@@ -73,7 +74,8 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     """What the words ask for. Raises UsageError for what they do not say."""
     began = time.perf_counter()
     verb, rest = split_verb(words, ("compile",))
-    args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
+    compiles = _lazily("compile.compile_command", "main", "words")
+    args = argparse.Namespace(verb=compiles, words=rest) if verb else _parser().parse_args(words)
     args.began, args.again = began, again(words)
     return args
 
@@ -95,7 +97,10 @@ def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
         logs.tell("command.failed", code=shown.code, trace=trace)
         if is_debugged:
             say(trace, err=True)
-    _print_error(shown, as_json)
+    if as_json:
+        say(json.dumps({"error": shown.diagnostic.as_dict()}))
+    else:
+        say(shown.diagnostic.render(), err=True)
     return shown.exit_code
 
 
@@ -103,11 +108,16 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _print_error(error: DiagnosticError, as_json: bool) -> None:
-    if as_json:
-        say(json.dumps({"error": error.diagnostic.as_dict()}))
-    else:
-        say(error.diagnostic.render(), err=True)
+def _lazily(module: str, function: str, *names: str) -> Callable[[argparse.Namespace], int]:
+    """A verb whose module is loaded when it runs; its function gets the arguments of these
+    names."""
+
+    def verb(args: argparse.Namespace) -> int:
+        found = import_module(f"shardwright.orchestrator.{module}")
+        code: int = getattr(found, function)(*(getattr(args, name) for name in names))
+        return code
+
+    return verb
 
 
 class _Version(argparse.Action):
@@ -138,9 +148,7 @@ def _parser() -> Parser:
     add_job_flags(run)
     _answer_flags(run)
     run.set_defaults(verb=_run)
-    plan = verbs.add_parser("plan", help="does it fit, how fast, where does the time go; no values")
-    plan.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
-    add_job_flags(plan)
+    plan = add_job_verb(verbs, "plan", "does it fit, how fast, where does the time go; no values")
     _answer_flags(plan)
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page here")
@@ -156,11 +164,11 @@ def _parser() -> Parser:
         "--fit", action="store_true", help="refit the constants of sim_cluster/calibration.toml"
     )
     validate.add_argument(FLAG, action="store_true", help="ask anew: nothing stored is an answer")
-    validate.add_argument("--json", action="store_true", help="print JSON on stdout")
+    validate.json_flag()
     validate.set_defaults(verb=_validate)
     unit = verbs.add_parser("unit", help="run one failed unit of a job again, here and alone")
     unit.add_argument("file", type=Path, help="the file that the failure names")
-    unit.set_defaults(verb=_unit)
+    unit.set_defaults(verb=_lazily("service.unit_command", "main", "file"))
     whatif.add_verbs(verbs)
     _table_parsers(verbs)
     _opt_parser(verbs)
@@ -183,8 +191,8 @@ def _table_parsers(verbs: Any) -> None:
     operators.set_defaults(verb=_list_operators)
     errors = verbs.add_parser("errors", help="what an error code means and what to do")
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
-    errors.add_argument("--json", action="store_true", help="print JSON on stdout")
-    errors.set_defaults(verb=_errors)
+    errors.json_flag()
+    errors.set_defaults(verb=_lazily("commands.errors", "run", "code", "json"))
 
 
 def _opt_parser(verbs: Any) -> None:
@@ -224,7 +232,7 @@ def _nccom_parser(verbs: Any) -> None:
     )
     nccom.add_argument("--report-to-json-file", default="", metavar="FILE")
     nccom.add_argument("--csv", default="", metavar="FILE", help="write the table as CSV")
-    nccom.add_argument("--json", action="store_true", help="print JSON on stdout")
+    nccom.json_flag()
     nccom.add_argument("--plot", action="store_true", help="draw time over size")
     nccom.add_argument("--explain", action="store_true", help="why every algorithm was chosen")
     for flag in _NCCOM_IGNORED:
@@ -236,8 +244,8 @@ def _nccom_parser(verbs: Any) -> None:
 _NCCOM_IGNORED = ("-n --iters", "-w --warmup_iters", "-s --hosts", "--seed")
 
 
-def _answer_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print report.json on stdout")
+def _answer_flags(parser: Parser) -> None:
+    parser.json_flag("report.json")
     parser.add_argument(
         "--dump-dir",
         "--dump_dir",
@@ -260,10 +268,10 @@ def _neff_parsers(verbs: Any) -> None:
     info = tools.add_parser("info", help="what a file holds")
     info.add_argument("file", type=Path)
     info.add_argument("--json", action="store_true")
-    info.set_defaults(verb=_neff_info)
+    info.set_defaults(verb=_lazily("neff.neff_tools", "info", "file", "json"))
     verify = tools.add_parser("verify", help="check every checksum, limit and digest")
     verify.add_argument("file", type=Path, help="a .neff file or a bundle directory")
-    verify.set_defaults(verb=_neff_verify)
+    verify.set_defaults(verb=_lazily("neff.neff_tools", "verify", "file"))
     run = tools.add_parser("run", help="run one compiled program on one core")
     run.add_argument("file", type=Path)
     run.add_argument(
@@ -295,17 +303,18 @@ def _neff_parsers(verbs: Any) -> None:
         "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
     )
     _program_flag(dump)
-    dump.set_defaults(verb=_neff_dump)
+    names = ("file", "program", "function", "engine")
+    dump.set_defaults(verb=_lazily("neff.neff_text", "dump", *names))
     diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
     diff.add_argument("first", type=Path)
     diff.add_argument("second", type=Path)
     _program_flag(diff)
-    diff.set_defaults(verb=_neff_diff)
+    diff.set_defaults(verb=_lazily("neff.neff_text", "diff", "first", "second", "program"))
     export = tools.add_parser("export", help="one core of a bundle as a single file")
     export.add_argument("bundle", type=Path, help="a bundle directory")
     export.add_argument("--core", type=int, default=0)
     export.add_argument("--output", type=Path, default=Path("file.neff"))
-    export.set_defaults(verb=_neff_export)
+    export.set_defaults(verb=_lazily("neff.neff_files", "export", "bundle", "core", "output"))
 
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
@@ -313,12 +322,6 @@ _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
 
 def _program_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default="", help="which one, where a file holds several")
-
-
-def _compile(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.compile import compile_command
-
-    return compile_command.main(args.words)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -351,7 +354,7 @@ def _plan(args: argparse.Namespace) -> int:
     asked = job_config(args)
     folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = advised.advised(asked, args.trace, progress, args.dump_dir)
+        report = advised.with_tries(asked, args.trace, progress, args.dump_dir)
     waited_s = round(time.perf_counter() - args.began, 3)
     report["provenance"] |= {"again": args.again, "answered_s": waited_s}
     if folder:
@@ -391,12 +394,6 @@ def _list_operators(args: argparse.Namespace) -> int:
     return 0
 
 
-def _errors(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.commands import errors as errors_command
-
-    return errors_command.run(args.code, args.json)
-
-
 def _nccom(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.commands import nccom
 
@@ -431,24 +428,6 @@ def _opt(args: argparse.Namespace) -> int:
     return command.run(command.Asked(args.file or command.STDIN, args.passes, args.output))
 
 
-def _unit(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.service import unit_command
-
-    return unit_command.main(args.file)
-
-
-def _neff_info(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.neff import neff_tools
-
-    return neff_tools.info(args.file, args.json)
-
-
-def _neff_verify(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.neff import neff_tools
-
-    return neff_tools.verify(args.file)
-
-
 def _neff_run(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.neff import neff_tools
 
@@ -461,24 +440,6 @@ def _neff_run(args: argparse.Namespace) -> int:
         strict_indices=args.strict_indices,
     )
     return neff_tools.run(args.file, args.inputs, args.outputs, options)
-
-
-def _neff_dump(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.neff import neff_text
-
-    return neff_text.dump(args.file, args.program, args.function, args.engine)
-
-
-def _neff_diff(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.neff import neff_text
-
-    return neff_text.diff(args.first, args.second, args.program)
-
-
-def _neff_export(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.neff import neff_files
-
-    return neff_files.export(args.bundle, args.core, args.output)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.compiler.frontend.task import TrainTask
     from shardwright.orchestrator.api import (
         Job,
-        JobConfig,
         Report,
-        TrainTask,
         capture,
         compile_graphs,
         compile_only,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         plan,
         run,
     )
+    from shardwright.orchestrator.config.config import JobConfig
 
 _API = "shardwright.orchestrator.api"
 

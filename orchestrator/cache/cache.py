@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shardwright.orchestrator.cache.entry import (
     GIB,
@@ -34,6 +35,7 @@ from shardwright.orchestrator.cache.store import Release, Store, StoreError
 from shardwright.orchestrator.cache.tally import Tally
 
 READ, WRITTEN = "read", "written"
+_Answer = TypeVar("_Answer")
 _AT_ONCE = 16
 """Our choice: a round trip takes 10 to 50 ms, a job has tens of units."""
 
@@ -137,11 +139,12 @@ class Cache:
         another part of this one, holds it. The lock of a process that died is free, that of
         another host that died after a minute.
 
-        No lock where none can be made.
+        Where a store can have no lock, nothing is locked.
         """
-        held = contextlib.ExitStack()
+        held, name = contextlib.ExitStack(), EntryName(kind, key)
+        unlocked: Release | None = _nothing
         for store in self.stores:
-            release = self._lock(store, EntryName(kind, key))
+            release = self._asked(store, WRITTEN, partial(store.lock, name), unlocked)
             if release is None:
                 held.close()
                 return None
@@ -150,13 +153,7 @@ class Cache:
 
     def _read(self, store: Store, name: EntryName) -> tuple[bytes, Entry] | None:
         """The sound entry of a name, packed and unpacked."""
-        if not self._is_asked(store, READ):
-            return None
-        try:
-            data = store.read(name)
-        except StoreError as error:
-            self._warn(store, READ, error)
-            return None
+        data = self._asked(store, READ, lambda: store.read(name), None)
         if data is None:
             return None
         entry = unpack_entry(data, name)
@@ -165,16 +162,9 @@ class Cache:
             return None
         # Later than now is another host's clock, which says nothing about before and after.
         if self._since_s and not self._since_s <= entry.about.stored_s <= time.time():
-            self._remove(store, name)
+            self._asked(store, WRITTEN, lambda: store.remove(name), False)
             return None
         return data, entry
-
-    def _remove(self, store: Store, name: EntryName) -> None:
-        if self._is_asked(store, WRITTEN):
-            try:
-                store.remove(name)
-            except StoreError as error:
-                self._warn(store, WRITTEN, error)
 
     def _damaged(self, store: Store, name: EntryName) -> None:
         self.warnings.append(
@@ -184,36 +174,33 @@ class Cache:
             store.set_aside(name)
 
     def _write(self, store: Store, name: EntryName, data: bytes) -> bool:
-        if not self._is_asked(store, WRITTEN):
-            return False
-        try:
+        def write() -> bool:
             store.write(name, data)
+            return True
+
+        return self._asked(store, WRITTEN, write, False)
+
+    def _asked(
+        self, store: Store, done: str, request: Callable[[], _Answer], otherwise: _Answer
+    ) -> _Answer:
+        """What a store answers, `otherwise` where it refuses, or has refused and is not asked
+        again. That is told once for reading and once for writing a store."""
+        if not store.is_asked_again and (store.place, done) in self._told:
+            return otherwise
+        try:
+            return request()
         except StoreError as error:
-            self._warn(store, WRITTEN, error)
-            return False
-        return True
+            with self._telling:
+                is_told = (store.place, done) in self._told
+                self._told.add((store.place, done))
+            if not is_told:
+                text = f"the cache at {store.place} cannot be {done}: {error}; going on without it"
+                self.warnings.append(text)
+            return otherwise
 
-    def _lock(self, store: Store, name: EntryName) -> Release | None:
-        """The lock of a store; where it can have none, nothing is locked."""
-        if self._is_asked(store, WRITTEN):
-            try:
-                return store.lock(name)
-            except StoreError as error:
-                self._warn(store, WRITTEN, error)
-        return lambda: None
 
-    def _is_asked(self, store: Store, done: str) -> bool:
-        """Whether a store is still asked, after what it answered."""
-        return store.is_asked_again or (store.place, done) not in self._told
-
-    def _warn(self, store: Store, done: str, error: StoreError) -> None:
-        """Once for reading and once for writing a store, whatever happens after that."""
-        with self._telling:
-            if (store.place, done) in self._told:
-                return
-            self._told.add((store.place, done))
-        text = f"the cache at {store.place} cannot be {done}: {error}; going on without it"
-        self.warnings.append(text)
+def _nothing() -> None:
+    """Gives no lock back."""
 
 
 def open_cache(settings: Settings) -> Cache:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import one_line, say
+from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
 
 _AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _KEY_CHARS = 12
@@ -28,7 +27,7 @@ def add_verbs(verbs: Any) -> None:
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
         parser = inner.add_parser(name, help=text)
-        parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+        parser.json_flag()
         parser.set_defaults(verb=lambda args: _told(run, args))
         return parser
 
@@ -84,11 +83,12 @@ def _ls(args: argparse.Namespace) -> int:
     rows = listed(store, args.kind)
     shown = rows[: args.limit] if args.limit else rows
     if args.json:
-        return _print_json({"place": place, "entries": [asdict(row) for row in shown]})
+        say_json({"place": place, "entries": [asdict(row) for row in shown]})
+        return 0
     lines = [
         (r.kind, one_line(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown
     ]
-    _table(("kind", "name", "size", "last used", "key"), lines, right=(2, 3))
+    _table(("kind", "name", "size", "last used", "key"), lines, ("size", "last used"))
     hidden = f", {len(shown)} shown" if len(shown) < len(rows) else ""
     say(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
     return 0
@@ -101,7 +101,8 @@ def _stats(args: argparse.Namespace) -> int:
     rows = totals(store, None if args.shared else cache.tally)
     data = {"place": place, "kinds": [asdict(row) for row in rows], "locks": locks(cache.local)}
     if args.json:
-        return _print_json(data)
+        say_json(data)
+        return 0
     lines = [
         (
             r.kind,
@@ -113,7 +114,8 @@ def _stats(args: argparse.Namespace) -> int:
         )
         for r in rows
     ]
-    _table(("kind", "entries", "size", "hits", "misses", "hit rate"), lines, right=(1, 2, 3, 4, 5))
+    right = ("entries", "size", "hits", "misses", "hit rate")
+    _table(("kind", *right), lines, right)
     say(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
     return 0
 
@@ -125,7 +127,7 @@ def _verify(args: argparse.Namespace) -> int:
     rows = list(faults(store, args.repair))
     left = sum(not row.removed for row in rows)
     if args.json:
-        _print_json({"place": place, "faults": [asdict(row) for row in rows]})
+        say_json({"place": place, "faults": [asdict(row) for row in rows]})
         return 1 if left else 0
     for row in rows:
         say(f"{row.name}: {row.what}{', removed' if row.removed else ''}")
@@ -146,7 +148,8 @@ def _clean(args: argparse.Namespace) -> int:
     _, store, place = _opened(args)
     done = cleaned(store, args.kind, age, args.dry_run)
     if args.json:
-        return _print_json({"place": place, "dry_run": args.dry_run, **asdict(done)})
+        say_json({"place": place, "dry_run": args.dry_run, **asdict(done)})
+        return 0
     told = "would remove" if args.dry_run else "removed"
     kept = f", {done.in_use} left: a job works on them" if done.in_use else ""
     say(f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}")
@@ -157,7 +160,8 @@ def _clear_locks(args: argparse.Namespace) -> int:
     cache, _, place = _opened(args)
     cleared, held = cache.local.clear_locks()
     if args.json:
-        return _print_json({"place": place, "cleared": cleared, "held": held})
+        say_json({"place": place, "cleared": cleared, "held": held})
+        return 0
     kept = f", {held} left: a job holds them" if held else ""
     say(f"removed {cleared} lock files{kept}\n{place}")
     return 0
@@ -168,7 +172,8 @@ def _explain(args: argparse.Namespace) -> int:
 
     found = explain(job_config(args))
     if args.json:
-        return _print_json(asdict(found))
+        say_json(asdict(found))
+        return 0
     lines = [(u.kind, one_line(u.name), u.cache, _why(u)) for u in found.units]
     _table(("kind", "name", "cache", "what differs"), lines)
     hits = sum(u.cache != "miss" for u in found.units)
@@ -201,19 +206,10 @@ def _difference(d: Any) -> str:
     return f"{d.part} {d.wanted or '-'}, not {d.stored or '-'}"
 
 
-def _print_json(data: Any) -> int:
-    say(json.dumps(data, indent=1))
-    return 0
-
-
 def _table(
-    titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Iterable[int] = ()
+    titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Sequence[str] = ()
 ) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number in tuple(right) else "left")
+    table = terminal.table(*titles, right=right, box=None)
     for row in rows:
         table.add_row(*row)
     terminal.console().print(table)

@@ -7,7 +7,6 @@ can crash are tried in processes of their own. No secret is read, only whether t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import secrets
@@ -26,7 +25,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.cache.store import Store, StoreError
 from shardwright.orchestrator.host import num_cpus
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -60,8 +59,8 @@ def add_verbs(verbs: Any) -> None:
     """Add the verb to the command."""
     parser = verbs.add_parser("doctor", help="whether this host can run jobs")
     parser.add_argument("--cache-dir", default="", metavar="PLACE", help="default: as a job's")
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
-    parser.set_defaults(verb=lambda args: main(args))
+    parser.json_flag()
+    parser.set_defaults(verb=main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -69,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     checks = examined(args.cache_dir)
     failed = any(check.state == FAIL for check in checks)
     if args.json:
-        say(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}, indent=1))
+        say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
     else:
         _show(checks)
     return 1 if failed else 0
@@ -84,14 +83,15 @@ def examined(cache_dir: str = "") -> list[Check]:
         return [*quick[:2], jax.result(), _partitioner(), ray.result(), *quick[2:], _host()]
 
 
+def _check(name: str, found: str, holds: bool, advice: str, otherwise: str = WARN) -> Check:
+    """What was found is well where something holds; else what to do."""
+    return Check(name, OK, found) if holds else Check(name, otherwise, found, advice)
+
+
 def _python() -> Check:
     found = f"{sys.version.split()[0]} at {sys.executable}"
-    wanted = sys.version_info[:2] == (3, 11)
-    return (
-        Check("python", OK, found)
-        if wanted
-        else Check("python", FAIL, found, "Python 3.11 is required: the pinned releases are for it")
-    )
+    advice = "Python 3.11 is required: the pinned releases are for it"
+    return _check("python", found, sys.version_info[:2] == (3, 11), advice, FAIL)
 
 
 def _packages() -> Check:
@@ -188,8 +188,7 @@ def _cache(configured: str) -> Iterator[Check]:
         elif store is cache.local:
             free = shutil.disk_usage(location.directory).free
             found = f"{store.place} ({location.reason}), {free / GIB:.1f} GiB free"
-            state = OK if free >= _FREE_BYTES else WARN
-            yield Check(name, state, found, "" if state == OK else f"it is nearly full; {advice}")
+            yield _check(name, found, free >= _FREE_BYTES, f"it is nearly full; {advice}")
         else:
             yield Check(name, OK, f"{store.place} ({location.reason})")
 
@@ -217,18 +216,16 @@ def _shared_memory() -> Check:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
         return Check("/dev/shm", WARN, str(error.strerror), "Ray is slow without it")
-    found = f"{free / GIB:.1f} GiB free"
-    if free >= _SHM_BYTES:
-        return Check("/dev/shm", OK, found)
-    return Check("/dev/shm", WARN, found, "Ray is slow without 2 GiB (docker run --shm-size=4g)")
+    advice = "Ray is slow without 2 GiB (docker run --shm-size=4g)"
+    return _check("/dev/shm", f"{free / GIB:.1f} GiB free", free >= _SHM_BYTES, advice)
 
 
 def _files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft}, at most {hard}"
-    if resource.RLIM_INFINITY in (soft, hard) or max(soft, hard) >= _FILES:  # Ray raises it itself
-        return Check("open files", OK, found)
-    return Check("open files", WARN, found, f"Ray wants {_FILES}: ulimit -n {_FILES}")
+    # Ray raises the soft limit itself.
+    holds = resource.RLIM_INFINITY in (soft, hard) or max(soft, hard) >= _FILES
+    advice = f"Ray wants {_FILES}: ulimit -n {_FILES}"
+    return _check("open files", f"{soft}, at most {hard}", holds, advice)
 
 
 def _token() -> Iterator[Check]:
@@ -245,12 +242,10 @@ def _token() -> Iterator[Check]:
     path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
     if not path.is_file():
         if named:
-            yield Check(
-                "token", FAIL, f"RAY_AUTH_TOKEN_PATH={named} is no file", "scripts/cluster.sh up"
-            )
-            return
-        found = "none; a Ray that a job starts gets its own"
-        yield Check("token", OK, found)
+            found = f"RAY_AUTH_TOKEN_PATH={named} is no file"
+            yield Check("token", FAIL, found, "scripts/cluster.sh up")
+        else:
+            yield Check("token", OK, "none; a Ray that a job starts gets its own")
         return
     bits = stat.S_IMODE(path.stat().st_mode)
     found = f"{path}, mode {bits:04o}"
@@ -265,9 +260,8 @@ def _token() -> Iterator[Check]:
 def _host() -> Check:
     free, total = _memory()
     found = f"{num_cpus()} CPUs, {free / GIB:.1f} of {total / GIB:.1f} GiB of memory free"
-    if free >= _MEMORY_BYTES:
-        return Check("host", OK, found)
-    return Check("host", WARN, found, "large models want 4 GiB: fewer --workers, a smaller model")
+    advice = "large models want 4 GiB: fewer --workers, a smaller model"
+    return _check("host", found, free >= _MEMORY_BYTES, advice)
 
 
 def _memory() -> tuple[int, int]:

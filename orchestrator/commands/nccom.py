@@ -20,11 +20,12 @@ from typing import Any
 from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.timing.runtimes import runtime_named
 from shardwright.collectives.timing.times import CollectiveTime, bus_bytes_per_s
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
+from shardwright.orchestrator.config.arguments import known_word
 from shardwright.orchestrator.config.collective_settings import parse_bytes, settings
 from shardwright.orchestrator.terminal import outputs, text_plots
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 from shardwright.orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
 from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
@@ -114,7 +115,8 @@ class Point:
 
 def points(request: Request) -> list[Point]:
     """Every size asked for. Raises UsageError for what is not understood or does not fit."""
-    kind, dtype = _kind(request.op), _dtype(request.dtype)
+    kind = KINDS[known_word(request.op, KINDS, "nccom")]
+    dtype = known_word(request.dtype, ELEMENT_BYTES, "--datatype")
     what_if = _what_if(request, kind)
     groups = what_if.replica_groups()
     found = []
@@ -155,23 +157,6 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
         runtime=runtime,
         settings=settings(request.settings, "--set"),
     )
-
-
-def _kind(op: str) -> CollectiveKind:
-    if op not in KINDS:
-        known = ", ".join(KINDS)
-        raise UsageError(
-            "SW_USAGE", f"nccom requires one of {known}, got {op!r}", hint=did_you_mean(op, KINDS)
-        )
-    return KINDS[op]
-
-
-def _dtype(text: str) -> str:
-    if text not in ELEMENT_BYTES:
-        known = ", ".join(ELEMENT_BYTES)
-        hint = did_you_mean(text, ELEMENT_BYTES)
-        raise UsageError("SW_USAGE", f"--datatype requires one of {known}, got {text!r}", hint=hint)
-    return text
 
 
 def sizes(request: Request) -> list[int]:
@@ -239,7 +224,7 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
     """What `--json` and `--report-to-json-file` hold; `results` has the tool's columns."""
     return {
         "is_simulation": True,
-        "op": _kind(request.op).value,
+        "op": KINDS[request.op].value,
         "target": request.target,
         "ranks": request.ranks,
         "nodes": request.instances,
@@ -260,7 +245,7 @@ def write_csv(path: Path, found: Sequence[Point]) -> None:
     outputs.write(path, text.getvalue(), "--csv")
 
 
-def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
+def plot(found: Sequence[Point]) -> str:
     """Time over size with the band of the profiles, as text, both axes logarithmic."""
     x = [point.size_bytes for point in found]
     series = {
@@ -268,7 +253,7 @@ def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
         "band high": (x, [point.band_us[1] for point in found]),
         "time": (x, [point.time_us for point in found]),
     }
-    return text_plots.lines(series, "bytes", "us", width, height, log="xy").plain
+    return text_plots.lines(series, "bytes", "us", 100, 21, log="xy").plain
 
 
 def run(request: Request, wanted: Mapping[str, Any]) -> int:
@@ -281,7 +266,7 @@ def run(request: Request, wanted: Mapping[str, Any]) -> int:
     if wanted["csv"]:
         write_csv(Path(wanted["csv"]), found)
     if wanted["json"]:
-        say(json.dumps(data, indent=1))
+        say_json(data)
         return 0
     say(table(found))
     if wanted["explain"]:
@@ -290,8 +275,5 @@ def run(request: Request, wanted: Mapping[str, Any]) -> int:
     if wanted["plot"]:
         say(plot(found))
     if wanted["ignored"]:
-        say(
-            f"note: {', '.join(wanted['ignored'])} change nothing in a simulation",
-            err=True,
-        )
+        say(f"note: {', '.join(wanted['ignored'])} change nothing in a simulation", err=True)
     return 0

@@ -7,7 +7,7 @@ with the name that may have been meant.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
@@ -20,6 +20,10 @@ class Parser(argparse.ArgumentParser):
     def lists(self) -> str:
         """Where everything that may be given is listed."""
         return f"`{self.prog} --help` lists what it takes"
+
+    def json_flag(self, what: str = "JSON") -> None:
+        """The flag with which the answer goes to stdout as data."""
+        self.add_argument("--json", action="store_true", help=f"print {what} on stdout")
 
     def error(self, message: str) -> NoReturn:
         """Raise the usage error of a mistake that is no misspelt name."""
@@ -45,6 +49,14 @@ class Parser(argparse.ArgumentParser):
                 f"{name} requires one of {', '.join(known)}, got {value!r}",
                 did_you_mean(str(value), known),
             )
+
+
+def known_word(word: str, words: Collection[str], what: str) -> str:
+    """The word, if it is one of those that `what` takes. Raises UsageError."""
+    if word not in words:
+        message = f"{what} requires one of {', '.join(words)}, got {word!r}"
+        raise UsageError("SW_USAGE", message, hint=did_you_mean(word, words))
+    return word
 
 
 def with_values(text: str, values: Sequence[Any], default: Any = None) -> str:

@@ -289,6 +289,20 @@ class JobConfig:
     given: frozenset[str] = frozenset()
     """Keys that the job says something about; no part of the resolved job."""
 
+    def value(self, key: str) -> Any:
+        """The value of a `table.key`."""
+        table, _, name = key.partition(".")
+        return getattr(getattr(self, table), name)
+
+    def but(self, values: Mapping[str, Any]) -> JobConfig:
+        """The job with other values of some `table.key`s."""
+        job = self
+        for key, value in values.items():
+            table, _, name = key.partition(".")
+            changed = dataclasses.replace(getattr(job, table), **{name: value})
+            job = dataclasses.replace(job, **{table: changed})
+        return job
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in the order of the tables."""
         tables = dataclasses.asdict(self)
@@ -408,19 +422,17 @@ def _bought(job: JobConfig) -> JobConfig:
             None,
             f"machines are {', '.join(target_names())}, or a JSON file",
         )
-    return dataclasses.replace(job, price=dataclasses.replace(job.price, usd_per_hour=own))
+    return job.but({"price.usd_per_hour": own})
 
 
 def asked_now(job: JobConfig) -> JobConfig:
     """The job as a question of this moment: with `cache.fresh` nothing older answers it."""
-    since_s = time.time() if job.cache.fresh else 0.0
-    return dataclasses.replace(job, cache=dataclasses.replace(job.cache, since_s=since_s))
+    return job.but({"cache.since_s": time.time() if job.cache.fresh else 0.0})
 
 
 def from_store(job: JobConfig) -> JobConfig:
     """The job as one that stored answers are good for: of a question about the store."""
-    cache = dataclasses.replace(job.cache, fresh=False, since_s=0.0)
-    return dataclasses.replace(job, cache=cache)
+    return job.but({"cache.fresh": False, "cache.since_s": 0.0})
 
 
 def _put(data: dict[str, Any], table: str, name: str, value: Any) -> None:
@@ -548,12 +560,10 @@ def with_absolute_paths(job: JobConfig) -> JobConfig:
     if inside_ray_job():
         check_lasting(job, "output.events", "cache.dir")
     for key in _LOST_IN_A_JOB:
-        table, _, name = key.partition(".")
-        path = os.path.expanduser(getattr(getattr(job, table), name))
+        path = os.path.expanduser(job.value(key))
         if _is_relative(path) and not inside_ray_job():
             path = str(Path(path).resolve())
-        changed = dataclasses.replace(getattr(job, table), **{name: path})
-        job = dataclasses.replace(job, **{table: changed})
+        job = job.but({key: path})
     return job
 
 
@@ -567,21 +577,16 @@ def output_folder(job: JobConfig) -> Path:
 def check_lasting(job: JobConfig, *keys: str) -> None:
     """Refuse relative paths of a Ray job: its working directory is Ray's private copy, so what it
     writes there is lost. Without `keys`, all of them. Raises UsageError."""
-    for key, path in _relative(job, keys or _LOST_IN_A_JOB).items():
-        raise UsageError(
-            "SW_RELATIVE_OUTPUT",
-            f"{key} requires an absolute path inside a Ray job, got {path}",
-            None,
-            f"pass {_LOST_IN_A_JOB[key]}, of a folder that outlives the job",
-        )
-
-
-def _relative(job: JobConfig, keys: Iterable[str]) -> dict[str, str]:
-    """Those of the keys that hold a relative path; a URL is none."""
-    tables = {name: getattr(job, name) for name in TABLES}
-    given = {key: getattr(tables[table], name) for key in keys for table, name in [key.split(".")]}
-    return {key: path for key, path in given.items() if _is_relative(path)}
+    for key in keys or _LOST_IN_A_JOB:
+        if _is_relative(path := job.value(key)):
+            raise UsageError(
+                "SW_RELATIVE_OUTPUT",
+                f"{key} requires an absolute path inside a Ray job, got {path}",
+                None,
+                f"pass {_LOST_IN_A_JOB[key]}, of a folder that outlives the job",
+            )
 
 
 def _is_relative(path: str) -> bool:
+    """Of a path; a URL is none."""
     return bool(path) and "://" not in path and not os.path.isabs(os.path.expanduser(path))

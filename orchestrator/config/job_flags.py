@@ -72,6 +72,14 @@ _AXES = tuple(axis.name for axis in dataclasses.fields(config.MeshConfig))
 _KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
 
 
+def add_job_verb(verbs: Any, name: str, help: str) -> Any:
+    """A verb about one job: its file, and the flags that describe it."""
+    parser = verbs.add_parser(name, help=help)
+    parser.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_job_flags(parser)
+    return parser
+
+
 def add_job_flags(parser: argparse.ArgumentParser) -> None:
     """Everything that says which job is meant, except its file."""
     parser.add_argument(
@@ -89,12 +97,13 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     for flag, (key, text) in _FLAGS.items():
         spellings = (flag, *_ALIASES.get(flag, ()))
         names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
-        table, _, name = key.partition(".")
-        default = getattr(getattr(usual, table), name)
-        words = config.words_of(key)
+        default, words = usual.value(key), config.words_of(key)
         shown = default if words and str(default) in words else None  # else it is told in words
         parser.add_argument(
-            *names, dest=key, metavar=name.upper(), help=with_values(text, words, shown)
+            *names,
+            dest=key,
+            metavar=key.partition(".")[2].upper(),
+            help=with_values(text, words, shown),
         )
     for flag, (key, value, text) in _SWITCHES.items():
         parser.add_argument(f"--{flag}", dest=key, action="store_const", const=value, help=text)
@@ -207,8 +216,6 @@ def _model_key(model: str) -> tuple[str, str]:
 
 def _is_folder(path: Path, model: str) -> bool:
     """Whether a folder with a `config.json` is meant; a preset's name alone is the preset."""
-    from shardwright.compiler.frontend.models.presets import preset_names
-
     if os.sep in model or model in (os.curdir, os.pardir):
         return path.is_dir()
     return (path / "config.json").is_file() and model not in preset_names()

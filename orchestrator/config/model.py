@@ -36,7 +36,11 @@ def resolve_task(job: JobConfig) -> TrainTask:
         from shardwright.compiler.frontend.task import load_task
 
         task = load_task(*entry_of(job), settings=own_settings(job))
-        return task if model.generator == "auto" else _drawn_by(task, model.generator)
+        if model.generator == "auto":
+            return task
+        from shardwright.compiler.frontend.generator import drawn_by
+
+        return drawn_by(task, model.generator)
     if model.generator != "auto":
         raise UsageError(
             "SW_MODEL_SETTING",
@@ -46,12 +50,6 @@ def resolve_task(job: JobConfig) -> TrainTask:
             " recipes say themselves what draws",
         )
     return _ours(job)
-
-
-def _drawn_by(task: TrainTask, generator: str) -> TrainTask:
-    from shardwright.compiler.frontend.generator import drawn_by
-
-    return drawn_by(task, generator)
 
 
 def check_named(job: JobConfig) -> None:
@@ -106,8 +104,7 @@ def own_settings(job: JobConfig) -> dict[str, Any]:
     """What the job says about how its step is built, by key."""
     usual, found = JobConfig(), {}
     for key in _OF_OUR_STEPS:
-        table, _, name = key.partition(".")
-        value, default = (getattr(getattr(j, table), name) for j in (job, usual))
+        value, default = job.value(key), usual.value(key)
         says_nothing = value in (0, "auto") and value == default
         if not says_nothing and (key in job.given or value != default):
             found[key] = value

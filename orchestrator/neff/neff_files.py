@@ -97,9 +97,7 @@ def export(bundle: Path, core: int, output: Path) -> int:
     """
     container = Container.open(bundle / "manifest.neff", "manifest", bundle)
     manifest = Manifest.from_meta(container.meta, container.name)
-    cores = 1
-    for size in manifest.mesh.values():
-        cores *= size
+    cores = manifest.num_cores
     if not 0 <= core < cores:
         raise UsageError("SW_USAGE", f"--core requires a number below {cores}, got {core}")
     binding = core_binding(manifest, hashlib.sha256(container.data).hexdigest(), core)

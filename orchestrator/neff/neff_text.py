@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.isa.program import Engine, Function, Program
 from shardwright.compiler.neff.listing import function_lines, program_lines
+from shardwright.orchestrator.config.arguments import known_word
 from shardwright.orchestrator.neff.neff_files import open_program
 from shardwright.orchestrator.terminal.terminal import say
 
@@ -25,14 +25,9 @@ def dump(path: Path, program: str, function: str, engines: Sequence[str]) -> int
     """Print a program, one function of it, or only some engines' streams."""
     opened = open_program(path, program).program
     wanted = [f for f in opened.functions if function in ("", f.name)]
-    if not wanted:
-        names = [f.name for f in opened.functions]
-        raise UsageError(
-            "SW_USAGE",
-            f"--function requires one of {', '.join(names)}, got {function!r}",
-            hint=did_you_mean(function, names),
-        )
-    if not function:
+    if function:
+        known_word(function, [f.name for f in opened.functions], "--function")
+    else:
         say("\n".join(program_lines(opened)))
     for one in wanted:
         say("\n".join(function_lines(one, opened.locations, [Engine(e) for e in engines])))

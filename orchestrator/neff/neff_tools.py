@@ -3,7 +3,6 @@ program on one core."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.outputs import writing
-from shardwright.orchestrator.terminal.terminal import one_line, say
+from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def info(path: Path, as_json: bool) -> int:
     """Print what a file holds."""
     found = describe(path)
     if as_json:
-        say(json.dumps(found, indent=1))
+        say_json(found)
         return 0
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for key, value in found.items():

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower import made_once as once
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes import auto_cast as casting
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
+from shardwright.orchestrator.config.arguments import known_word
 from shardwright.sharding.cut.overlap import buckets, groups, pipelined
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.ring import Rings
@@ -29,8 +30,8 @@ from shardwright.sharding.settings import StrategySettings
 
 def auto_cast(graph: Graph, cast: str = "matmult", type: str = "bf16") -> Graph:
     """`--auto-cast` and `--auto-cast-type`."""
-    _one_of("cast", cast, ("none", "matmult", "all"))
-    _one_of("type", type, tuple(casting.CAST_TYPES))
+    known_word(cast, ("none", "matmult", "all"), "cast")
+    known_word(type, casting.CAST_TYPES, "type")
     return casting.auto_cast(graph, CompileOptions(auto_cast=cast, auto_cast_type=type))
 
 
@@ -52,7 +53,7 @@ def integers(
 def rounded(graph: Graph, batch: int = 0, param: str = "auto", output: str = "auto") -> Graph:
     """`strategy.param_dtype` and `strategy.output_dtype`; inputs but the batch are weights."""
     for key, value in (("param", param), ("output", output)):
-        _one_of(key, value, ("auto", *TYPES))
+        known_word(value, ("auto", *TYPES), key)
     _input(graph, batch)
     slots = [Slot(f"in{i}", "parameter") for i in range(len(graph.inputs))]
     slots[batch] = Slot(f"in{batch}", "batch", 0)
@@ -102,15 +103,6 @@ def _input(graph: Graph, number: int) -> Value:
         "SW_USAGE",
         f"batch requires an input of the graph, 0 to {len(graph.inputs) - 1}, got {number}",
     )
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(
-            "SW_USAGE",
-            f"{key} requires one of {', '.join(allowed)}, got {value!r}",
-            hint=did_you_mean(value, allowed),
-        )
 
 
 ON_TEXTS: Mapping[str, Callable[..., Graph | None]] = MappingProxyType(

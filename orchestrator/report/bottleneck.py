@@ -5,10 +5,17 @@ Read from a report alone, so that a cached plan needs nothing else for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
-from shardwright.orchestrator.report.text import share_text, size_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    micro_batches_text,
+    share_text,
+    size_text,
+)
 
 CAPACITY, COLLECTIVE, LATENCY = "capacity", "collective", "latency"
 _PREFIX = "collective_"
@@ -16,7 +23,7 @@ _DMA = "dma"
 WORTH_A_WORD = 0.05  # our choice: of the FLOPs that run; less changes no decision
 
 
-def bottleneck(report: Mapping[str, Any]) -> dict[str, Any]:
+def bottleneck(report: Report) -> dict[str, Any]:
     """`{kind, category, share, text}`: the kind picks what is worth trying (`whatif/rules.py`) and
     has the share; the category is the largest of that kind, of the breakdown or of memory."""
     memory = report["memory"]
@@ -28,7 +35,7 @@ def bottleneck(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "category": category, "share": share, "text": text}
 
 
-def last_stage(timing: Mapping[str, Any]) -> int | None:
+def last_stage(timing: Facts) -> int | None:
     """The pipeline stage that finishes last, whose cores the breakdown of the step is of; None
     without a pipeline."""
     rows = timing.get("per_stage", ())
@@ -36,32 +43,25 @@ def last_stage(timing: Mapping[str, Any]) -> int | None:
     return next(found, None) if len(rows) > 1 else None
 
 
-def kind_shares(report: Mapping[str, Any]) -> dict[str, float]:
+def kind_shares(report: Report) -> dict[str, float]:
     """The shares of the step by kind, largest first: collectives of all axes are one kind. Of the
     time in which no compute engine is busy, what queues move data in at most is `memory`; the rest
     is `latency`, in which cores wait for what depends on each other."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = defaultdict(float)
     for category, share in _ranked(report).items():
-        kind = kind_of(category)
-        found[kind] = found.get(kind, 0.0) + share
+        found[kind_of(category)] += share
     if "memory" in found:
-        waits = max(0.0, found["memory"] - queues_busy(report))
+        # Loads and stores share their engines.
+        waits = max(0.0, found["memory"] - sum(_queues(report).values()))
         found |= {"memory": found["memory"] - waits, LATENCY: waits}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def queues_busy(report: Mapping[str, Any]) -> float:
-    """The share of the step in which DMA queues move data; loads and stores share their engines."""
-    engines = report["timing"]["engines"].items()
-    return float(sum(engine["share"] for name, engine in engines if name.startswith(_DMA)))
-
-
-def _ranked(report: Mapping[str, Any]) -> dict[str, float]:
+def _ranked(report: Report) -> dict[str, float]:
     """The shares of the step by category, largest first."""
     timing = report["timing"]
-    total = timing["step_time_ps"]
-    parts = sorted(timing["breakdown_ps"].items(), key=lambda item: -item[1])
-    return {category: ps / total for category, ps in parts}
+    parts = Counter(timing["breakdown_ps"]).most_common()
+    return {category: ps / timing["step_time_ps"] for category, ps in parts}
 
 
 def kind_of(category: str) -> str:
@@ -69,11 +69,11 @@ def kind_of(category: str) -> str:
     return COLLECTIVE if category.startswith(_PREFIX) else category
 
 
-def _largest(report: Mapping[str, Any], kind: str) -> str:
+def _largest(report: Report, kind: str) -> str:
     return next(name for name in _ranked(report) if kind_of(name) == kind)
 
 
-def _capacity(memory: Mapping[str, Any]) -> dict[str, Any]:
+def _capacity(memory: Facts) -> dict[str, Any]:
     peak, limit = memory["peak_bytes"], memory["limit_bytes"]
     category, size = max(memory["categories"].items(), key=lambda item: item[1])
     share = size / peak
@@ -84,7 +84,7 @@ def _capacity(memory: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": CAPACITY, "category": category, "share": share, "text": text}
 
 
-def _compute(report: Mapping[str, Any], share: float) -> str:
+def _compute(report: Report, share: float) -> str:
     timing = report["timing"]
     engines = {n: e["share"] for n, e in timing["engines"].items() if not n.startswith(_DMA)}
     text = f"compute: engines are busy {share_text(share)} of the step"
@@ -97,45 +97,53 @@ def _compute(report: Mapping[str, Any], share: float) -> str:
     return f"{text}; of the FLOPs that run, {', '.join(told)}" if told else text
 
 
-def _is_recomputed(job: Mapping[str, Any]) -> bool:
+def _is_recomputed(job: Facts) -> bool:
     """Whether it is a setting of the job that a model of ours computes again."""
     is_ours = any(job["model"].get(key) for key in ("preset", "config", "recipe"))
     return bool(is_ours) and job["strategy"]["remat"] != "none"
 
 
-def recomputed(report: Mapping[str, Any]) -> float:
+def recomputed(report: Report) -> float:
     """The share of the FLOPs that run which the captured step has beyond those of its model."""
-    counts = report["timing"]["flops"]
-    return float(max(0, counts["captured"] - counts["model"]) / (counts["executed"] or 1))
+    return _beyond(report, "captured", "model")
 
 
-def replicated(report: Mapping[str, Any]) -> float:
+def replicated(report: Report) -> float:
     """The share of the FLOPs that run which ranks do alike, or on padding."""
+    return _beyond(report, "executed", "captured")
+
+
+def _beyond(report: Report, counted: str, needed: str) -> float:
     counts = report["timing"]["flops"]
-    return float(max(0, counts["executed"] - counts["captured"]) / (counts["executed"] or 1))
+    return float(max(0, counts[counted] - counts[needed]) / (counts["executed"] or 1))
 
 
-def _memory(report: Mapping[str, Any], share: float) -> str:
+def _memory(report: Report, share: float) -> str:
     return (
         f"HBM traffic: engines wait for data {share_text(share)} of the step; queues are busy:"
-        f" {_queues(report)}"
+        f" {_queues_text(report)}"
     )
 
 
-def _queues(report: Mapping[str, Any]) -> str:
+def _queues(report: Report) -> dict[str, float]:
+    """The shares of the step in which DMA queues move data."""
     engines = report["timing"]["engines"].items()
-    busy = (f"{n} {share_text(e['share'])}" for n, e in engines if n.startswith(_DMA))
-    return ", ".join(busy) or "none"
+    return {name: engine["share"] for name, engine in engines if name.startswith(_DMA)}
 
 
-def _latency(report: Mapping[str, Any], share: float) -> str:
+def _queues_text(report: Report) -> str:
+    busy = _queues(report).items()
+    return ", ".join(f"{name} {share_text(share)}" for name, share in busy) or "none"
+
+
+def _latency(report: Report, share: float) -> str:
     return (
         f"latency: {share_text(share)} of the step or more no engine computes and no queue moves"
-        f" data, each waits for another; queues are busy: {_queues(report)}"
+        f" data, each waits for another; queues are busy: {_queues_text(report)}"
     )
 
 
-def _collective(report: Mapping[str, Any], share: float) -> str:
+def _collective(report: Report, share: float) -> str:
     parts = {n: part for n, part in _ranked(report).items() if n.startswith(_PREFIX) and part}
     axes = {name.removeprefix(_PREFIX): part for name, part in parts.items()}
     text = f"communication over {next(iter(axes))}: cores wait {share_text(share)} of the step"
@@ -154,10 +162,9 @@ def _collective(report: Mapping[str, Any], share: float) -> str:
     )
 
 
-def _bubble(report: Mapping[str, Any], share: float) -> str:
+def _bubble(report: Report, share: float) -> str:
     pipeline = report["pipeline"]
-    count = pipeline["num_microbatches"]
-    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    batches = micro_batches_text(pipeline["num_microbatches"])
     stage = last_stage(report["timing"])
     whose = "cores" if stage is None else f"cores of stage {stage}, the last to finish,"
     return (
@@ -166,22 +173,22 @@ def _bubble(report: Mapping[str, Any], share: float) -> str:
     )
 
 
-def _launch(_: Mapping[str, Any], share: float) -> str:
+def _launch(_: Facts, share: float) -> str:
     return (
         f"launches: starting programs takes {share_text(share)} of the step,"
         " which has little work for a core"
     )
 
 
-def _idle(_: Mapping[str, Any], share: float) -> str:
+def _idle(_: Facts, share: float) -> str:
     return f"cores have nothing to do {share_text(share)} of the step"
 
 
-def _host(_: Mapping[str, Any], share: float) -> str:
+def _host(_: Facts, share: float) -> str:
     return f"host: cores wait for it {share_text(share)} of the step (cluster.host_us)"
 
 
-_SENTENCES: dict[str, Callable[[Mapping[str, Any], float], str]] = {
+_SENTENCES: dict[str, Callable[[Report, float], str]] = {
     "compute": _compute,
     "memory": _memory,
     LATENCY: _latency,

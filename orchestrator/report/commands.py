@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.orchestrator.terminal.age import FLAG
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 
 
 def add_verbs(verbs: Any) -> None:
@@ -28,7 +27,7 @@ def add_verbs(verbs: Any) -> None:
     compare.add_argument("a", type=Path, help="report.json, the directory of a run, or a job.toml")
     compare.add_argument("b", type=Path, help="the same")
     compare.add_argument(FLAG, action="store_true", help="ask anew about jobs: plan them again")
-    compare.add_argument("--json", action="store_true", help="print JSON on stdout")
+    compare.json_flag()
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
     compare.set_defaults(verb=_compare)
 
@@ -59,7 +58,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.html:
         write_page(args.html, compare_page(found, tables(found)), "--html")
     if args.json:
-        say(dumps(found, indent=1))
+        say_json(found)
     else:
         print_comparison(found, args.again)
     return 0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.diagnostics import UsageError
@@ -21,13 +20,20 @@ from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.shape import check_report
-from shardwright.orchestrator.report.text import change_text, counted, rate_text, size_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    change_text,
+    counted,
+    mesh_text,
+    rate_text,
+    size_text,
+)
 from shardwright.orchestrator.report.tried import chosen_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text, oldest
 from shardwright.orchestrator.whatif.change import compared
 
-Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
 _NO_SETTINGS = ("output", "cache", "base", "mesh")  # the mesh has a table of its own
 
@@ -95,10 +101,10 @@ def _jobs(a: Report, b: Report) -> tuple[Report, Report]:
 
 def title(report: Report) -> str:
     """A report in one line, with what was chosen for keys that its job leaves to the memory."""
-    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     cluster = report["job"]["cluster"]
     machines = f"{cluster['instances']} x {cluster['target']}"
-    text = f"{report['graph']['name']} {report['job']['strategy']['name']} {mesh} on {machines}"
+    name = f"{report['graph']['name']} {report['job']['strategy']['name']}"
+    text = f"{name} {mesh_text(report)} on {machines}"
     chosen = chosen_of(report)
     return f"{text}, auto: {chosen}" if chosen else text
 
@@ -116,25 +122,10 @@ def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
 
 def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
     """What is asked first of a job."""
-
-    def of(report: Report) -> dict[str, Any]:
-        timing, cost = report["timing"], report["cost"]
-        return {
-            "step_time_ps": timing["step_time_ps"],
-            "tokens_per_s": timing["tokens_per_s"],
-            "mfu": timing["mfu"],
-            "hfu": timing["hfu"],
-            "peak_bytes": report["memory"]["peak_bytes"],
-            "limit_bytes": report["memory"]["limit_bytes"],
-            "usd_per_step": cost["usd_per_step"],
-            "usd_per_1e6_tokens": cost["usd_per_1e6_tokens"],
-            "cores": report["cores"],
-            "flops_per_step": report["graph"]["flops_per_step"],
-            "params": report["graph"]["params"],
-        }
-
-    first, second = of(a), of(b)
-    rows = [{"name": name, "a": first[name], "b": second[name]} for name in first]
+    rows = []
+    for name, (section, _, _) in SUMMARY.items():
+        first, second = ((report[section] if section else report)[name] for report in (a, b))
+        rows.append({"name": name, "a": first, "b": second})
     if _basis(a) == _basis(b):
         return rows
     return [row | OTHER_PRICE if row["name"].startswith("usd") else row for row in rows]
@@ -161,7 +152,7 @@ def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[d
 def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
     """Kinds of collectives over an axis in numbers, bytes and times, where they differ."""
     first, second = _by_kind(a["collectives"]), _by_kind(b["collectives"])
-    none = dict.fromkeys(("count", "bytes", "time_ps", "exposed_ps"), 0)
+    none = dict.fromkeys(_MOVED, 0)
     return [
         {"name": name, "a": first.get(name, none), "b": second.get(name, none)}
         for name in dict.fromkeys((*first, *second))
@@ -169,15 +160,17 @@ def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+_MOVED = ("count", "bytes", "time_ps", "exposed_ps")
+
+
+def _by_kind(rows: Iterable[Facts]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for row in rows:
+        own = {**row, "bytes": row["count"] * row["bytes"]}
         name = f"{row['kind']} {row['axis']} ({row['algorithm']})"
-        total = found.setdefault(name, {"count": 0, "bytes": 0, "time_ps": 0, "exposed_ps": 0})
-        total["count"] += row["count"]
-        total["bytes"] += row["count"] * row["bytes"]
-        total["time_ps"] += row["time_ps"]
-        total["exposed_ps"] += row["exposed_ps"]
+        total = found.setdefault(name, dict.fromkeys(_MOVED, 0))
+        for key in _MOVED:
+            total[key] += own[key]
     return found
 
 
@@ -193,24 +186,25 @@ def _findings(a: Report, b: Report) -> dict[str, list[str]]:
     }
 
 
-SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "step_time_ps": ("step time", ps_text),
-    "tokens_per_s": ("{} per second", lambda v: f"{v:,.0f}"),
-    "mfu": ("MFU", rate_text),
-    "hfu": ("HFU", rate_text),
-    "peak_bytes": ("memory per core", size_text),
-    "limit_bytes": ("memory limit", size_text),
-    "usd_per_step": ("cost per step", dollars),
-    "usd_per_1e6_tokens": ("cost per million {}", dollars),
-    "cores": ("cores", lambda v: f"{v:,}"),
-    "flops_per_step": ("FLOP per step", lambda v: f"{v:.4g}"),
-    "params": ("parameters", lambda v: f"{v:,}"),
+SUMMARY: Mapping[str, tuple[str, str, Callable[[Any], str]]] = {
+    "step_time_ps": ("timing", "step time", ps_text),
+    "tokens_per_s": ("timing", "{} per second", "{:,.0f}".format),
+    "mfu": ("timing", "MFU", rate_text),
+    "hfu": ("timing", "HFU", rate_text),
+    "peak_bytes": ("memory", "memory per core", size_text),
+    "limit_bytes": ("memory", "memory limit", size_text),
+    "usd_per_step": ("cost", "cost per step", dollars),
+    "usd_per_1e6_tokens": ("cost", "cost per million {}", dollars),
+    "cores": ("", "cores", "{:,}".format),
+    "flops_per_step": ("graph", "FLOP per step", "{:.4g}".format),
+    "params": ("graph", "parameters", "{:,}".format),
 }
-"""How the quantities of the summary are named (`{}`: what is counted) and written."""
+"""In which section of a report the quantities of the summary are, how they are named (`{}`: what is
+counted) and written."""
 _MANY = 10  # times as much; less is a percentage
 
 
-def change(row: Mapping[str, Any]) -> str:
+def change(row: Facts) -> str:
     """How much more the second amount is, or why they cannot be compared."""
     if "why_not" in row:
         return str(row["why_not"])
@@ -227,7 +221,7 @@ Part = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Caption, columns, rows."""
 
 
-def tables(found: Mapping[str, Any]) -> list[Part]:
+def tables(found: Facts) -> list[Part]:
     """Every part of a comparison as caption, columns and rows of text; parts without rows are left
     out."""
     columns = ("", "A", "B", "change")
@@ -236,7 +230,7 @@ def tables(found: Mapping[str, Any]) -> list[Part]:
         (
             "mesh",
             columns[:3],
-            [_setting(r | {"key": r["name"]}) for r in _different(found["mesh"])],
+            [_setting(r | {"key": r["name"]}) for r in found["mesh"] if r["a"] != r["b"]],
         ),
         ("summary", columns, [_summed(r, found["counted"]) for r in found["summary"]]),
         ("time of the step", columns, [_row(r, ps_text) for r in found["time_ps"]]),
@@ -248,24 +242,20 @@ def tables(found: Mapping[str, Any]) -> list[Part]:
     return [part for part in parts if part[2]]
 
 
-def _different(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(row) for row in rows if row["a"] != row["b"]]
-
-
-def _setting(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _setting(row: Facts) -> tuple[str, ...]:
     return row["key"], plain(row["a"]), plain(row["b"])
 
 
-def _summed(row: Mapping[str, Any], unit: str) -> tuple[str, ...]:
-    name, text = SUMMARY[row["name"]]
+def _summed(row: Facts, unit: str) -> tuple[str, ...]:
+    _, name, text = SUMMARY[row["name"]]
     return _row({**row, "name": name.format(unit)}, text)
 
 
-def _row(row: Mapping[str, Any], text: Callable[[Any], str]) -> tuple[str, ...]:
+def _row(row: Facts, text: Callable[[Any], str]) -> tuple[str, ...]:
     return row["name"], text(row["a"]), text(row["b"]), change(row)
 
 
-def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _moved(rows: Iterable[Facts]) -> list[tuple[str, ...]]:
     def text(one: Mapping[str, int]) -> str:
         return f"{one['count']}, {ps_text(one['time_ps'])}, {ps_text(one['exposed_ps'])}"
 
@@ -280,7 +270,7 @@ def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def print_comparison(found: Mapping[str, Any], again: str) -> None:
+def print_comparison(found: Facts, again: str) -> None:
     """All tables on the terminal; `again` is the command that asks anew."""
     console = terminal.console()
     for letter, name in zip("AB", found["names"], strict=True):
@@ -289,9 +279,9 @@ def print_comparison(found: Mapping[str, Any], again: str) -> None:
     if text := counted_text(len(times), 2, "plans", oldest(times), again):
         console.print(text, soft_wrap=True)
     for caption, columns, rows in tables(found):
-        table = Table(title=caption, title_justify="left", pad_edge=False, box=None)
-        for place, name in enumerate(columns):
-            table.add_column(name, justify="right" if place else "left", overflow="fold")
+        table = terminal.table(
+            *columns, title=caption, right=columns[1:], overflow="fold", box=None
+        )
         for row in rows:
             table.add_row(*row)
         console.print()

@@ -7,12 +7,12 @@ and no plan, so they are put on a report when it is shown, also on a stored one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.machine.target import PRICE_KINDS, Fact, Target
 from shardwright.orchestrator.config.purchase import PriceConfig
+from shardwright.orchestrator.report.text import Facts
 
 ON_DEMAND, CAPACITY_BLOCK = PRICE_KINDS
 OWN = "own"
@@ -83,16 +83,17 @@ def cost_section(price: Price, instances: int, step_s: float, tokens: int) -> di
     }
 
 
-def basis_text(price: Mapping[str, Any] | None) -> str:
+def basis_text(price: Facts | None) -> str:
     """What kind of price dollars are of: `on demand`. None is that of a report from before prices
     had kinds."""
     if price is None:
         return "at a price whose kind the report does not say"
-    words = _WORDS.get(price["kind"], price["kind"])
-    return f"{_WORDS[OWN]}, {words}" if price["given"] and price["kind"] != OWN else words
+    kind: str = price["kind"]
+    words = _WORDS.get(kind, kind)
+    return f"{_WORDS[OWN]}, {words}" if price["given"] and kind != OWN else words
 
 
-def list_text(price: Mapping[str, Any] | None) -> str:
+def list_text(price: Facts | None) -> str:
     """The same with the region and the day of the list; what a user gave is from none."""
     if price is None or price["status"] == "given":
         return basis_text(price)
@@ -100,7 +101,7 @@ def list_text(price: Mapping[str, Any] | None) -> str:
     return ", ".join(filter(None, told))
 
 
-def missing_text(price: Mapping[str, Any] | None) -> str:
+def missing_text(price: Facts | None) -> str:
     """That a machine has no price of the kind asked for, and what there is."""
     if price is None:
         return "no price is published for this machine"

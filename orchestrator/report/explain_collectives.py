@@ -6,15 +6,12 @@ The step is built once more for its calls; units and times come from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from rich.table import Table
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report, plain
-from shardwright.orchestrator.report.text import seconds_text, share_text, size_text
+from shardwright.orchestrator.report.sections import titled
+from shardwright.orchestrator.report.text import Facts, Report, seconds_text, share_text, size_text
 from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
@@ -52,22 +49,23 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]]) -> None:
     """A table; below it, by number, the reasons and the other algorithms."""
     console = terminal.console()
-    table = Table(title="collectives, the most exposed first", title_justify="left", pad_edge=False)
-    for name in ("#", "collective", "over", "bytes", "times", "one takes", "exposed"):
-        left = name in ("collective", "over")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    right = ("bytes", "times", "one takes", "exposed")
+    title = "collectives, the most exposed first"
+    table = terminal.table(
+        "#", "collective", "over", *right, title=title, right=("#", *right), overflow="fold"
+    )
     merged = _merged(rows)
     for n, row in enumerate(merged[:_SHOWN]):
         table.add_row(str(n + 1), *_cells(row))
     console.print(table)
     for n, row in enumerate(merged[:_SHOWN]):
-        for line in plain(f"{n + 1:2d}", _reason(row), console.width):
+        for line in titled(f"{n + 1:2d}", _reason(row), console.width):
             console.print(line, soft_wrap=True)
     if len(merged) > _SHOWN:
         console.print(f"and {len(merged) - _SHOWN} more rows: use --json")
 
 
-def _reason(row: Mapping[str, Any]) -> str:
+def _reason(row: Facts) -> str:
     others = ", ".join(
         f"{one['algorithm']} {seconds_text(one['time_ps'] / PS_PER_S)}"
         for one in row["alternatives"]
@@ -89,7 +87,7 @@ def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda row: (-row["exposed_ps"], -row["time_ps"]))
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Facts) -> tuple[str, ...]:
     return (
         row["kind"],
         f"{row['axis']} ({row['group_size']})",

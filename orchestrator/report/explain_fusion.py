@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:
@@ -105,9 +105,8 @@ def _table(function: dict[str, Any]) -> Table:
     title = f"{function['function']}: {len(rows)} regions move {moved / _MIB:,.1f} MiB per call"
     if len(shown) < len(rows):
         title += f" ({len(rows) - len(shown)} below 1 % not shown)"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("region", "where", "ops", "MiB moved", "avoided", "not merged with"):
-        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    columns = ("region", "where", *_NUMBERS, "not merged with")
+    table = terminal.table(*columns, title=title, right=_NUMBERS)
     for row in shown:
         table.add_row(
             "\n".join([row["region"], *row["notes"]]),

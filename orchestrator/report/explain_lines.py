@@ -6,10 +6,10 @@ Made of a report alone, so that a stored answer is explained like a new one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.machine.target import PS_PER_S
@@ -18,8 +18,10 @@ from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text, rests_on
 from shardwright.orchestrator.report.page.words import plain
-from shardwright.orchestrator.report.sections import Report, placed_as, products_text
+from shardwright.orchestrator.report.sections import placed_as, products_text
 from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
     count_text,
     counted,
     place_text,
@@ -53,12 +55,10 @@ def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
     }
 
 
-def show(section: Mapping[str, Any]) -> None:
+def show(section: Facts) -> None:
     """The figures of the line, one below the other."""
     title = f"{section['line']}: where its figures come from"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("figure", "value", "how"):
-        table.add_column(name, overflow="fold")
+    table = terminal.table("figure", "value", "how", title=title, overflow="fold")
     for row in section["rows"]:
         table.add_row(*(Text(row[key]) for key in ("name", "value", "how")))
     terminal.console().print(table)
@@ -120,7 +120,7 @@ def _auto(report: Report) -> Iterator[Row]:
     yield "in this order", "", f"{why} (docs/design/0063-auto.md)"
 
 
-def _needed(row: Mapping[str, Any], report: Report) -> str:
+def _needed(row: Facts, report: Report) -> str:
     """What a candidate needs, and its step where it was timed."""
     text = candidate_text(row, report["memory"]["limit_bytes"])
     return f"{text}, {seconds_text(row['step_time_s'])} per step" if "step_time_s" in row else text
@@ -231,7 +231,7 @@ def _limited(report: Report) -> Iterator[Row]:
     if report["bottleneck"]["kind"] == CAPACITY:
         peak = memory["peak_bytes"]
         limit = f"{size_text(peak)} at the peak, limit {size_text(memory['limit_bytes'])}"
-        for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+        for name, size in Counter(memory["categories"]).most_common():
             yield name, size_text(size), f"{share_text(size, peak)} of {limit}"
         return
     step = report["timing"]["step_time_ps"]

@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import change_text, share_text
+from shardwright.orchestrator.report.text import Report, change_text, share_text
 from shardwright.orchestrator.road.build import build
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import step_of
@@ -52,9 +49,9 @@ def _entry(moved: Moved) -> dict[str, Any]:
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The explanation as a table; figures that hardly matter are counted below it."""
     console = terminal.console()
-    table = Table(title="what the step rests on", title_justify="left", pad_edge=False)
-    for name in ("figure", "value", "status", f"{-100 * SHARE:+.0f} %", f"{100 * SHARE:+.0f} %"):
-        table.add_column(name, justify="left" if name in ("figure", "status") else "right")
+    ends = (f"{-100 * SHARE:+.0f} %", f"{100 * SHARE:+.0f} %")
+    columns, title = ("figure", "value", "status", *ends), "what the step rests on"
+    table = terminal.table(*columns, title=title, right=("value", *ends))
     shown = [row for row in rows if _most(row) >= LEAST]
     for row in shown:
         changes = (change_text(row[key]) for key in ("step_change_lower", "step_change_higher"))

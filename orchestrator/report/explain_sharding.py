@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import share_text
+from shardwright.orchestrator.report.text import Report, share_text
 from shardwright.orchestrator.terminal import terminal
 
 if TYPE_CHECKING:
@@ -56,34 +55,28 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
         )
     parts = prepared.staged.shares if prepared.staged else ()
     return {
-        "tensors": [_plain(row) for row in found.tensors],
-        "collectives": [_plain(row) for row in found.collectives],
+        "tensors": list(map(_plain, found.tensors)),
+        "collectives": list(map(_plain, found.collectives)),
         "stages": by_stage(parts, prepared.num_stages),
     }
 
 
 def _plain(row: Any) -> dict[str, Any]:
     """A row as JSON holds it."""
-    return {k: _place(v) if isinstance(v, Loc) else v for k, v in _fields(row).items()}
-
-
-def _fields(row: Any) -> dict[str, Any]:
-    return asdict(row) | {"loc": row.loc}
-
-
-def _place(loc: Loc) -> str:
-    return f"{loc.file}:{loc.line}" if loc.file else ""
+    return asdict(row) | {"loc": f"{row.loc.file}:{row.loc.line}" if row.loc.file else ""}
 
 
 def show(found: dict[str, Any]) -> None:
     """Both tables on the terminal."""
     console = terminal.console()
-    tensors = _table("tensors", ("tensor", "where", "type", "layout", "decided by"))
+    columns = ("tensor", "where", "type", "layout", "decided by")
+    tensors = terminal.table(*columns, title="tensors", overflow="fold")
     for row in found["tensors"][:_SHOWN]:
         where = row["loc"].rpartition("/")[2]
         tensors.add_row(row["name"], where, row["type"], row["layout"], row["decided"])
     console.print(tensors)
-    moved = _table("collectives", ("collective", "over", *_NUMBERS, "where", "why"))
+    names = ("collective", "over", *_NUMBERS, "where", "why")
+    moved = terminal.table(*names, title="collectives", right=_NUMBERS, overflow="fold")
     for row in found["collectives"][:_SHOWN]:
         moved.add_row(
             row["kind"] if row["predicted"] else f"{row['kind']} (not predicted)",
@@ -103,15 +96,9 @@ def show(found: dict[str, Any]) -> None:
 
 def _stages(rows: list[dict[str, Any]]) -> Table:
     """What every stage of a pipeline has."""
-    table = _table("pipeline stages", ("stage", "layers", "share of the cost"))
+    columns = ("stage", "layers", "share of the cost")
+    table = terminal.table(*columns, title="pipeline stages", overflow="fold")
     for row in rows:
         layers = " + ".join(map(str, row["layers"]))
         table.add_row(str(row["stage"]), layers, share_text(row["cost_share"], digits=1))
-    return table
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
     return table

@@ -6,15 +6,21 @@ A view of the report's `functions`; both tables sum to the step exactly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import count_text, seconds_text, share_text, size_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    count_text,
+    seconds_text,
+    share_text,
+    size_text,
+)
 from shardwright.orchestrator.terminal import terminal
 
 CODE = ("compute", "memory")
@@ -55,7 +61,7 @@ def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
         }
 
 
-def _add(found: dict[str, dict[str, Any]], region: Mapping[str, Any]) -> None:
+def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
     empty = {"names": {}, "time_ps": 0, "engines_ps": Counter(), "flops": 0, "hbm_bytes": 0}
     row = found.setdefault(region["loc"] or NO_LINE, empty)
     row["names"][region.get("name", "other code")] = None
@@ -75,20 +81,24 @@ def _waits(report: Report) -> Iterator[dict[str, Any]]:
             }
 
 
-def show(section: Mapping[str, Any]) -> None:
+def show(section: Facts) -> None:
     """Both tables."""
     console = terminal.console()
     total = section["step_time_ps"]
-    console.print(_functions(section["functions"], total))
-    console.print(_lines(section["lines"], total, section["physical_cores"]))
+    functions, lines = (
+        [row for row in section[name] if row["time_ps"] >= _LEAST * total][:_SHOWN]
+        for name in ("functions", "lines")
+    )
+    console.print(_functions(functions, total))
+    console.print(_lines(lines, total, section["physical_cores"]))
 
 
 def _functions(rows: list[dict[str, Any]], total: int) -> Table:
-    table = Table(title="where the step goes, by function", title_justify="left", pad_edge=False)
-    table.add_column("function", overflow="fold")
+    title = "where the step goes, by function"
+    table = terminal.table("function", title=title, overflow="fold")
     for name in ("calls", "time", "of step", "compute", "memory", "waits"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+    for row in rows:
         parts = row["breakdown_ps"]
         code = [parts.get(category, 0) for category in CODE]
         shares = (row["time_ps"], *code, row["time_ps"] - sum(code))
@@ -104,12 +114,10 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
 def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
     """The busiest engine of a line is busy a share of the step, on all physical cores: beside the
     line's own time it may be more, since its work begins while the line before is still at work."""
-    table = Table(title="by source line", title_justify="left", pad_edge=False)
-    table.add_column("line", overflow="fold")
-    table.add_column("what", overflow="fold")
+    table = terminal.table("line", "what", title="by source line", overflow="fold")
     for name in ("of step", "busiest engine, of step", "FLOP", "HBM"):
         table.add_column(name, justify="right")
-    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+    for row in rows:
         engine, busy = next(iter(row["engines_ps"].items()), ("", 0))
         table.add_row(
             row["line"].rpartition("/")[2],

@@ -14,8 +14,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 from shardwright.orchestrator.whatif.change import as_chosen
 
 
@@ -32,11 +31,22 @@ class Explanation:
     section: str = ""
 
 
-def _line(word: str, text: str) -> tuple[str, Explanation]:
-    """A line of the screen whose figures are explained one by one."""
-    return word, Explanation("explain_lines", text, given=(word,), section="explained")
-
-
+_LINES = {
+    "job": "sizes of the step",
+    "placed": "where the axes of the mesh lie",
+    "auto": "what was tried for the keys that are left to the memory",
+    "compiler": "every option of the compiler",
+    "rates": "tokens per second, MFU and HFU from their parts",
+    "cost": "price of a step and of a million tokens",
+    "goal": "days and dollars of a whole training, and what is left of both",
+    "goodput": "what failures and checkpoints take",
+    "limited": "the shares of the step, or of memory, that limited by names",
+    "confidence": "every figure that is assumed, and what no answer tells",
+    "next": "every change that was tried, and what it did",
+    "warnings": "every finding in full",
+    "verdict": "what decides, in full",
+}
+"""Lines of the screen whose figures are explained one by one."""
 EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
     {
         "collective": Explanation(
@@ -54,23 +64,10 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
             ("TENSOR",),
         ),
         "time": Explanation("explain_time", "where every picosecond goes, by function and line"),
-        **dict(
-            (
-                _line("job", "sizes of the step"),
-                _line("placed", "where the axes of the mesh lie"),
-                _line("auto", "what was tried for the keys that are left to the memory"),
-                _line("compiler", "every option of the compiler"),
-                _line("rates", "tokens per second, MFU and HFU from their parts"),
-                _line("cost", "price of a step and of a million tokens"),
-                _line("goal", "days and dollars of a whole training, and what is left of both"),
-                _line("goodput", "what failures and checkpoints take"),
-                _line("limited", "the shares of the step, or of memory, that limited by names"),
-                _line("confidence", "every figure that is assumed, and what no answer tells"),
-                _line("next", "every change that was tried, and what it did"),
-                _line("warnings", "every finding in full"),
-                _line("verdict", "what decides, in full"),
-            )
-        ),
+        **{
+            word: Explanation("explain_lines", text, given=(word,), section="explained")
+            for word, text in _LINES.items()
+        },
     }
 )
 
@@ -104,7 +101,7 @@ def show(
 ) -> None:
     """The report as JSON, or the screen and below it what was explained."""
     if as_json:
-        say(dumps(report, indent=1))
+        say_json(report)
         return
     screen(report)
     if words:

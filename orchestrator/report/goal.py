@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.purchase import GoalConfig
 from shardwright.orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
 from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
     count_text,
     large_usd_text,
     long_text,
@@ -91,49 +93,37 @@ def answer(goal: GoalConfig, pace: Pace) -> Answer:
     gets_on = pace.goodput > _LEAST_GOODPUT
     days = steps * pace.step_s / pace.goodput / S_PER_DAY if gets_on else None
     usd = None if days is None or pace.usd_per_hour is None else days * 24 * pace.usd_per_hour
-    found = Answer(
+    deadline_s, budget = goal.deadline or None, goal.budget or None
+    slack_days, slack_usd = _less(_days(deadline_s), days), _less(budget, usd)
+    late, over = (slack is not None and slack < 0 for slack in (slack_days, slack_usd))
+    met: bool | None = None
+    if not pace.fits or days is None or late or over:
+        met = False
+    elif (deadline_s or budget) and (budget is None or usd is not None):
+        met = True
+    needs = None
+    if late or over:
+        time, money = _times(days, _days(deadline_s)), _times(usd, budget)
+        each = (pace.usd_per_hour or 0.0) / pace.instances
+        needs = Needs(
+            speedup=max(time, money),
+            instances=_up(pace.instances * time) if late else None,
+            usd_per_instance_hour=each / money if over else None,
+            tokens=_down(steps / max(time, money)) * pace.tokens_per_step,
+        )
+    return Answer(
         tokens=goal.tokens,
-        deadline_s=goal.deadline or None,
-        budget_usd=goal.budget or None,
+        deadline_s=deadline_s,
+        budget_usd=budget,
         steps=steps,
         goodput=pace.goodput,
         days=days,
         usd=usd,
-        slack_days=_less(_days(goal.deadline or None), days),
-        slack_usd=_less(goal.budget or None, usd),
+        slack_days=slack_days,
+        slack_usd=slack_usd,
         fits=pace.fits,
-        met=None,
-        needs=None,
-    )
-    met = _met(found)
-    return dataclasses.replace(found, met=met, needs=_needs(found, pace))
-
-
-def _met(found: Answer) -> bool | None:
-    if not found.fits or found.days is None:
-        return False
-    if any(slack is not None and slack < 0 for slack in (found.slack_days, found.slack_usd)):
-        return False
-    is_judged = found.budget_usd is None or found.usd is not None
-    is_asked = found.deadline_s is not None or found.budget_usd is not None
-    return True if is_judged and is_asked else None
-
-
-def _needs(found: Answer, pace: Pace) -> Needs | None:
-    """What is missing; None where neither time nor money is."""
-    late = found.slack_days is not None and found.slack_days < 0
-    over = found.slack_usd is not None and found.slack_usd < 0
-    if not (late or over):
-        return None
-    time = _times(found.days, _days(found.deadline_s))
-    money = _times(found.usd, found.budget_usd)
-    each = (pace.usd_per_hour or 0.0) / pace.instances
-    steps = _down(found.steps / max(time, money))
-    return Needs(
-        speedup=max(time, money),
-        instances=_up(pace.instances * time) if late else None,
-        usd_per_instance_hour=each / money if over else None,
-        tokens=steps * pace.tokens_per_step,
+        met=met,
+        needs=needs,
     )
 
 
@@ -165,7 +155,7 @@ def limits_text(goal: GoalConfig) -> str:
     return text + (f" for at most {large_usd_text(goal.budget)}" if goal.budget else "")
 
 
-def doubts(report: Mapping[str, Any]) -> str:
+def doubts(report: Report) -> str:
     """What speaks against an answer: the vendor's compiler, and the slow end of the band where it
     misses the goal, with the instances that it needs; empty where nothing does."""
     found, timing = report["goal"], report["timing"]
@@ -173,19 +163,18 @@ def doubts(report: Mapping[str, Any]) -> str:
     if codes := refusals(report):
         told.append(f"neuronx-cc would refuse this step, {', '.join(codes)}")
     slow = timing["band_s"][1] / timing["step_time_s"]
-    late = _times(found["days"], _days(found["deadline_s"])) * slow > 1
+    times = _times(found["days"], _days(found["deadline_s"])) * slow
     dear = _times(found["usd"], found["budget_usd"]) * slow > 1
-    if slow > 1 and (late or dear):
+    if slow > 1 and (times > 1 or dear):
         text = f"at the slow end of the band it takes {long_text(found['days'] * slow * S_PER_DAY)}"
-        if not found["met"] and late:
-            times = _times(found["days"], _days(found["deadline_s"])) * slow
+        if not found["met"] and times > 1:
             count = _up(report["job"]["cluster"]["instances"] * times)
             text += f", and {count:,} instances to be in time"
         told.append(text)
     return "; ".join(told)
 
 
-def rests_on(report: Mapping[str, Any]) -> str:
+def rests_on(report: Report) -> str:
     """Why what a goal needs is reckoned from a step that nobody can run; empty where one can."""
     told = [] if report["goal"]["fits"] else ["does not fit the memory"]
     if refusals(report):
@@ -194,7 +183,7 @@ def rests_on(report: Mapping[str, Any]) -> str:
 
 
 def goal_texts(
-    found: Mapping[str, Any], unit: str, basis: str, doubt: str = "", rests: str = ""
+    found: Facts, unit: str, basis: str, doubt: str = "", rests: str = ""
 ) -> tuple[str, str]:
     """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
     is the kind of price, `unit` what is counted, `doubt` what speaks against it, `rests` what is
@@ -213,7 +202,7 @@ def goal_texts(
     return text, f"{needs}; {rests}" if needs and rests else needs
 
 
-def took_text(found: Mapping[str, Any], basis: str) -> str:
+def took_text(found: Facts, basis: str) -> str:
     """How long, for how much, and how much of the time and of the money is left or missing."""
     text = f"{long_text(found['days'] * S_PER_DAY)} at a goodput of"
     text += f" {share_text(found['goodput'], digits=1)}"
@@ -223,7 +212,7 @@ def took_text(found: Mapping[str, Any], basis: str) -> str:
     return f"{text}; {told}" if told else text
 
 
-def goal_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def goal_rows(found: Facts) -> list[tuple[str, str, str, str]]:
     """An answer as rows: what is taken, the limit, and what is left; a dash where there is none."""
 
     def row(name: str, taken: Any, limit: Any, left: Any, text: Callable[[float], str]) -> Any:
@@ -231,17 +220,14 @@ def goal_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         rest = "-" if left is None else f"{minus}{text(abs(left))}"
         return name, *("-" if one is None else text(one) for one in (taken, limit)), rest
 
-    def days_text(days: float) -> str:
-        return long_text(days * S_PER_DAY)
-
     limit = _days(found["deadline_s"])
     return [
-        row("time", found["days"], limit, found["slack_days"], days_text),
+        row("time", found["days"], limit, found["slack_days"], lambda n: long_text(n * S_PER_DAY)),
         row("money", found["usd"], found["budget_usd"], found["slack_usd"], large_usd_text),
     ]
 
 
-def _slack_texts(found: Mapping[str, Any]) -> Iterator[str]:
+def _slack_texts(found: Facts) -> Iterator[str]:
     if (slack := found["slack_days"]) is not None:
         amount = long_text(abs(slack) * S_PER_DAY)
         yield f"{amount} {'before' if slack >= 0 else 'after'} the deadline"
@@ -251,7 +237,7 @@ def _slack_texts(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no price to hold against the budget"
 
 
-def needs_text(needs: Mapping[str, Any] | None, unit: str) -> str:
+def needs_text(needs: Facts | None, unit: str) -> str:
     """What is missing, every figure rounded to the side that suffices."""
     if needs is None:
         return ""
@@ -270,7 +256,7 @@ def needs_text(needs: Mapping[str, Any] | None, unit: str) -> str:
     return ", or ".join(ways)
 
 
-def bought(report: Mapping[str, Any], job: JobConfig, target: Target) -> dict[str, Any]:
+def bought(report: Report, job: JobConfig, target: Target) -> dict[str, Any]:
     """A report with the dollars and the answer that `job` asks for: of a stored plan, those that
     its last question asked for go."""
     cluster, batch, step_s = job.cluster, report["batch"], report["timing"]["step_time_s"]

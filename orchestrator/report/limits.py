@@ -7,7 +7,7 @@ rests on, and how far each moves it, is `sim_cluster/timing/sensitivity.py`'s to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,6 @@ class Asked:
     def is_own_sharding(self) -> bool:
         """Whether the step says itself what its axes are and what lies over them."""
         return self.strategy.name == MANUAL and bool(self.axes)
-
-    @property
-    def is_of_a_kind(self) -> bool:
-        """Whether there are published runs of that kind: machine, axes, what is shared."""
-        return self.is_measured and self.has_measured_axes and not self.shards_weights
 
     @property
     def shards_weights(self) -> bool:
@@ -162,7 +157,11 @@ STATEMENTS = (
         "Any job but a published run as it was run: model, layout, batches, precision, attention"
         " and the software of its release decide a step time more than any constant of the machine."
         " `--recipe` names the runs that are planned as `validate` predicts them.",
-        lambda about: about.is_of_a_kind and not about.is_published,
+        lambda about: (
+            about.is_measured
+            and about.has_measured_axes
+            and not (about.shards_weights or about.is_published)
+        ),
         extrapolates=True,
     ),
     Statement(
@@ -196,11 +195,6 @@ STATEMENTS = (
 )
 
 
-def cannot_tell(about: Asked) -> Iterator[Statement]:
-    """What an answer does not say, what holds for this one first."""
-    return (one for one in STATEMENTS if one.holds(about))
-
-
 def limits_section(
     about: Asked, profile: str, goodput: Mapping[str, Fact], transfers: bool = False
 ) -> dict[str, Any]:
@@ -209,7 +203,9 @@ def limits_section(
     """
     figures = (*assumptions(about.target, profile, transfers).items(), *goodput.items())
     return {
-        "cannot_tell": [{"short": one.short, "text": one.text} for one in cannot_tell(about)],
+        "cannot_tell": [
+            {"short": one.short, "text": one.text} for one in STATEMENTS if one.holds(about)
+        ],
         "assumed": [
             {"name": name, "value": fact.value, "status": fact.status, "source": fact.source}
             for name, fact in figures

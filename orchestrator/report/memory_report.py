@@ -7,32 +7,28 @@ two estimates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.sections import Report
-from shardwright.orchestrator.report.text import size_text
-from shardwright.orchestrator.road.build import Built, planned
+from shardwright.orchestrator.report.text import Report, size_text
+from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.road.offload import host_section
-from shardwright.orchestrator.road.stages import Stages, Traces
-from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.whatif.change import changed
+from shardwright.orchestrator.whatif.fitting import estimates
 from shardwright.orchestrator.whatif.rules import saving
-from shardwright.orchestrator.whatif.situation import laid_out
+from shardwright.orchestrator.whatif.situation import situation_of
 from shardwright.sharding.memory.arena import Moment
 from shardwright.sharding.memory.footprint import worst_stage
 
 LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
 _BAR = 16
-_NUMBERS = ("position", "times", "in use")
 _PER_PROGRAM = 5  # positions of a program on the screen
 
 
@@ -87,39 +83,19 @@ def _highest(timeline: Sequence[Moment]) -> Iterator[Moment]:
             yield max(moments[first : first + size], key=lambda moment: moment.live_bytes)
 
 
-def suggestions(
-    job: JobConfig, service: UnitService, memory: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Every change that saves memory, estimated: `{change, saves_bytes, peak_bytes, fits}`, what
-    saves most first.
-
-    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own. A change that cannot be planned is left out.
-    """
-    traces = Traces()
-    base = planned(job, service, Stages(traces=traces))
-    before = memory["peak_bytes"]
-    scale = before / base.plan.footprint.peak_bytes
-    rows = []
-    for idea in saving(laid_out(job, base.layout)):
-        change = changed(job, idea.keys)
-        try:
-            other = planned(change.job, service, Stages(traces=traces))
-        except DiagnosticError:
-            continue  # this model, mesh or batch does not allow it
-        if (peak := round(other.plan.footprint.peak_bytes * scale)) < before:
-            row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
-            rows.append(row | {"fits": peak <= other.layout.target.limit_bytes})
-    return sorted(rows, key=lambda row: -row["saves_bytes"])
-
-
 def explain(job: JobConfig, report: Report) -> dict[str, Any]:
-    """The section of the report, with `suggestions`."""
-    from shardwright.orchestrator.road.units import unit_service
-
+    """The section of the report, with `suggestions`: every change that is expected to save memory,
+    `{change, saves_bytes, peak_bytes, fits}`, what saves most first."""
     memory: dict[str, Any] = report["memory"]
-    with unit_service(job, None) as service:
-        return memory | {"suggestions": suggestions(job, service, memory)}
+    before, rows = memory["peak_bytes"], []
+    with estimates(job, memory) as expected:
+        for idea in saving(situation_of(job, report)):
+            change = changed(job, idea.keys)
+            needs, limit = expected(change.job)
+            if (peak := round(min(needs, before))) < before:
+                row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
+                rows.append(row | {"fits": peak <= limit})
+    return memory | {"suggestions": sorted(rows, key=lambda row: -row["saves_bytes"])}
 
 
 def show(memory: dict[str, Any]) -> None:
@@ -135,9 +111,8 @@ def _timeline(memory: dict[str, Any]) -> Table:
     """The highest positions of every program, in order; bars show what named buffers leave."""
     named = sum(memory["argument_bytes"].values())
     title = f"bytes in use over the step, named buffers {size_text(named)}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("program", "position", "what", "times", "in use", "above named buffers"):
-        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    columns = ("program", "position", "what", "times", "in use", "above named buffers")
+    table = terminal.table(*columns, title=title, right=("position", "times", "in use"))
     top = max(max(m["live_bytes"] for m in memory["timeline"]) - named, 1)
     for program in memory["arena_bytes"]:
         rows = [m for m in memory["timeline"] if m["program"] == program]
@@ -152,9 +127,7 @@ def _timeline(memory: dict[str, Any]) -> Table:
 
 def _tensors(memory: dict[str, Any]) -> Table:
     title = f"largest tensors at the peak, in {memory['peak_program']}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("tensor", "category", "bytes", "where"):
-        table.add_column(name, justify="right" if name == "bytes" else "left")
+    table = terminal.table("tensor", "category", "bytes", "where", title=title, right=("bytes",))
     for row in memory["largest"]:
         where = row["loc"].rpartition("/")[2]
         table.add_row(row["name"], row["category"], size_text(row["bytes"]), where)
@@ -162,13 +135,11 @@ def _tensors(memory: dict[str, Any]) -> Table:
 
 
 def _changes(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        title="what would save memory (estimated before compiling)",
-        title_justify="left",
-        pad_edge=False,
+    right, title = (
+        ("saves", "peak then", "fits"),
+        "what would save memory (estimated before compiling)",
     )
-    for name in ("change", "saves", "peak then", "fits"):
-        table.add_column(name, justify="left" if name == "change" else "right")
+    table = terminal.table("change", *right, title=title, right=right)
     for row in rows:
         saved, peak = size_text(row["saves_bytes"]), size_text(row["peak_bytes"])
         table.add_row(row["change"], saved, peak, "yes" if row["fits"] else "no")

@@ -7,14 +7,16 @@ it is cut or left out, least important first, when there is no line for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 
 from rich.text import Text
 
 from shardwright.orchestrator.config.config import TRIES
 from shardwright.orchestrator.report import sections
-from shardwright.orchestrator.report.sections import Report, Section, plain
-from shardwright.orchestrator.report.text import counted
+from shardwright.orchestrator.report.sections import Said, Section
+from shardwright.orchestrator.report.text import Report, counted
 from shardwright.orchestrator.report.tried import effect_text, short_change, title
 from shardwright.orchestrator.terminal import terminal
 
@@ -28,7 +30,7 @@ class _Part:
     """A section, and what it counts: parts of higher numbers are left out first, and of more than
     `most` lines (0: all) the rest is cut."""
 
-    lines: Section
+    section: Section
     rank: int = _ALWAYS
     most: int = 0
 
@@ -44,10 +46,11 @@ def plan_screen(report: Report) -> None:
 def screen_lines(report: Report, width: int, room: int = 0) -> list[Text]:
     """Lines of at most `width` columns: all of them, or with `room` at most so many, as far as what
     is always there allows."""
-    blocks = [part.lines(report, width) for part in _PARTS]
+    blocks = [sections.laid(part.section(report), width) for part in _PARTS]
+    head = sections.headline(report, width)
     if room:
-        _make_room(blocks, room, width)
-    return [line for lines in blocks for line in lines]
+        _make_room(blocks, room - len(head), width)
+    return [*head, *chain.from_iterable(blocks)]
 
 
 def _make_room(blocks: list[list[Text]], room: int, width: int) -> None:
@@ -71,35 +74,34 @@ def _cut(lines: list[Text], most: int, width: int) -> list[Text]:
     return [*lines[: most - 1], last.append("...")]
 
 
-def next_lines(report: Report, width: int) -> list[Text]:
+def whats_next(report: Report) -> Said:
     """The next things worth trying, each with what it did; what was tried and gains little or
     nothing; that there was no time to try."""
     section = report.get("whatif")
     if not section:
-        return []
-    lines: list[Text] = []
-    for row in section["tried"]:
-        text = f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
-        lines += plain(title(row), text, width)
-    if section["left"] and len(section["tried"]) < TRIES:
+        return
+    tried = section["tried"]
+    for row in tried:
+        yield title(row), f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
+    if section["left"] and len(tried) < TRIES:
         left = "; ".join(map(short_change, section["left"]))
         text = f"not tried, to answer in time (--tries {TRIES}): {left}"
-        lines += plain("" if lines else "next", text, width)
-    return lines or plain("next", "nothing known that is worth trying", width)
+        yield "" if tried else "next", text
+    elif not tried:
+        yield "next", "nothing known that is worth trying"
 
 
-def _tool(report: Report, width: int) -> list[Text]:
+def _tool(report: Report) -> Said:
     """How long the answer took, and what took the most of that."""
     made = report["provenance"]
     seconds = made["stages_s"]
     waited_s = made.get("answered_s", sum(seconds.values()))  # only a command knows the whole
-    longest = sorted(seconds.items(), key=lambda item: -item[1])[:4]
+    longest = Counter(seconds).most_common(4)
     parts = ", ".join(f"{name} {value:.1f}" for name, value in longest)
-    return plain("answered", f"in {waited_s:.1f} s: {parts}", width)
+    yield "answered", f"in {waited_s:.1f} s: {parts}"
 
 
 _PARTS = (
-    _Part(sections.headline),
     _Part(sections.job),
     _Part(sections.roles, 1, most=2),
     _Part(sections.logical_cores, 2),
@@ -117,7 +119,7 @@ _PARTS = (
     _Part(sections.faults, 1),
     _Part(sections.limited_by, most=2),
     _Part(sections.confidence, most=3),
-    _Part(next_lines, most=4),
+    _Part(whats_next, most=4),
     _Part(sections.findings, 2, most=5),
     _Part(sections.stored, 6, most=3),
     _Part(sections.stored_units, 8, most=3),

@@ -35,7 +35,7 @@ from shardwright.orchestrator.report.memory_report import memory_section
 from shardwright.orchestrator.report.rates import product_types, step_flops
 from shardwright.orchestrator.report.resolved import resolved_keys
 from shardwright.orchestrator.report.step_report import function_rows, step_chart, timelines
-from shardwright.orchestrator.report.text import share_text
+from shardwright.orchestrator.report.text import Facts, share_text
 from shardwright.orchestrator.road.budgets import budget_findings
 from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiler_version
@@ -302,7 +302,7 @@ def published_section(target: Target, attention: str, mfu: float) -> dict[str, A
 
 
 def band(
-    times: Sequence[float], seconds: float, published: Mapping[str, Any] | None, trust: Confidence
+    times: Sequence[float], seconds: float, published: Facts | None, trust: Confidence
 ) -> list[float]:
     """The fastest and the slowest step over all profiles; of a kind that nobody has published, down
     to the best MFU that somebody has."""

@@ -6,12 +6,11 @@ A report has the job as it was asked for (`job`) and the values of those keys be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
-from shardwright.orchestrator.report.text import seconds_text
+from shardwright.orchestrator.report.text import Facts, Report, seconds_text
 from shardwright.orchestrator.whatif.situation import given_sizes
 from shardwright.sharding.settings import AUTO
 from shardwright.sharding.strategies.decisions import zero_of
@@ -24,7 +23,7 @@ _OPEN = (0, AUTO, "auto")
 """Values that leave the choice to us, of the keys that `resolved_keys` knows."""
 
 
-def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
     """`{key: {value, why}}` of the keys of the job that say nothing, in the order of its tables."""
     job, layout = built.job, built.layout
     strategy = job.strategy
@@ -36,7 +35,10 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
         "model.seq_len": (built.tokens_per_sample, _length_source(job)),
         "model.dtype": _dtype(job),
         "model.generator": _generator(job),
-        **{f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh")) for axis in _axes(job)},
+        **{
+            f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh"))
+            for axis in job.as_dict()["mesh"]
+        },
         "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
         "strategy.zero": (own if is_own else zero_of(strategy), f"of strategy {strategy.name}"),
         "strategy.param_dtype": ("as the model says", "no policy of types"),
@@ -52,16 +54,11 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
         "goodput.checkpoint_interval_s": ("the best", seconds_text(goodput["interval_s"])),
         "goodput.checkpoint_s": ("as storage takes it", seconds_text(goodput["checkpoint_s"])),
     }
-    found = {}
-    for key, (value, why) in rows.items():
-        table, _, name = key.partition(".")
-        if getattr(getattr(job, table), name) in _OPEN:
-            found[key] = {"value": value, "why": why}
-    return found
-
-
-def _axes(job: JobConfig) -> tuple[str, ...]:
-    return tuple(job.as_dict()["mesh"])
+    return {
+        key: {"value": value, "why": why}
+        for key, (value, why) in rows.items()
+        if job.value(key) in _OPEN
+    }
 
 
 def _length_source(job: JobConfig) -> str:
@@ -85,7 +82,7 @@ def _dtype(job: JobConfig) -> tuple[str, str]:
     return compute_type(job), source
 
 
-def resolved_job(report: Mapping[str, Any]) -> dict[str, Any]:
+def resolved_job(report: Report) -> dict[str, Any]:
     """The job of a report, table by table, with what was chosen in place of what was left open;
     as it was asked for, of reports that do not say what was chosen."""
     tables = dict(report["job"])

@@ -3,7 +3,8 @@ seen while a job runs is `progress.py`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +13,21 @@ from rich.text import Text
 
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
-from shardwright.orchestrator.report.sections import plain
+from shardwright.orchestrator.report.sections import Said, What
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.terminal import printable
 from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
+_BEFORE_UNITS = (
+    sections.job,
+    sections.roles,
+    sections.logical_cores,
+    sections.placement,
+    sections.streams,
+    sections.compiler,
+)
 _SECTIONS = (
     sections.memory,
     sections.auto,
@@ -36,65 +46,60 @@ _SECTIONS = (
 def run_screen(report: dict[str, Any]) -> None:
     """The screen at the end of `run`."""
     console = terminal.console()
-    width = console.width
-    _print(console, _failure(report, width))
-    for section in (
-        sections.headline,
-        sections.job,
-        sections.roles,
-        sections.logical_cores,
-        sections.placement,
-    ):
-        _print(console, section(report, width))
-    _print(console, sections.streams(report, width) + sections.compiler(report, width))
+    _print(console, _failure(report))
+    for line in sections.headline(report, console.width):
+        console.print(line, soft_wrap=True)
+    for section in _BEFORE_UNITS:
+        _print(console, section(report))
     _units(console, report)
-    _print(console, sections.stored_units(report, width))
-    _losses(console, report)
+    _print(console, sections.stored_units(report))
+    losses = report["numerics"]["losses"]
+    if len(losses) > 1:
+        console.print(loss_plot(losses))
+    _print(console, _values(report))
     for section in _SECTIONS:
-        _print(console, section(report, width))
-    _cannot_tell(console, report["limits"])
-    _print(console, sections.findings(report, width))
-    files = report["provenance"]["files"]
-    for name, path in files.items():
-        _print(console, plain("files" if name == "bundle" else "", f"{name} {path}", width))
-    _print(console, sections.verdict(report, width))
+        _print(console, section(report))
+    console.print(Text.assemble(("what this cannot tell you", "bold"), " (report.json says more)"))
+    unsaid = ", ".join(one["short"] for one in report["limits"]["cannot_tell"])
+    _print(console, [("", unsaid)])
+    _print(console, sections.findings(report))
+    for name, path in report["provenance"]["files"].items():
+        _print(console, [("files" if name == "bundle" else "", f"{name} {path}")])
+    _print(console, sections.verdict(report))
 
 
-def report_lines(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """A report in plain text: what is wrong with the values of a run, what they came to, and the
     screen of a plan, whose last lines decide."""
-    lines = _failure(report, width) if "numerics" in report else []
-    lines += _values(report["numerics"], width) if "numerics" in report else []
-    lines += screen_lines(report, width)
+    lines = screen_lines(report, WIDTH)
+    if "numerics" in report:
+        lines = [*sections.laid(chain(_failure(report), _values(report)), WIDTH), *lines]
     return [printable(line.plain.rstrip()) for line in lines]
 
 
-def _failure(report: Mapping[str, Any], width: int) -> list[Text]:
+def _failure(report: Report) -> Said:
     """What is wrong with the values of a run that failed; nothing for one that passed."""
     numerics = report["numerics"]
     if numerics["passed"]:
-        return []
-    text = "SW_VALUES: the values of this run are not those of the unsharded step"
-    lines = plain("error", text, width)
+        return
+    yield "error", "SW_VALUES: the values of this run are not those of the unsharded step"
     if (parts := numerics["parts"]) is not None:
-        text = (
+        yield (
+            "",
             f"the step is no mean over its samples: the loss of the whole batch is"
             f" {parts['loss']:.6g}, the mean of its {parts['count']} micro-batches'"
             f" {parts['mean_loss']:.6g} ({parts['place']}), and gradients are accumulated as means."
             f"{_drawn(report)} Make the loss a mean over samples, or take one micro-batch"
-            " (strategy.micro_batch)"
+            " (strategy.micro_batch)",
         )
-        lines += plain("", text, width)
     for found, what, cure in _judged(numerics):
         if found["error"] is None or not found["error"] <= found["allowed"]:
-            lines += plain("", f"{what} {_apart(found)}: {cure}", width)
+            yield "", f"{what} {_apart(found)}: {cure}"
     if report["job"]["compiler"]["auto_cast"] != "none":
-        text = "run it with compiler.auto_cast = none to see whether the cast does that"
-        lines += plain("", text, width)
-    return lines
+        yield "", "run it with compiler.auto_cast = none to see whether the cast does that"
 
 
-def _drawn(report: Mapping[str, Any]) -> str:
+def _drawn(report: Report) -> str:
     """That a step with keys of its own draws other numbers for a micro-batch; else nothing."""
     keys = [
         path for row in report["graph"]["roles"] if row["role"] == "rng" for path in row["paths"]
@@ -104,7 +109,7 @@ def _drawn(report: Mapping[str, Any]) -> str:
     return f" Random numbers drawn from {keys[0]} are others for a micro-batch than for all of it."
 
 
-def _judged(numerics: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _judged(numerics: Facts) -> Iterator[tuple[dict[str, Any], str, str]]:
     """What has passed or failed: the figures, its name, and what to look at when it failed."""
     loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
     if leaf is not None:
@@ -117,8 +122,8 @@ def _judged(numerics: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, 
         yield level, name, "a defect of ours, please report it with the bundle"
 
 
-def _print(console: Console, lines: list[Text]) -> None:
-    for line in lines:
+def _print(console: Console, said: Iterable[tuple[str, What]]) -> None:
+    for line in sections.laid(said, console.width):
         console.print(line, soft_wrap=True)
 
 
@@ -129,7 +134,7 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     if not any(r["kind"] == "compile" and r["cache"] == "miss" for r in rows):
         note = f"nothing to compile, {note}"
     text = f"{report['neffs']} NEFFs from {len(rows)} {sections.TASKS}: {note}"
-    _print(console, plain("built", text, console.width))
+    _print(console, [("built", text)])
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     cells = [_unit_cells(row) for row in rows]
     for start in range(0, len(cells), _UNITS_PER_LINE):
@@ -143,27 +148,18 @@ def _unit_cells(row: dict[str, Any]) -> tuple[str, Text, str]:
     return name, worker, f"{row['seconds']:.2f}s "
 
 
-def _losses(console: Console, report: dict[str, Any]) -> None:
+def _values(report: Report) -> Said:
+    """Losses, and how far they and the state are from the unsharded run's."""
     numerics = report["numerics"]
     losses = numerics["losses"]
-    if len(losses) > 1:
-        console.print(loss_plot(losses))
-    _print(console, _values(numerics, console.width))
+    yield "values", f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps"
+    for text in _compared(numerics):
+        yield "", text
+    if (worst := numerics["worst_l0"]) is not None:
+        yield "", f"instructions (L0) from regions (L1): {_apart(worst)}"
 
 
-def _values(numerics: Mapping[str, Any], width: int) -> list[Text]:
-    """Losses, and how far they and the state are from the unsharded run's."""
-    losses = numerics["losses"]
-    texts = (
-        f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps",
-        *_compared(numerics),
-        *_levels(numerics),
-    )
-    rows = (plain("" if n else "values", text, width) for n, text in enumerate(texts))
-    return [line for lines in rows for line in lines]
-
-
-def _compared(numerics: Mapping[str, Any]) -> Iterator[str]:
+def _compared(numerics: Facts) -> Iterator[str]:
     leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
     if leaf is None:
         yield "not compared with the unsharded step (run.compare)"
@@ -177,24 +173,11 @@ def _compared(numerics: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _levels(numerics: Mapping[str, Any]) -> Iterator[str]:
-    if (worst := numerics["worst_l0"]) is not None:
-        yield f"instructions (L0) from regions (L1): {_apart(worst)}"
-
-
 def _apart(found: dict[str, Any]) -> str:
     error = found.get("note") or f"{found['error']:.1e}"
     return f"{error}, allowed {found['allowed']:.1e}"
 
 
-def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
+def loss_plot(losses: list[float]) -> Text:
     """The loss curve as text."""
-    steps = list(range(1, len(losses) + 1))
-    return lines({"loss": (steps, losses)}, "step", "loss", width, height)
-
-
-def _cannot_tell(console: Console, limits: dict[str, Any]) -> None:
-    """What the answer cannot tell, each in a few words."""
-    console.print(Text.assemble(("what this cannot tell you", "bold"), " (report.json says more)"))
-    text = ", ".join(one["short"] for one in limits["cannot_tell"])
-    _print(console, plain("", text, console.width))
+    return lines({"loss": (range(1, len(losses) + 1), losses)}, "step", "loss")

@@ -1,15 +1,14 @@
-"""Sections of the screens of `plan` and `run`: a report in, lines of text out.
-
-Lines fit the width they were asked for, whatever the report holds.
+"""Sections of the screens of `plan` and `run`: a report in, titles and what is said under them out;
+`laid` makes lines of them, which fit the width they were asked for, whatever the report holds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 from rich.text import Text
 
@@ -21,8 +20,12 @@ from shardwright.orchestrator.report.cost import basis_text, list_text, missing_
 from shardwright.orchestrator.report.goal import doubts, goal_texts, rests_on
 from shardwright.orchestrator.report.text import (
     KIB,
+    Facts,
+    Report,
     count_text,
     counted,
+    mesh_text,
+    micro_batches_text,
     place_text,
     rate_text,
     seconds_text,
@@ -36,8 +39,12 @@ from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import AGAIN, FLAG, age_text, counted_text, oldest
 from shardwright.sim_cluster.timing.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
-Report = Mapping[str, Any]
-Section = Callable[[Report, int], list[Text]]
+What = str | Text | list[str] | list[Text] | Callable[[int], Text]
+"""A text, which is wrapped; parts, as many on a line as there is room for; or what is drawn in so
+many columns."""
+Said = Iterator[tuple[str, What]]
+"""What a section says, each under its title."""
+Section = Callable[[Report], Said]
 
 TASKS = "partition, compile and timing tasks"  # what screens call units of work
 TITLE = 11  # columns of the titles on the left
@@ -45,10 +52,22 @@ _NEARLY_ALL = 0.995  # our choice: what is left is less than a percent
 _SHOWN = 5e-4  # of a bar: less has no cell, and is <0.1 %
 
 
+def laid(said: Iterable[tuple[str, What]], width: int) -> list[Text]:
+    """Lines of so many columns at most."""
+    lines: list[Text] = []
+    for title, what in said:
+        if isinstance(what, str | Text):
+            lines += titled(title, what, width)
+        elif isinstance(what, list):
+            lines += parts_of(what, width)
+        else:
+            lines.append(Text(" " * TITLE).append(what(width - TITLE)))
+    return lines
+
+
 def titled(title: str, text: Text | str, width: int) -> list[Text]:
-    """A title and its text, wrapped."""
-    body = Text.from_markup(text) if isinstance(text, str) else text
-    wrapped = _wrapped(body, width)
+    """A title and its text, wrapped; brackets of a text that is not ours are brackets."""
+    wrapped = _wrapped(text, width)
     names = [title, *([""] * (len(wrapped) - 1))]
     return [
         Text.assemble((name.ljust(TITLE), "bold"), line, no_wrap=True)
@@ -60,10 +79,10 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[hsB]|[mu]s|[KMG]iB)(?![A-Za-z]))")
 _NO_BREAK = "\ue000"  # of private use: a no-break space is one more space to what wraps
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
+def _wrapped(text: Text | str, width: int) -> list[Text]:
     """The lines of a text beside the titles, a number and its unit on one."""
-    joined = text.copy()
-    joined.plain = _BEFORE_UNIT.sub(_NO_BREAK, text.plain)
+    joined = Text(text) if isinstance(text, str) else text.copy()
+    joined.plain = _BEFORE_UNIT.sub(_NO_BREAK, joined.plain)
     lines = list(joined.wrap(terminal.console(width=width), max(20, width - TITLE)))
     for line in lines:
         line.plain = line.plain.replace(_NO_BREAK, " ")
@@ -71,12 +90,7 @@ def _wrapped(text: Text, width: int) -> list[Text]:
     return lines
 
 
-def plain(title: str, text: str, width: int) -> list[Text]:
-    """As `titled`, of text that is not ours: brackets are brackets."""
-    return titled(title, Text(text), width)
-
-
-def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
+def parts_of(parts: Sequence[str | Text], width: int) -> list[Text]:
     """Parts on as many indented lines as they need; only what is longer than a line is broken."""
     room = width - TITLE
     lines: list[Text] = []
@@ -91,7 +105,7 @@ def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
 def headline(report: Report, width: int) -> list[Text]:
     """Model, strategy and mesh, in a rule; at its end that the answer is a stored one: this line is
     never left out."""
-    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()) or "one core"
+    mesh = mesh_text(report) or "one core"
     name = report["graph"]["name"]
     text = Text.assemble((name, "bold"), f"  {report['job']['strategy']['name']}  {mesh} ")
     stored_s = _stored_s(report)
@@ -100,11 +114,9 @@ def headline(report: Report, width: int) -> list[Text]:
     return [text.append("─" * (width - len(text) - len(mark)), style="dim").append(mark)]
 
 
-def job(report: Report, width: int) -> list[Text]:
+def job(report: Report) -> Said:
     """Sizes: model, cores, samples of a step; and the type of its products."""
     graph, cluster, batch = report["graph"], report["job"]["cluster"], report["batch"]
-    count = batch["num_microbatches"]
-    micro = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     tokens = f" of {batch['tokens_per_sample']:,} tokens" if batch["tokens_per_sample"] > 1 else ""
     length = report.get("resolved", {}).get("model.seq_len")
     if tokens and length and report["job"]["model"]["config"]:  # a preset's is no news
@@ -115,9 +127,9 @@ def job(report: Report, width: int) -> list[Text]:
         f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
-        f" {micro}"
+        f" {micro_batches_text(batch['num_microbatches'])}"
     )
-    return plain("job", text, width)
+    yield "job", text
 
 
 def products_text(report: Report) -> str:
@@ -134,29 +146,28 @@ def products_text(report: Report) -> str:
     return text
 
 
-def roles(report: Report, width: int) -> list[Text]:
+def roles(report: Report) -> Said:
     """What the leaves of a user's own step were taken for."""
     model = report["job"]["model"]
     if not (model["entry"] or model["hlo"]):
-        return []
-    rows = [f"{_ROLE_TEXT[row['role']]} {_few(row['paths'])}" for row in report["graph"]["roles"]]
-    return plain("roles", "; ".join(rows), width)
+        return
+    told = []
+    for row in report["graph"]["roles"]:
+        more = len(row["paths"]) - MOST_PATHS
+        few = ", ".join(row["paths"][:MOST_PATHS]) + (f" and {more} more" if more > 0 else "")
+        told.append(f"{_ROLE_TEXT[row['role']]} {few}")
+    yield "roles", "; ".join(told)
 
 
 _ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random numbers"}
 MOST_PATHS = 3  # of a role that the screen names (our choice)
 
 
-def _few(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
-    return ", ".join(paths[:MOST_PATHS]) + more
-
-
-def logical_cores(report: Report, width: int) -> list[Text]:
+def logical_cores(report: Report) -> Said:
     """What a core is, where it is more than one physical core."""
     cores = report["logical_cores"]
     if cores["lnc"] == 1:
-        return []
+        return
     regions = cores["regions_cut"] + cores["regions_alone"]
     share = cores["alone_ps"] / report["timing"]["step_time_ps"]
     note = "[bold red]hypothetical[/], " if cores["hypothetical"] else ""
@@ -165,10 +176,10 @@ def logical_cores(report: Report, width: int) -> list[Text]:
         f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
         f" regions on one physical core alone, {share_text(share)} of the step"
     )
-    return titled("cores", text, width)
+    yield "cores", Text.from_markup(text)
 
 
-def compiler(report: Report, width: int) -> list[Text]:
+def compiler(report: Report) -> Said:
     """The options that published runs differ in."""
     options = report["job"]["compiler"]
     text = (
@@ -181,19 +192,19 @@ def compiler(report: Report, width: int) -> list[Text]:
         text += ", latency hiding off"
     if report["context"]:
         text += f"; context {report['context']}"
-    return plain("compiler", text, width)
+    yield "compiler", text
 
 
-def placement(report: Report, width: int) -> list[Text]:
+def placement(report: Report) -> Said:
     """Where the axes of the mesh lie."""
     placed = report["placement"]
     if not placed["axes"]:
-        return []
+        return
     places = "; ".join(f"{axis} on {place}" for axis, place in placed["axes"].items())
-    return plain("placed", f"{placed_as(placed)}: {places}", width)
+    yield "placed", f"{placed_as(placed)}: {places}"
 
 
-def placed_as(placed: Mapping[str, Any]) -> str:
+def placed_as(placed: Facts) -> str:
     """The placement that was asked for, or why it is none of the torus."""
     name: str = placed["name"]
     is_asked = name.partition(":")[0].strip() == LINEAR
@@ -202,26 +213,27 @@ def placed_as(placed: Mapping[str, Any]) -> str:
     return f"linear, since {placed['why'].partition(': ')[2]}"
 
 
-def streams(report: Report, width: int) -> list[Text]:
+def streams(report: Report) -> Said:
     """What runs on every stream, where there are several or packets are not the runtime's own."""
     rows = report["streams"]["streams"]
     compute = report["streams"]["compute_packet_bytes"]
     chosen = compute != COMPUTE_PACKET_BYTES
     chosen |= any(row["packet_bytes"] != COLLECTIVE_PACKET_BYTES for row in rows)
     if len(rows) < 2 and not chosen:
-        return []
+        return
     total = report["timing"]["step_time_ps"]
-    lines = plain("streams", f"DMA packets of compute {compute / KIB:g} KiB", width)
-    return lines + parts_of([Text(_stream_text(row, total)) for row in rows], width)
+    yield "streams", f"DMA packets of compute {compute / KIB:g} KiB"
+    yield (
+        "",
+        [
+            f"{row['stream']}: {', '.join(row['collectives'])}, packets"
+            f" {row['packet_bytes'] / KIB:g} KiB, busy {share_text(row['time_ps'], total)}"
+            for row in rows
+        ],
+    )
 
 
-def _stream_text(row: Mapping[str, Any], total: int) -> str:
-    kinds, packets = ", ".join(row["collectives"]), row["packet_bytes"] / KIB
-    busy = share_text(row["time_ps"], total)
-    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {busy}"
-
-
-def memory(report: Report, width: int) -> list[Text]:
+def memory(report: Report) -> Said:
     """The verdict, and what a core holds against its limit."""
     section = report["memory"]
     limit, peak = section["limit_bytes"], section["peak_bytes"]
@@ -233,28 +245,24 @@ def memory(report: Report, width: int) -> list[Text]:
     )
     parts = {n: size for n, size in section["categories"].items() if size >= _SHOWN * peak}
     sizes = {name: size_text(size) for name, size in parts.items()}
-    drawn = Text(" " * TITLE).append(bar_to_limit(parts, limit, width - TITLE))
-    host = [Text(_host_text(section["host"]))] if "host" in section else []
-    lines = [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
-    return lines + (parts_of(host, width) if host else [])
+    yield "memory", Text.from_markup(text)
+    yield "", partial(bar_to_limit, parts, limit)
+    yield "", legend(sizes)
+    if host := section.get("host"):
+        kept, limit = host["bytes"], host["limit_bytes"]
+        text = f"and {size_text(kept)} of {size_text(limit)} host memory per instance,"
+        yield "", [f"{text} {share_text(kept / limit)}"]
 
 
-def _host_text(section: Mapping[str, Any]) -> str:
-    """What an instance keeps in the memory of its host."""
-    kept, limit = section["bytes"], section["limit_bytes"]
-    share = share_text(kept / limit)
-    return f"and {size_text(kept)} of {size_text(limit)} host memory per instance, {share}"
-
-
-def auto(report: Report, width: int) -> list[Text]:
+def auto(report: Report) -> Said:
     """What was chosen for keys that are left to the memory."""
     section = decided(report)
     if section is None:
-        return []
-    return plain("auto", auto_text(section, report["memory"]["limit_bytes"]), width)
+        return
+    yield "auto", auto_text(section, report["memory"]["limit_bytes"])
 
 
-def timing(report: Report, width: int) -> list[Text]:
+def timing(report: Report) -> Said:
     """Step time with its band, and where it goes in the stage that finishes last."""
     section = report["timing"]
     low, high = section["band_s"]
@@ -265,14 +273,15 @@ def timing(report: Report, width: int) -> list[Text]:
     total = section["step_time_ps"]
     parts = {n: float(ps) for n, ps in section["breakdown_ps"].items() if ps >= _SHOWN * total}
     shares = {name: share_text(ps, total, digits=1) for name, ps in parts.items()}
-    drawn = Text(" " * TITLE).append(bar(parts, width - TITLE))
     told, stage = legend(shares), last_stage(section)
     if stage is not None:
         told.append(Text(f"(stage {stage}, the last to finish)"))
-    return [*plain("time", text, width), drawn, *parts_of(told, width)]
+    yield "time", text
+    yield "", partial(bar, parts)
+    yield "", told
 
 
-def rates(report: Report, width: int) -> list[Text]:
+def rates(report: Report) -> Said:
     """Utilisation, with its denominator and what it counts of attention, and tokens; beside it the
     best that is published."""
     section = report["timing"]
@@ -285,19 +294,14 @@ def rates(report: Report, width: int) -> list[Text]:
         f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {mfu} {again} of"
         f" {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
     )
-    return [*plain("rates", text, width), *_published(report, width)]
-
-
-def _published(report: Report, width: int) -> list[Text]:
-    """What there is to compare with, if the report says."""
-    section = report["timing"]
-    if "published" not in section:
-        return []
+    yield "rates", text
+    if "published" not in section:  # of an older release
+        return
     best, machine = section["published"], report["job"]["cluster"]["target"]
     if best is None:
-        kind = _NOBODY[section["attention"]]
-        return plain("", f"none published of {kind} on {machine}", width)
-    return plain("", f"best published: {published_text(best)}", width)
+        yield "", f"none published of {_NOBODY[section['attention']]} on {machine}"
+    else:
+        yield "", f"best published: {published_text(best)}"
 
 
 _NOBODY = {
@@ -307,46 +311,49 @@ _NOBODY = {
 }
 
 
-def cost(report: Report, width: int) -> list[Text]:
+def cost(report: Report) -> Said:
     """Dollars at the price that was asked for, with its region and its day, where there is one."""
     section, price = report["cost"], report.get("price")
     if section["usd_per_hour"] is None:
-        return plain("cost", missing_text(price), width)
+        yield "cost", missing_text(price)
+        return
     text = (
         f"{usd_text(section['usd_per_step'])} per step,"
         f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s,"
         f" {list_text(price)} ({usd_text(section['usd_per_hour'])} per hour)"
     )
-    return plain("cost", text, width)
+    yield "cost", text
 
 
-def goal(report: Report, width: int) -> list[Text]:
+def goal(report: Report) -> Said:
     """How long and for how much what is to be trained takes, and what would have to change."""
     if "goal" not in report:
-        return []
+        return
     basis = basis_text(report.get("price"))
     told, needs = goal_texts(
         report["goal"], counted(report), basis, doubts(report), rests_on(report)
     )
-    return plain("goal", told, width) + (plain("it needs", needs, width) if needs else [])
+    yield "goal", told
+    if needs:
+        yield "it needs", needs
 
 
-def limited_by(report: Report, width: int) -> list[Text]:
+def limited_by(report: Report) -> Said:
     """The bottleneck in a sentence."""
-    return plain("limited by", report["bottleneck"]["text"], width)
+    yield "limited by", report["bottleneck"]["text"]
 
 
-def confidence(report: Report, width: int) -> list[Text]:
+def confidence(report: Report) -> Said:
     """How far the answer can be trusted, and why no further."""
     section, assumed = report["timing"], len(report["limits"]["assumed"])
     text = (
         f"{section['confidence']}: {section['confidence_why']}; {assumed} figures assumed,"
         " docs/model.md"
     )
-    return plain("confidence", text, width)
+    yield "confidence", text
 
 
-def goodput(report: Report, width: int) -> list[Text]:
+def goodput(report: Report) -> Said:
     """What failures and checkpoints leave."""
     section = report["goodput"]
     share = share_text(section["goodput"], digits=2)
@@ -354,48 +361,45 @@ def goodput(report: Report, width: int) -> list[Text]:
         f"{share}: {seconds_text(section['checkpoint_s'])} to save every"
         f" {section['interval_steps']:,} steps, a failure every {section['mtbf_s'] / 3600:,.1f} h"
     )
-    return plain("goodput", text, width)
+    yield "goodput", text
 
 
-def faults(report: Report, width: int) -> list[Text]:
+def faults(report: Report) -> Said:
     """What the faults of the cluster cost."""
     if "faults" not in report:
-        return []
+        return
     found = report["faults"]
     healthy = seconds_text(found["healthy_step_time_ps"] / PS_PER_S)
     text = f"{found['slowdown']:.3f} times the step of a healthy cluster, {healthy}"
-    return plain("faults", text, width)
+    yield "faults", text
 
 
-def stages(report: Report, width: int) -> list[Text]:
+def stages(report: Report) -> Said:
     """Layers, bubble and memory of every pipeline stage, if there are several; equal neighbours
     once."""
     per_stage, peaks = report["timing"]["per_stage"], report["memory"]["per_stage"]
     pipeline = report["pipeline"]
     if len(per_stage) == 1:
-        return []
+        return
     total = report["timing"]["step_time_ps"]
     texts = [
         f"{'+'.join(map(str, has['layers']))} layers, bubble"
         f" {share_text(time['breakdown_ps']['bubble'], total, 1)}, {size_text(own['peak_bytes'])}"
         for time, own, has in zip(per_stage, peaks, pipeline["stages"], strict=True)
     ]
-    count = pipeline["num_microbatches"]
-    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
-    lines = plain("pipeline", f"{len(texts)} stages, {batches}, {pipeline['schedule']}", width)
+    batches = micro_batches_text(pipeline["num_microbatches"])
+    yield "pipeline", f"{len(texts)} stages, {batches}, {pipeline['schedule']}"
     parts, first = [], 0
     for text, same in groupby(texts):
         last = first + len(list(same)) - 1
         parts.append(f"{first}: {text}" if first == last else f"{first}-{last}: {text}")
         first = last + 1
-    return lines + parts_of([Text(part) for part in parts], width)
+    yield "", parts
 
 
-def stored(report: Report, width: int) -> list[Text]:
+def stored(report: Report) -> Said:
     """That the answer is a stored one, how old it is and the command that asks anew."""
-    since = _stored_s(report)
-    text = counted_text(1, 1, "answer", since, _again(report))
-    return plain("stored", text, width) if text else []
+    return _stored(report, 1, 1, "answer", _stored_s(report))
 
 
 def _stored_s(report: Report) -> float:
@@ -405,36 +409,32 @@ def _stored_s(report: Report) -> float:
     return oldest((stored_s, tried_s)) if stored_s else 0.0
 
 
-def stored_units(report: Report, width: int) -> list[Text]:
+def stored_units(report: Report) -> Said:
     """The same of an answer that was made of stored units."""
-    if report["provenance"].get("stored_s"):
-        return []
-    times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
-    text = counted_text(len(times), len(report["units"]), TASKS, oldest(times), _again(report))
-    return plain("stored", text, width) if text else []
+    if not report["provenance"].get("stored_s"):
+        times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
+        yield from _stored(report, len(times), len(report["units"]), TASKS, oldest(times))
 
 
-def _again(report: Report) -> str:
-    command: str = report["provenance"].get("again", AGAIN)
-    return command
+def _stored(report: Report, count: int, total: int, what: str, since_s: float) -> Said:
+    again = report["provenance"].get("again", AGAIN)
+    if text := counted_text(count, total, what, since_s, again):
+        yield "stored", text
 
 
-def findings(report: Report, width: int) -> list[Text]:
+def findings(report: Report) -> Said:
     """Findings, errors first, and what to do about those of one kind; refusals are a verdict."""
-    lines: list[Text] = []
     rows = [row for row in report["findings"] if row["code"] not in VENDOR_LIMITS]
     rows.sort(key=lambda row: row["severity"] != "error")
     for (severity, code, hint), same in groupby(rows, key=itemgetter("severity", "code", "hint")):
         told = dict.fromkeys(f"{row['message']}{place_text(row)}" for row in same)
         for n, message in enumerate(told):
-            lines += plain("" if n else severity, f"{code}: {message}", width)
-        lines += plain("", hint, width) if hint else []
-    return lines
+            yield "" if n else severity, f"{code}: {message}"
+        if hint:
+            yield "", hint
 
 
-def verdict(report: Report, width: int) -> list[Text]:
+def verdict(report: Report) -> Said:
     """What decides; nothing where nothing does."""
-    lines: list[Text] = []
-    for one in verdicts(report):
-        lines += titled("" if lines else "verdict", Text(one.text, "bold red"), width)
-    return lines
+    for n, one in enumerate(verdicts(report)):
+        yield "" if n else "verdict", Text(one.text, "bold red")

@@ -8,7 +8,6 @@ be added within a version, so what is not named here is any plain data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from shardwright.collectives.ops import LINEAR, TORUS
@@ -24,6 +23,7 @@ from shardwright.compiler.support.schema import (
     one_of,
     several,
 )
+from shardwright.orchestrator.report.text import Facts
 
 _LAST_S = 1e11  # our choice: the year 5138; nothing was stored later
 _LARGEST = 1e36
@@ -40,6 +40,7 @@ AMOUNT = Rule("a number from 0", lambda v: _is_figure(v) and v >= 0)
 POSITIVE = Rule("a number above 0", lambda v: _is_figure(v) and v > 0)
 NUMBER = Rule("a whole number from 0", lambda v: type(v) is int and 0 <= v <= _LARGEST)
 SIZE = Rule("a whole number from 1", lambda v: type(v) is int and 1 <= v <= _LARGEST)
+_INTEGER = Rule("a whole number", lambda v: type(v) is int)
 MAYBE = Rule("a number or null", lambda v: v is None or _is_figure(v))
 _NO_LESS = Rule("a number from 0 or null", lambda v: v is None or AMOUNT.holds(v))
 _AMOUNTS = Entries(AMOUNT)
@@ -47,26 +48,30 @@ _FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
 
 
-NO_MORE: Mapping[str, Shape] = MappingProxyType({})
+def _open(optional: Mapping[str, Shape] | None = None, **required: Shape) -> Table:
+    return Table(required, optional or {}, is_open=True)
 
 
-def _open(optional: Mapping[str, Shape] = NO_MORE, **required: Shape) -> Table:
-    return Table(required, optional, is_open=True)
+def _maybe(what: str, shape: Shape) -> Rule:
+    """What has a shape, or null; `what` says both in words."""
+
+    def holds(value: Any) -> bool:
+        try:
+            if value is not None:
+                shape.require(value, what)
+        except ValueError:
+            return False
+        return True
+
+    return Rule(what, holds)
 
 
-_LOC = Rule("a place or null", lambda v: v is None or _is_place(v))
-
-
-def _is_place(value: Any) -> bool:
-    kinds = {"file": str, "line": int, "scope": str}
-    return type(value) is dict and {k: type(v) for k, v in value.items()} == kinds
-
-
+_PLACE = Table({"file": TEXT, "line": _INTEGER, "scope": TEXT})
 FINDING = _open(
     code=TEXT,
     severity=TEXT,
     message=TEXT,
-    loc=_LOC,
+    loc=_maybe("a place or null", _PLACE),
     hint=TEXT,
 )
 
@@ -231,44 +236,19 @@ _UNIT = _open(
 )
 
 
-def _is_worst(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    return type(value.get("leaf")) is str and _is_apart(value)
+def _apart(what: str, *names: str) -> Rule:
+    """How far something that `names` tell is from what it should be, or null: the error, null where
+    it is infinite, with a note that says why; and what is allowed."""
 
+    def holds(value: Any) -> bool:
+        if type(value) is not dict:
+            return value is None
+        error, note = value.get("error"), value.get("note", "")
+        is_told = _is_figure(error) or (error is None and bool(note))
+        texts = (note, *map(value.get, names))
+        return is_told and all(type(t) is str for t in texts) and _is_figure(value.get("allowed"))
 
-def _is_loss(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    return type(value.get("step")) is str and _is_apart(value)
-
-
-def _is_check(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    names = value.get("program"), value.get("value")
-    return all(type(name) is str for name in names) and _is_apart(value)
-
-
-def _is_apart(value: dict[str, Any]) -> bool:
-    """An error, null where it is infinite, with a note that says why; and what is allowed."""
-    error, note = value.get("error"), value.get("note", "")
-    is_told = _is_figure(error) or (error is None and type(note) is str and bool(note))
-    return is_told and type(note) is str and _is_figure(value.get("allowed"))
-
-
-def _are_parts(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    losses = value.get("loss"), value.get("mean_loss")
-    is_counted = type(value.get("count")) is int and type(value.get("place")) is str
-    return is_counted and all(one is None or _is_figure(one) for one in losses)
-
-
-def _is_rounding(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    return all(type(value.get(name)) is int for name in ("samples", "times"))
+    return Rule(what, holds)
 
 
 _NUMERICS = _open(
@@ -276,11 +256,19 @@ _NUMERICS = _open(
     losses=several(MAYBE, 1),
     reference_losses=Items(MAYBE),
     worst_loss_error=MAYBE,
-    worst_loss=Rule("a step, its error and what is allowed, or null", _is_loss),
-    worst_param_error=Rule("a leaf, its error and what is allowed, or null", _is_worst),
-    worst_l0=Rule("a value of a program, its error and what is allowed, or null", _is_check),
-    parts=Rule("micro-batches that are no mean, or null", _are_parts),
-    rounding=Rule("draws and what an effect is multiplied by, or null", _is_rounding),
+    worst_loss=_apart("a step, its error and what is allowed, or null", "step"),
+    worst_param_error=_apart("a leaf, its error and what is allowed, or null", "leaf"),
+    worst_l0=_apart(
+        "a value of a program, its error and what is allowed, or null", "program", "value"
+    ),
+    parts=_maybe(
+        "micro-batches that are no mean, or null",
+        _open({"loss": MAYBE, "mean_loss": MAYBE}, count=_INTEGER, place=TEXT),
+    ),
+    rounding=_maybe(
+        "draws and what an effect is multiplied by, or null",
+        _open(samples=_INTEGER, times=_INTEGER),
+    ),
     bound=FIGURE,
     passed=FLAG,
     l0=Entries(MAYBE),
@@ -301,14 +289,6 @@ _TRIED = _open(
     cost_change=MAYBE,
     optional={"refused": _TEXTS},
 )
-
-
-def _is_needs(value: Any) -> bool:
-    if type(value) is not dict:
-        return value is None
-    given = all(AMOUNT.holds(value.get(name)) for name in ("speedup", "tokens"))
-    maybe = (value.get(name) for name in ("instances", "usd_per_instance_hour"))
-    return given and all(map(_NO_LESS.holds, maybe))
 
 
 _SECTIONS: dict[str, Shape] = {
@@ -405,7 +385,14 @@ _GOAL = _open(
     slack_usd=MAYBE,
     fits=FLAG,
     met=Rule("true, false or null", lambda v: v is None or type(v) is bool),
-    needs=Rule("what would meet a goal, or null", _is_needs),
+    needs=_maybe(
+        "what would meet a goal, or null",
+        _open(
+            {"instances": _NO_LESS, "usd_per_instance_hour": _NO_LESS},
+            speedup=AMOUNT,
+            tokens=AMOUNT,
+        ),
+    ),
 )
 _FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
 _AUTO = _open(
@@ -431,11 +418,11 @@ _NOT_ALWAYS: dict[str, Shape] = {
     "price": _PRICE,
     "goal": _GOAL,
 }
-REPORT = Table(_SECTIONS, _NOT_ALWAYS, is_open=True)
+REPORT = _open(_NOT_ALWAYS, **_SECTIONS)
 """A report of `plan` or `run`."""
 
 
-def _check_auto(section: Mapping[str, Any]) -> None:
+def _check_auto(section: Facts) -> None:
     for row in section["tried"]:
         (_REFUSED if row["status"] == "refused" else _CANDIDATE).require(row, "report.auto")
     own = {"remat": section["remat"], "micro_batch": section["micro_batch"], "compiled": True}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+Report = Mapping[str, Any]
+"""A report as its JSON has it; `shape.py` says what that of a job holds."""
+Facts = Mapping[str, Any]
+"""A part of a report: a section, or a row of one."""
 GIB = 2**30
 MIB = 2**20
 KIB = 2**10
@@ -18,7 +22,17 @@ def count_text(number: float) -> str:
     return f"{number:.3g} "
 
 
-def counted(report: Mapping[str, Any]) -> str:
+def mesh_text(report: Report) -> str:
+    """The axes of a mesh as a job gives them: `pp=2,dp_shard=16`."""
+    return ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+
+
+def micro_batches_text(count: int) -> str:
+    """How many micro-batches a step has."""
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
+def counted(report: Report) -> str:
     """What rates and costs of a report are per: tokens, or samples where those are not made of
     tokens."""
     return "token" if report["batch"]["tokens_per_sample"] > 1 else "sample"
@@ -26,11 +40,10 @@ def counted(report: Mapping[str, Any]) -> str:
 
 def size_text(num_bytes: float) -> str:
     """Bytes in binary units."""
-    if num_bytes >= GIB:
-        return f"{num_bytes / GIB:.2f} GiB"
-    if num_bytes >= MIB:
-        return f"{num_bytes / MIB:.2f} MiB"
-    return f"{num_bytes / KIB:.2f} KiB" if num_bytes >= KIB else f"{num_bytes:.0f} B"
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
 
 
 def seconds_text(seconds: float) -> str:
@@ -101,7 +114,7 @@ def usd_text(usd: float) -> str:
     return f"${usd:#.3g}" if usd >= 1e-4 else f"${usd:.2e}"
 
 
-def place_text(found: Mapping[str, Any]) -> str:
+def place_text(found: Facts) -> str:
     """Where a finding is: ` (model.py:12)`; empty where it has no place."""
     loc = found.get("loc")
     return f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""

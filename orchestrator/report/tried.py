@@ -6,13 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.orchestrator.report.text import seconds_text, share_text, size_text, usd_text
+from shardwright.orchestrator.report.text import (
+    Facts,
+    Report,
+    seconds_text,
+    share_text,
+    size_text,
+    usd_text,
+)
 
 WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
 _SHOWN = 5e-4  # of what was: less is no change
 
 
-def title(row: Mapping[str, Any]) -> str:
+def title(row: Facts) -> str:
     """What a try is: worth trying next, a gain that is too small for that, or none."""
     if row["helps"]:
         return "next"
@@ -20,7 +27,7 @@ def title(row: Mapping[str, Any]) -> str:
     return f"gains <{100 * WORTHWHILE:.0f} %" if is_little else "no gain"
 
 
-def gain(row: Mapping[str, Any]) -> float:
+def gain(row: Facts) -> float:
     """The change of the time or of the cost of a token, whichever falls more."""
     time_change: float = row["time_change"]
     return min(time_change, row["cost_change"] or 0.0)
@@ -31,7 +38,7 @@ def short_change(change: str) -> str:
     return change.replace("strategy.", "").replace("cluster.", "")
 
 
-def effect_text(row: Mapping[str, Any], unit: str) -> str:
+def effect_text(row: Facts, unit: str) -> str:
     """What a try did, per million of a unit: `fits, 1.420 s (-12 %), $2.06/Mtoken (-12 %)`."""
     if row["status"] in ("refused", "failed"):
         return f"{row['code']}, {row['message']}"
@@ -55,19 +62,19 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
     return text
 
 
-def chosen_text(row: Mapping[str, Any]) -> str:
+def chosen_text(row: Facts) -> str:
     """What `auto` came to in a try: `remat none, micro_batch 4: `; empty where it has none."""
     found = row.get("chosen")
     return f"{_named(found)}: " if found else ""
 
 
-def decided(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def decided(report: Report) -> Facts | None:
     """The section `auto` of a report in which the memory decided about a key."""
-    section: Mapping[str, Any] | None = report.get("auto")
+    section: Facts | None = report.get("auto")
     return section if section and section["keys"] else None
 
 
-def chosen_of(report: Mapping[str, Any]) -> str:
+def chosen_of(report: Report) -> str:
     """What `auto` came to in a report: `remat none, micro_batch 4`; empty where it has none."""
     section = decided(report)
     return _named(auto_values(section)) if section else ""
@@ -77,7 +84,7 @@ def _named(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
+def auto_text(section: Facts, limit_bytes: int) -> str:
     """What was chosen for the keys that a job leaves to the memory, and what was not, with why."""
     values, samples = auto_values(section), section["samples_per_rank"]
     text = _named(values)
@@ -96,36 +103,36 @@ def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
     return f"{text}; not {'; '.join(told)}" if told else text
 
 
-def auto_values(section: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def auto_values(section: Facts, row: Facts | None = None) -> dict[str, Any]:
     """What was chosen, or what a candidate has, by the names of the keys that the memory decides
     about, the recomputation first."""
     names = [name for name in ("remat", "micro_batch") if f"strategy.{name}" in section["keys"]]
     return {name: (row or section)[name] for name in names}
 
 
-def is_chosen(row: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
+def is_chosen(row: Facts, section: Facts) -> bool:
     """Whether a candidate is the one that was taken."""
     return all(row[key] == section[key] for key in ("remat", "micro_batch"))
 
 
-def chosen_row(section: Mapping[str, Any]) -> Mapping[str, Any]:
+def chosen_row(section: Facts) -> Facts:
     """The candidate that was taken."""
     rows = (row for row in section["tried"] if is_chosen(row, section) and row.get("compiled"))
-    found: Mapping[str, Any] = next(rows)
+    found: Facts = next(rows)
     return found
 
 
-def is_good(row: Mapping[str, Any]) -> bool:
+def is_good(row: Facts) -> bool:
     """Whether a candidate fits, and the vendor's compiler takes it."""
     return row["status"] == "fits" and not row["refused"]
 
 
-def candidate(row: Mapping[str, Any]) -> str:
+def candidate(row: Facts) -> str:
     """A candidate: recomputation and micro-batch."""
     return f"{row['remat']} x {row['micro_batch']}"
 
 
-def candidate_text(row: Mapping[str, Any], limit_bytes: int) -> str:
+def candidate_text(row: Facts, limit_bytes: int) -> str:
     """What became of a candidate: `at least 33.20 GiB of 15.85 GiB`."""
     if row["status"] == "refused":
         return f"{row['code']}, {row['message']}"

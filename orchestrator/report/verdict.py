@@ -8,14 +8,12 @@ else there is no room for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from shardwright.orchestrator.report.text import counted, rate_text, size_text
+from shardwright.orchestrator.report.text import Facts, Report, counted, rate_text, size_text
 from shardwright.orchestrator.report.tried import effect_text, short_change
 
-Report = Mapping[str, Any]
 VENDOR_LIMITS = ("NCC_EBVF030", "NCC_EXTP004")
 """Codes with which the vendor's compiler refuses a program that runs here all the same."""
 
@@ -36,7 +34,7 @@ def verdicts(report: Report) -> list[Verdict]:
     return [*_memory(report), *_refused(report), *(_above(report) if fits else ())]
 
 
-def refusals(report: Report) -> dict[str, Mapping[str, Any]]:
+def refusals(report: Report) -> dict[str, Facts]:
     """The first finding of each code with which the vendor's compiler would refuse a program."""
     return {f["code"]: f for f in report["findings"][::-1] if f["code"] in VENDOR_LIMITS}
 
@@ -58,7 +56,7 @@ def _what_fits(report: Report) -> str:
     return f"; {short_change(best['change'])}: {effect_text(best, counted(report))}"
 
 
-def _planned(report: Report) -> list[Mapping[str, Any]]:
+def _planned(report: Report) -> list[Facts]:
     """What was tried and could be planned."""
     return [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
 
@@ -73,7 +71,7 @@ def _refused(report: Report) -> Iterator[Verdict]:
         told.add(cure)
 
 
-def _cure(report: Report, found: Mapping[str, Any]) -> str:
+def _cure(report: Report, found: Facts) -> str:
     """The change that was tried and cures a refusal, with what it costs; else what was tried and
     does not, and what else may."""
     rows = _planned(report)
@@ -105,7 +103,7 @@ def _above(report: Report) -> Iterator[Verdict]:
     yield Verdict("above anything published", text)
 
 
-def ends_at_published(timing: Mapping[str, Any]) -> bool:
+def ends_at_published(timing: Facts) -> bool:
     """Whether the slow end of the band is no profile's step but was set to the step at the best
     published MFU (`report.band`)."""
     best = timing.get("published")
@@ -114,7 +112,7 @@ def ends_at_published(timing: Mapping[str, Any]) -> bool:
     return math.isclose(timing["band_s"][1], timing["step_time_s"] * best["times"], rel_tol=_SAME)
 
 
-def published_text(best: Mapping[str, Any]) -> str:
+def published_text(best: Facts) -> str:
     """A published MFU and whose it is: `32.1 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T151)`."""
     run = f"{best['model']} on {best['cores']:,} cores, SDK {best['release']}, {best['id']}"
     return f"{rate_text(best['mfu'])} ({run})"

@@ -69,7 +69,7 @@ def _submit_parsers(verbs: Any) -> None:
     status.add_argument("id", nargs="?", default="", help="the job's id; default: all jobs")
     _address_flag(status)
     status.add_argument("--follow", action="store_true", help="show its log to its end")
-    status.add_argument("--json", action="store_true", help="print JSON on stdout")
+    status.json_flag()
     status.set_defaults(verb=_status)
     stop = verbs.add_parser("stop", help="stop a submitted job")
     stop.add_argument("id", help="the job's id")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.orchestrator.config.config import JobConfig, output_folder
@@ -28,10 +27,16 @@ from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled, UnitService
-from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from shardwright.orchestrator.submission.together import (
+    Ended,
+    Task,
+    UnitCounts,
+    compile_together,
+    end_as_dict,
+)
 from shardwright.orchestrator.terminal import outputs, terminal
 from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 
 SUMMARY = "compile.json"
 NAMELESS = Path("job")
@@ -73,14 +78,12 @@ class CompileSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
-        errors = [job.error.as_dict() if job.error else None for job in self.jobs]
-        rows = [asdict(job) | {"error": e} for job, e in zip(self.jobs, errors, strict=True)]
         return {
             "schema": 1,
             "exit_code": self.exit_code,
             "seconds": self.seconds,
             "units": asdict(self.units),
-            "jobs": rows,
+            "jobs": list(map(end_as_dict, self.jobs)),
             "findings": [finding.as_dict() for finding in self.told],
         }
 
@@ -136,13 +139,11 @@ def compile_jobs(
     with unit_service(shared_by(jobs), progress) as service:
         works = []
         for file, job in jobs.items():
-            if dump_dir is None:
-                works.append(_Work(job, places[file], service, Stages(traces=traces)))
-                continue
-            folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
-            works.append(
-                _Work(job, places[file], service, Stages(), folder)
-            )  # a capture of its own
+            folder, stages = None, Stages(traces=traces)
+            if dump_dir is not None:
+                folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
+                stages = Stages()  # a capture of its own
+            works.append(_Work(job, places[file], service, stages, folder))
         tasks = [Task(work.prepare, work.finish) for work in works]
         ended, counts = compile_together(tasks, service)
     return CompileSummary(
@@ -174,8 +175,7 @@ def shared_by(jobs: Mapping[Path, JobConfig]) -> JobConfig:
     """The first job, whose executor, cache and event log all use. Raises UsageError."""
     (name, first), *others = jobs.items()
     if not first.output.events:
-        events = str(output_folder(first) / "events.jsonl")
-        first = replace(first, output=replace(first.output, events=events))
+        first = first.but({"output.events": str(output_folder(first) / "events.jsonl")})
     for other, job in others:
         for table in ("executor", "workers", "unit_timeout_s", "unit_memory_gib"):
             given, wanted = getattr(job.run, table), getattr(first.run, table)
@@ -196,14 +196,11 @@ def _differs(key: str, first: tuple[Path, Any], other: tuple[Path, Any]) -> Usag
 
 
 def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
-    error = ended.error
     return CompiledJob(
         job=str(file),
         bundle=str(work.bundle) if work.programs else "",
-        units=ended.units,
         programs=work.programs,
-        error=error.diagnostic if error else None,
-        exit_code=error.exit_code if error else 0,
+        **ended.as_fields(),
     )
 
 
@@ -220,16 +217,15 @@ def run(
     except UsageError as error:  # bundles are there, and what was to be said of them is said
         summary = replace(summary, unwritten=error.diagnostic)
     if as_json:
-        say(dumps(summary.as_dict(), indent=1))
+        say_json(summary.as_dict())
     else:
         _screen(summary, terminal.console(), again)
     return summary.exit_code
 
 
 def _screen(summary: CompileSummary, console: Console, again: str) -> None:
-    table = Table(box=None)
-    for name in ("job", "units", "cached", "compiled", "failed", "NEFFs", "MB"):
-        table.add_column(name, justify="left" if name == "job" else "right", overflow="fold")
+    right = ("units", "cached", "compiled", "failed", "NEFFs", "MB")
+    table = terminal.table("job", *right, right=right, overflow="fold", box=None, pad_edge=True)
     for job in summary.jobs:
         units, sizes = job.units, job.programs.values()
         numbers = (units.total, units.cached, units.compiled, units.failed, len(sizes))

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ from shardwright.orchestrator.road.parts import Parts, parts_of
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import Settled
-from shardwright.orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from shardwright.orchestrator.submission.together import (
+    Ended,
+    Task,
+    UnitCounts,
+    compile_together,
+    end_as_dict,
+)
 from shardwright.orchestrator.terminal.outputs import write, writing
 
 CC_FLAGS = "--cc-flags"
@@ -94,11 +100,7 @@ class GraphSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
-        errors = [graph.error.as_dict() if graph.error else None for graph in self.graphs]
-        rows = [
-            asdict(graph) | {"error": error, "cached": graph.cached}
-            for graph, error in zip(self.graphs, errors, strict=True)
-        ]
+        rows = [end_as_dict(graph) | {"cached": graph.cached} for graph in self.graphs]
         counts = ("total", "succeeded", "failed", "cached", "exit_code")
         return {
             "schema": 1,
@@ -155,9 +157,7 @@ class _Graph:
             name=self.name,
             folder=str(self.folder),
             neff="" if error else str(self.neff),
-            units=ended.units,
-            error=error.diagnostic if error else None,
-            exit_code=error.exit_code if error else 0,
+            **ended.as_fields(),
         )
 
 
@@ -198,7 +198,7 @@ def cached_by(flags: Sequence[Given], job: JobConfig) -> JobConfig:
     if not place or job.cache.dir:
         return job
     locate(place, job.cache.local_dir, source=f"--cache_dir of {CC_FLAGS}")
-    return replace(job, cache=replace(job.cache, dir=place))
+    return job.but({"cache.dir": place})
 
 
 def clean(directory: Path) -> int:

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from shardwright.compiler.diagnostics import ExecutionError, UsageError
 from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
 from shardwright.orchestrator.cache import open_cache
@@ -134,9 +132,8 @@ def _compile(asked: Asked) -> int:
 
 
 def _screen(summary: GraphSummary, directory: Path, again: str) -> None:
-    table = Table(box=None)
-    for name in ("graph", "status", "units", "cached", "compiled", "failed"):
-        table.add_column(name, justify="right" if name not in ("graph", "status") else "left")
+    right = ("units", "cached", "compiled", "failed")
+    table = terminal.table("graph", "status", *right, right=right, box=None, pad_edge=True)
     for graph in summary.graphs:
         status = "cached" if graph.cached else "compiled" if graph.neff else "failed"
         units = graph.units

@@ -26,8 +26,7 @@ from shardwright.orchestrator.submission.compile_only import places_of, shared_b
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from shardwright.orchestrator.submission.secrets import check_environment
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import one_line, say
+from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
 
 _COMMAND = ("python", "-m", "shardwright")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
@@ -134,7 +133,7 @@ def status(address: str, job: str, follows: bool, as_json: bool) -> int:
     states = [jobs.state(job)] if job else jobs.states()
     if as_json:
         rows = [asdict(state) for state in states]
-        say(dumps(rows[0] if job else rows, indent=1))
+        say_json(rows[0] if job else rows)
     elif job:
         _print_state(states[0])
     else:

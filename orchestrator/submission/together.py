@@ -5,7 +5,8 @@ several of them is compiled once, and one that fails leaves the others alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.road.parts import Parts
@@ -45,6 +46,18 @@ class Ended:
     units: UnitCounts
     error: DiagnosticError | None
 
+    def as_fields(self) -> dict[str, Any]:
+        """What every row of a summary has of it: `units`, `error`, `exit_code`."""
+        if self.error is None:
+            return {"units": self.units, "error": None, "exit_code": 0}
+        told, code = self.error.diagnostic, self.error.exit_code
+        return {"units": self.units, "error": told, "exit_code": code}
+
+
+def end_as_dict(row: Any) -> dict[str, Any]:
+    """A row of a summary, a dataclass with an `error`, in JSON form."""
+    return asdict(row) | {"error": row.error.as_dict() if row.error else None}
+
 
 @dataclass(slots=True)
 class _Work:
@@ -58,11 +71,20 @@ def compile_together(tasks: Sequence[Task], service: UnitService) -> tuple[list[
     """What became of every task, in their order, and of all distinct units."""
     works = [_Work(task) for task in tasks]
     for work in works:
-        _prepare(work, service)
+        before = len(service.rows)
+        try:
+            work.parts = work.task.prepare()
+            work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
+        except DiagnosticError as error:
+            work.error = error
+        work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
     settled = service.settle([unit for work in works if work.parts for unit in work.parts.units])
     for work in works:
-        if work.parts is not None and work.error is None:
-            _finish(work, work.parts, settled)
+        if work.parts is not None:
+            try:
+                work.task.finish(work.parts, settled)
+            except DiagnosticError as error:
+                work.error = error
     rows = {(row.kind, row.key): row for row in reversed(service.rows)}  # the first end counts
     ended = [Ended(counts_of([rows[key] for key in work.keys]), work.error) for work in works]
     return ended, counts_of(list(rows.values()))
@@ -77,20 +99,3 @@ def counts_of(rows: Sequence[UnitRow]) -> UnitCounts:
     return UnitCounts(
         total=len(rows), cached=cached, compiled=done, failed=failed, stored_s=oldest(times)
     )
-
-
-def _prepare(work: _Work, service: UnitService) -> None:
-    before = len(service.rows)
-    try:
-        work.parts = work.task.prepare()
-        work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
-    except DiagnosticError as error:
-        work.error = error
-    work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
-
-
-def _finish(work: _Work, parts: Parts, settled: Settled) -> None:
-    try:
-        work.task.finish(parts, settled)
-    except DiagnosticError as error:
-        work.error = error

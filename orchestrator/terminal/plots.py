@@ -87,13 +87,13 @@ def _figure(
         plt.close(figure)
 
 
-def _paths(stem: Path, suffixes: Sequence[str]) -> list[Path]:
+def _paths(stem: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     return [stem.parent / f"{stem.name}{suffix}" for suffix in suffixes]
 
 
-def heat_map(heat: Heat, stem: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+def heat_map(heat: Heat, stem: Path) -> list[Path]:
     """Draw a heat map, in which cells without a figure stay empty; the files."""
-    paths = _paths(stem, suffixes)
+    paths = _paths(stem)
     (x_name, x_labels), (y_name, y_labels) = heat.x, heat.y
     size = (2.5 + 0.9 * len(x_labels), 1.8 + 0.55 * len(y_labels))
     with _figure(paths, size=size) as (axes,):
@@ -119,13 +119,13 @@ def _readable(image: Any, value: float) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
-def scatter(clouds: Sequence[Cloud], stem: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+def scatter(clouds: Sequence[Cloud], stem: Path) -> list[Path]:
     """Draw clouds of points beside each other, each with its Pareto front; the files."""
-    paths = _paths(stem, suffixes)
+    paths = _paths(stem)
     with _figure(paths, columns=len(clouds)) as all_axes:
         for cloud, axes in zip(clouds, all_axes, strict=True):
-            axes.plot(*_columns(cloud.points), "o", alpha=0.45, color="tab:blue", label="fits")
-            axes.plot(*_columns(cloud.front), "o-", color="tab:red", label="not beaten in both")
+            axes.plot(*columns(cloud.points), "o", alpha=0.45, color="tab:blue", label="fits")
+            axes.plot(*columns(cloud.front), "o-", color="tab:red", label="not beaten in both")
             for point, label in zip(cloud.front, cloud.labels, strict=True):
                 _label(axes, point, label)
             axes.set(xlabel=cloud.x, ylabel=cloud.y)
@@ -144,7 +144,8 @@ def _label(axes: Any, point: tuple[float, float], text: str) -> None:
     axes.annotate(text, point, offset, textcoords="offset points", fontsize=7, ha=side)
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as their two figures."""
     return [x for x, _ in points], [y for _, y in points]
 
 

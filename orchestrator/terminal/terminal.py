@@ -11,12 +11,21 @@ from __future__ import annotations
 import codecs
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from shardwright.orchestrator.terminal.strict_json import dumps
+
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import (
+        Console,
+        ConsoleOptions,
+        JustifyMethod,
+        OverflowMethod,
+        RenderableType,
+    )
     from rich.segment import Segment
+    from rich.table import Table
     from rich.text import Text
 
 _KEPT = "\t"
@@ -73,6 +82,11 @@ def say(text: str = "", err: bool = False, end: str = "\n") -> None:
     print(printable(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
+def say_json(data: Any) -> None:
+    """Print plain data on stdout as the JSON that other programs read (`strict_json.py`)."""
+    say(dumps(data, indent=1))
+
+
 def console(**settings: Any) -> Console:
     """A console for text and tables; `settings` are those of `rich.console.Console`."""
     from rich import console as rich
@@ -92,6 +106,24 @@ def console(**settings: Any) -> Console:
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     return Plain(**{"highlight": False, "markup": False, "emoji": False, **settings})
+
+
+def table(
+    *columns: str,
+    right: Container[str] = (),
+    overflow: OverflowMethod = "ellipsis",
+    no_wrap: bool = False,
+    **settings: Any,
+) -> Table:
+    """A table without rows, its title and its columns to the left but for those on the `right`;
+    `settings` are those of `rich.table.Table`."""
+    from rich.table import Table
+
+    made = Table(**{"title_justify": "left", "pad_edge": False, **settings})
+    for name in columns:
+        side: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=side, overflow=overflow, no_wrap=no_wrap)
+    return made
 
 
 def written(text: str, file: TextIO) -> None:

@@ -116,9 +116,9 @@ def lines(series: Series, x: str, y: str, width: int = 76, height: int = 9, log:
     return _drawn(series, lambda plotext: plotext.plot, x, y, width, height, log)
 
 
-def dots(series: Series, x: str, y: str, width: int = 76, height: int = 13) -> Text:
+def dots(series: Series, x: str, y: str) -> Text:
     """Points by name."""
-    return _drawn(series, lambda plotext: plotext.scatter, x, y, width, height, "")
+    return _drawn(series, lambda plotext: plotext.scatter, x, y, 76, 13, "")
 
 
 def _drawn(

@@ -16,6 +16,7 @@ from shardwright.compiler.isa.program import Function
 from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import function_segments
+from shardwright.orchestrator.validation.published_columns import matches
 
 DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
 FILE = Path(__file__).with_name("kernel_settings.toml")
@@ -40,11 +41,7 @@ def _settings() -> tuple[KernelSettings, ...]:
 
 def settings_of(columns: Mapping[str, str]) -> KernelSettings:
     """The settings of a row; the last entry takes every row."""
-    return next(
-        one
-        for one in _settings()
-        if all(word in columns.get(name, "").lower() for name, word in one.match.items())
-    )
+    return next(one for one in _settings() if matches(one.match, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,7 @@ _READERS: tuple[tuple[tuple[str, ...], Reader], ...] = (
 def _sizes(shape: str, *names: str) -> tuple[int, ...]:
     """Numbers behind names: `M=4096 K=8192`, `seq 512, d_head 128`."""
     found = dict(re.findall(r"([a-z_]+)\s*[= ]\s*(\d+)", shape.lower()))
-    missing = [name for name in names if name not in found]
-    if missing:
+    if not found.keys() >= set(names):
         raise ValueError(f"shape requires {', '.join(names)}, got {shape}")
     return tuple(int(found[name]) for name in names)
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
+from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.validation.kernel_times import kernel_of, kernel_seconds
-from shardwright.orchestrator.validation.published_collectives import predict_row
+from shardwright.orchestrator.validation.published_collectives import predict_row, reason_of
 from shardwright.orchestrator.validation.published_columns import (
     machines_named,
     positive,
@@ -49,7 +49,7 @@ def _kernel(row: Row) -> dict[str, Any]:
         kernel = kernel_of(row)
         predicted = kernel_seconds(kernel, under_profile(target, NOMINAL)) * 1e6
     except (ValueError, DiagnosticError) as error:
-        return named | {"predicted_us": None, "error": None, "reason": _reason(error)}
+        return named | {"predicted_us": None, "error": None, "reason": reason_of(error)}
     return named | {
         "target": target.name,
         "predicted_us": predicted,
@@ -92,11 +92,6 @@ def _collective(row: Row) -> dict[str, Any]:
         "algorithm": made.time.algorithm,
         "why": made.time.why,
     }
-
-
-def _reason(error: Exception) -> str:
-    diagnostic = getattr(error, "diagnostic", None)
-    return diagnostic.message if isinstance(diagnostic, Diagnostic) else str(error)
 
 
 def _medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shardwright.collectives.timing.runtimes import CURRENT, runtime_of_date
 from shardwright.compiler.machine.target import load_target, target_names
@@ -21,6 +22,7 @@ from shardwright.orchestrator.validation.published_columns import (
     read_table,
     whole,
 )
+from shardwright.orchestrator.validation.published_mfu import sequence_flops
 from shardwright.orchestrator.validation.run_settings import RunSettings, settings_of
 
 COLUMNS = (
@@ -139,15 +141,10 @@ class PublishedRun:
 
     @property
     def model_flops(self) -> float:
-        """FLOPs of one optimizer step without recomputation, attention not halved.
-
-        Source: the definition the published table derives its MFU column with: 6 per matmul
-        parameter and token, 12 * layers * hidden * seq_len^2 per sequence.
-        """
+        """FLOPs of one optimizer step, as the published table has them in its MFU column."""
         w = self.workload
-        sequences = w.dp * w.micro_batch * w.num_microbatches
-        attention = 12.0 * w.layers * w.hidden * w.seq_len**2
-        return sequences * (6.0 * w.seq_len * self.matmul_params + attention)
+        sequence = sequence_flops(w.layers, w.hidden, w.seq_len, self.matmul_params)
+        return w.dp * w.micro_batch * w.num_microbatches * sequence
 
     def unsupported(self) -> str:
         """Why the run cannot be predicted; empty when it can."""
@@ -201,36 +198,31 @@ _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "d
 
 def run_of(text: Mapping[str, str], line: int) -> Row:
     """The run that the cells of a line describe, or why there is none."""
-    group, primary = text["group"] or text["model"], text["primary"].lower() == "yes"
+    named: dict[str, Any] = {"id": text["id"], "model": text["model"]}
+    named |= {"group": text["group"] or text["model"], "primary": text["primary"].lower() == "yes"}
     try:
         settings = settings_of(text)
         return PublishedRun(
-            id=text["id"],
-            group=group,
-            model=text["model"],
-            primary=primary,
+            **named,
             settings=settings,
             matmul_params=finite(text["matmul_params_b"], "matmul_params_b") * 1e9,
             step_time_s=positive(text["step_time_s"], "step_time_s"),
             workload=_workload(text, settings),
         )
     except ValueError as error:
-        reason = f"line {line}: {error}"
-        model = text["model"]
-        return UnreadableRun(
-            id=text["id"], group=group, model=model, primary=primary, reason=reason
-        )
+        return UnreadableRun(**named, reason=f"line {line}: {error}")
 
 
 def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
     sizes = {name: whole(text[name], name) for name in _SIZES}
-    family = _family(text["model"])
+    name = text["model"].lower()
+    family = next((family for word, family in FAMILIES.items() if word in name), "")
     if family == "vit":
         sizes["vocab"] = sizes["vocab"] or CLASSES
     remat = settings.remat
     if remat == "column":
-        remat = _remat(text["activation_checkpointing"], "activation_checkpointing")
-    machines = machines_named(text["instance"])
+        remat = _remat(text["activation_checkpointing"])
+    machines, optimizer = machines_named(text["instance"]), text["optimizer"].lower()
     return Workload(
         family=family,
         kv_heads=whole(text["kv_heads"], "kv_heads") or sizes["heads"],
@@ -240,7 +232,8 @@ def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
             text["microbatches_per_step_per_replica"], "microbatches_per_step_per_replica"
         ),
         storage=_storage(text["precision"]),
-        optimizer=_optimizer(text["optimizer"]),
+        # AdamW where the table names none of ours, as the training scripts default.
+        optimizer=optimizer if optimizer in OPTIMIZERS else "adamw",
         attention=settings.attention,
         remat=remat,
         accumulation=settings.accumulation,
@@ -255,12 +248,6 @@ def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
         runtime=runtime_of_date(text["first_published"]).name,
         **sizes,
     )
-
-
-def _family(model: str) -> str:
-    """The family named in the model's name; empty when none is."""
-    name = model.lower()
-    return next((family for word, family in FAMILIES.items() if word in name), "")
 
 
 def _storage(precision: str) -> Storage:
@@ -282,19 +269,13 @@ def _storage(precision: str) -> Storage:
     return Storage(params=kind, activations=kind, statistics=kind, gradients=kind)
 
 
-def _optimizer(column: str) -> str:
-    """The optimizer; AdamW where the table names none of ours, as the training scripts default."""
-    name = column.lower()
-    return name if name in OPTIMIZERS else "adamw"
-
-
 REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
     ("none", "no", "n/a", "unstated", ""), "none"
 )
 """First word of the recomputation column -> recomputation."""
 
 
-def _remat(column: str, name: str) -> str:
+def _remat(column: str) -> str:
     """Recomputation: none, selective or full; what follows the first word is a remark.
 
     Raises ValueError for other words.
@@ -303,5 +284,5 @@ def _remat(column: str, name: str) -> str:
     word = words[0] if words else ""
     if word not in REMAT:
         known = ", ".join(key for key in REMAT if key)
-        raise ValueError(f"{name} requires one of {known}, got {column!r}")
+        raise ValueError(f"activation_checkpointing requires one of {known}, got {column!r}")
     return REMAT[word]

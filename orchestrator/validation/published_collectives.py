@@ -100,11 +100,12 @@ def predict_row(row: Mapping[str, str], profile: str = "nominal") -> CollectiveP
         )
         time = what_if.time(found.size_bytes, found.element_bytes, profile)
     except (DiagnosticError, KeyError, ValueError) as error:
-        return CollectivePrediction(row=row, found=None, time=None, reason=_reason(error))
+        return CollectivePrediction(row=row, found=None, time=None, reason=reason_of(error))
     return CollectivePrediction(row=row, found=found, time=time)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a row has no prediction."""
     if isinstance(error, DiagnosticError):
         return error.diagnostic.message
     return f"column {error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import UsageError
@@ -75,6 +75,11 @@ def positive_whole(text: str, name: str) -> int:
     """A whole number from 1 on. Raises ValueError for anything else, an empty cell too."""
     positive(text, name)
     return whole(text, name)
+
+
+def matches(words: Mapping[str, str], columns: Mapping[str, str]) -> bool:
+    """Whether every column (any case) has the word that `words` has under its name."""
+    return all(word in columns.get(name, "").lower() for name, word in words.items())
 
 
 def machines_named(text: str) -> list[str]:

@@ -17,6 +17,12 @@ from shardwright.compiler.machine.target import Target
 FILE = Path(__file__).with_name("published_mfu.toml")
 
 
+def sequence_flops(layers: int, hidden: int, seq_len: int, matmul_params: float) -> float:
+    """6 FLOPs per matmul parameter and token and 12 layers x hidden x seq_len^2 per sequence (PaLM,
+    appendix B: recomputation not counted, attention not halved)."""
+    return 6.0 * seq_len * matmul_params + 12.0 * layers * hidden * seq_len**2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
     """One published run; sizes as in the columns of docs/validation.md, `cores` NeuronCores."""
@@ -40,10 +46,8 @@ class MeasuredRun:
     confidence: str
 
     def mfu(self, flops_per_s_per_core: float) -> float:
-        """6 FLOPs per matmul parameter and token and 12 layers x hidden x seq_len^2 per sequence
-        (PaLM, appendix B: recomputation not counted, attention not halved), over the peak."""
-        attention = 12.0 * self.layers * self.hidden * self.seq_len**2
-        sequence = 6.0 * self.seq_len * self.matmul_params + attention
+        """The FLOPs of its step over the peak."""
+        sequence = sequence_flops(self.layers, self.hidden, self.seq_len, self.matmul_params)
         peak = flops_per_s_per_core * self.cores
         return self.global_batch * sequence / self.step_time_s / peak
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from shardwright.orchestrator.validation.published_columns import matches
+
 FILE = Path(__file__).with_name("run_settings.toml")
 Release = tuple[int, int]
 
@@ -44,14 +46,11 @@ class RunSettings:
 
     def holds(self, columns: Mapping[str, str]) -> bool:
         """Whether a row's columns are those of this profile."""
-        named = all(word in columns.get(column, "").lower() for column, word in self.match.items())
-        return named and self._within(release(columns.get("neuron_version", "")))
-
-    def _within(self, given: Release | None) -> bool:
-        """A row without a release is taken to be of the newest."""
-        late = given or (99, 0)
+        given = release(columns.get("neuron_version", ""))
+        late = given or (99, 0)  # a row without a release is taken to be of the newest
         after = not self.since or late >= (release(self.since) or late)
-        return after and not (self.until and late >= (release(self.until) or late))
+        before = not (self.until and late >= (release(self.until) or late))
+        return after and before and matches(self.match, columns)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.orchestrator.validation.published import Workload
 
@@ -30,15 +30,15 @@ def task_of(w: Workload, name: str = "published") -> TrainTask:
         complete=True,
         fused=w.fused_projections,
     )
-    types: dict[str, Any] = {
-        "params": w.storage.params,
-        "activations": w.storage.activations,
-        "statistics": w.storage.statistics,
-        "stream": w.storage.stream,
-    }
+    types = w.storage
     options = TaskOptions(
         seq_len=w.seq_len,
-        precision=Precision(**types),
+        precision=Precision(
+            params=types.params,
+            activations=types.activations,
+            statistics=types.statistics,
+            stream=types.stream,
+        ),
         optimizer=w.optimizer,
         remat=w.remat,
         dropout=w.dropout,

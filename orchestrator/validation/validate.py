@@ -8,7 +8,6 @@ network. `calibrate.py` says what the fitted constants are worth on runs they we
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say_json
 from shardwright.orchestrator.validation import calibrate
 from shardwright.orchestrator.validation.calibrate import Surface, grid_profiles
 from shardwright.orchestrator.validation.predict import Predictor, Timed, job_of
@@ -115,7 +114,7 @@ def run(asked: Asked) -> int:
 
         report["collectives"] = collectives(asked.collectives)
     if asked.as_json:
-        say(json.dumps(report, indent=1))
+        say_json(report)
     else:
         from shardwright.orchestrator.validation.validate_screen import show
 
@@ -199,14 +198,11 @@ def _smallest(runs: Sequence[Row]) -> list[PublishedRun]:
     for layout in LAYOUTS:
         found = [item for item in usable if item.workload.layout == layout]
         if found:
-            chosen.append(min(found, key=_size))
+            smallest = min(found, key=lambda r: (not r.primary, r.workload.cores, r.matmul_params))
+            chosen.append(smallest)
     if not chosen:
         raise UsageError("SW_ROWS", "the file requires a run of a known model family, got none")
     return chosen
-
-
-def _size(item: PublishedRun) -> tuple[bool, int, float]:
-    return not item.primary, item.workload.cores, item.matmul_params
 
 
 def in_order(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
@@ -254,12 +250,15 @@ def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
     surfaces = [p.surface for p in made if p.surface]
     left = calibrate.left_out(surfaces)
     peaks = {p.run.id: _peak_flops_per_s(p.run) for p in made}
-    report: dict[str, Any] = {"rows": [], "constants": _constants()}
+    report: dict[str, Any] = {"rows": [], "constants": {}}
+    for name, one in constants().items():
+        told = {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
+        report["constants"][name] = told
     mfu, errors = calibrate.baseline([p.run for p in made], peaks) if made else (0.0, [])
     of_baseline = dict(zip([p.run.id for p in made], errors, strict=True))
-    for p in found:
-        one = _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline)
-        report["rows"].append(one)
+    report["rows"] = [
+        _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline) for p in found
+    ]
     if made:
         report |= {
             "baseline_mfu": mfu,
@@ -333,11 +332,3 @@ def _confidence(item: PublishedRun) -> Confidence:
     job = job_of(item.workload)
     layout = layout_of(job)
     return confidence(asked(job, layout.target, layout.mesh.sizes, is_published=True))
-
-
-def _constants() -> dict[str, Any]:
-    """The fitted constants of the model, with their provenance."""
-    return {
-        name: {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
-        for name, one in constants().items()
-    }

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.orchestrator.report.text import seconds_text
+from shardwright.orchestrator.report.text import Facts, Report, seconds_text
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text
 
 _WORST_SHOWN = 10
 
 
-def show(report: Mapping[str, Any], again: str) -> None:
+def show(report: Report, again: str) -> None:
     """Print a report of `validate.run`; `again` is the command that asks anew."""
     console = terminal.console()
     if found := report.get("training"):
@@ -29,14 +28,14 @@ def show(report: Mapping[str, Any], again: str) -> None:
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in names:
-        left: Any = "left" if name in ("row", "group") else "right"
-        table.add_column(name, justify=left, no_wrap=True)
-    return table
+    right = set(names) - {"row", "group"}
+    padding = (0, 2, 0, 0)
+    return terminal.table(
+        *names, right=right, no_wrap=True, box=None, padding=padding, header_style="dim"
+    )
 
 
-def _training(console: Console, report: Mapping[str, Any]) -> None:
+def _training(console: Console, report: Report) -> None:
     table = _table("row", "predicted", "band", "published", "error", "left out", "const. MFU")
     made = [row for row in report["rows"] if row["error"] is not None]
     for row in made:
@@ -64,7 +63,7 @@ def _training(console: Console, report: Mapping[str, Any]) -> None:
         _training_notes(console, report)
 
 
-def _training_notes(console: Console, report: Mapping[str, Any]) -> None:
+def _training_notes(console: Console, report: Report) -> None:
     console.print(
         f"median error {report['median_error']:.1%}, worst {report['max_error']:.1%};"
         f" a constant MFU of {report['baseline_mfu']:.1%} fitted on the same rows"
@@ -78,7 +77,7 @@ def _training_notes(console: Console, report: Mapping[str, Any]) -> None:
         )
 
 
-def _measured(console: Console, name: str, report: Mapping[str, Any]) -> None:
+def _measured(console: Console, name: str, report: Report) -> None:
     table = _table("row", "group", "predicted us", "published us", "error")
     for row in report["rows"]:
         if row["error"] is not None:
@@ -92,7 +91,7 @@ def _measured(console: Console, name: str, report: Mapping[str, Any]) -> None:
         )
 
 
-def _refused(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+def _refused(console: Console, rows: Sequence[Facts]) -> None:
     for row in rows:
         if row["error"] is None:
             console.print(f"{row['id']}  not predicted: {row['reason']}")

@@ -82,13 +82,21 @@ def run_values(
     """
     job = built.job
     check_steps(job.run.steps)
-    source = replace(_source(built), drawn=drawn)
+    source = Source(
+        task=resolve_task(job),
+        global_batch=built.layout.global_batch,
+        seed=job.run.seed,
+        data=job.run.data,
+        compare=job.run.compare,
+        drawn=drawn,
+    )
     hosts = hosts_of(job, bundle)
     bound = level_bound(job, {value.type.dtype for value in all_values(built.graph)})
     run = ValueRun(bundle.programs, bundle.manifest, l0_bound=bound, hosts=hosts)
     # Whoever has loaded NumPy: threads of BLAS beside cores on threads of ours wait by spinning.
     with closing(run), closing(events), threadpool_limits(1, "blas"):
-        saved = Checkpoints(_folder(job), job.run.checkpoint_every, _identity(built, bundle))
+        folder = Path(job.output.dir) / "checkpoints"
+        saved = Checkpoints(folder, job.run.checkpoint_every, _identity(built, bundle))
         training = Training(run, source, saved, progress, events)
         if job.run.resume:
             training.resume()
@@ -375,21 +383,6 @@ def _holders(run: ValueRun) -> dict[str, dict[int, int]]:
         for rank, name, digest in reply.answer():
             held[name][rank] = first.setdefault((name, digest), rank)
     return held
-
-
-def _source(built: Built) -> Source:
-    run = built.job.run
-    return Source(
-        task=resolve_task(built.job),
-        global_batch=built.layout.global_batch,
-        seed=run.seed,
-        data=run.data,
-        compare=run.compare,
-    )
-
-
-def _folder(job: JobConfig) -> Path:
-    return Path(job.output.dir) / "checkpoints"
 
 
 def _identity(built: Built, bundle: Bundle) -> dict[str, Any]:

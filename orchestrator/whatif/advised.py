@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KIND = "whatif"  # of entries
 
 
-def advised(
+def with_tries(
     job: JobConfig,
     trace: Path | None = None,
     progress: Progress | None = None,

@@ -29,7 +29,7 @@ from shardwright.orchestrator.report.goal import (
     needs_text,
     took_text,
 )
-from shardwright.orchestrator.report.text import usd_text
+from shardwright.orchestrator.report.text import Facts, usd_text
 from shardwright.orchestrator.whatif.rows import FITS, Row
 
 Answered = tuple[Row, Answer]
@@ -90,7 +90,7 @@ def prices_section(rows: Sequence[Row], host: JobConfig) -> list[dict[str, Any]]
     return [price.as_dict() for price in prices.values()]
 
 
-def prices_text(prices: Sequence[Mapping[str, Any]]) -> str:
+def prices_text(prices: Sequence[Facts]) -> str:
     """What dollars are of, machine by machine: its price, or that it has none of that kind."""
     return "; ".join(
         missing_text(price)
@@ -110,9 +110,13 @@ def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
     meeting = [(row, one) for row, one in found if one.met or unasked]
     missing = [(row, one) for row, one in found if one.met is False]
     best = {
-        "cheapest": min((f for f in meeting if f[1].usd is not None), key=_dollars, default=None),
-        "fastest": min(meeting, key=_days, default=None),
-        "nearest": None if meeting else min(missing, key=_shortfall, default=None),
+        "cheapest": min(
+            (f for f in meeting if f[1].usd is not None),
+            key=lambda f: (f[1].usd, f[1].days),
+            default=None,
+        ),
+        "fastest": min(meeting, key=lambda f: (f[1].days, f[1].usd or 0.0), default=None),
+        "nearest": None if meeting else min(missing, key=lambda f: f[1].shortfall, default=None),
     }
     return {
         "tokens": host.goal.tokens,
@@ -121,18 +125,6 @@ def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
         **{name: dict(one[0].values) if one else None for name, one in best.items()},
         "text": list(_texts(best, found, host)),
     }
-
-
-def _dollars(found: Answered) -> tuple[float, float]:
-    return found[1].usd or 0.0, found[1].days or 0.0
-
-
-def _days(found: Answered) -> tuple[float, float]:
-    return found[1].days or 0.0, found[1].usd or 0.0
-
-
-def _shortfall(found: Answered) -> float:
-    return found[1].shortfall
 
 
 def _texts(

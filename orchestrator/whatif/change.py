@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.orchestrator.config.config import JobConfig, MeshConfig
+from shardwright.orchestrator.report.text import Report
 from shardwright.sharding.settings import AUTO
+
+Keys = Mapping[str, Any]
+"""Values of some `table.key`s of a job."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,21 +23,15 @@ class Change:
     job: JobConfig
 
 
-def changed(job: JobConfig, keys: Mapping[str, Any]) -> Change:
+def changed(job: JobConfig, keys: Keys) -> Change:
     """The job with other values of some `table.key`s; a mesh is given whole, and the axes it does
     not name are left out, and so is a batch in tokens beside one in samples."""
     if "strategy.global_batch" in keys and job.strategy.global_batch_tokens:
         keys = {**keys, "strategy.global_batch_tokens": 0}
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in keys.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    values: dict[str, Any] = {}
-    for table, found in tables.items():
-        kept = MeshConfig() if table == "mesh" else getattr(job, table)
-        values[table] = dataclasses.replace(kept, **found)
+    if any(key.startswith("mesh.") for key in keys):
+        job = dataclasses.replace(job, mesh=MeshConfig())
     text = " ".join(f"{key}={_shown(value)}" for key, value in keys.items())
-    return Change(text, dataclasses.replace(job, **values))
+    return Change(text, job.but(keys))
 
 
 def _shown(value: Any) -> str:
@@ -62,7 +60,7 @@ def frugal(job: JobConfig) -> JobConfig:
     return fixed(job, job.strategy.frugal.remat, job.strategy.smallest_micro_batch)
 
 
-def as_chosen(job: JobConfig, report: Mapping[str, Any]) -> JobConfig:
+def as_chosen(job: JobConfig, report: Report) -> JobConfig:
     """A job with what was chosen for it, according to its report."""
     found = report.get("auto")
     return fixed(job, found["remat"], found["micro_batch"]) if found else job

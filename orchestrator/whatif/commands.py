@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
+from shardwright.orchestrator.config.job_flags import add_job_verb, job_config
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.outputs import prepare, writing
-from shardwright.orchestrator.terminal.strict_json import dumps
-from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.terminal.terminal import say, say_json
 from shardwright.orchestrator.whatif.change import compared
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ _OBJECTIVES = {
 
 def add_verbs(verbs: Any) -> None:
     """`sweep` and `scale`."""
-    sweep = verbs.add_parser("sweep", help="a grid of what-ifs: time, memory and cost of each")
-    sweep.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
-    add_job_flags(sweep)
+    sweep = add_job_verb(verbs, "sweep", "a grid of what-ifs: time, memory and cost of each")
     sweep.add_argument(
         "--vary",
         action="append",
@@ -52,17 +49,16 @@ def add_verbs(verbs: Any) -> None:
     )
     sweep.add_argument("--sort", choices=tuple(_OBJECTIVES), help="default: the objective")
     sweep.add_argument("--limit", type=int, default=20, help="rows of the table; 0: all")
-    sweep.add_argument("--json", action="store_true", help="print sweep.json on stdout")
+    sweep.json_flag("sweep.json")
     sweep.set_defaults(verb=_sweep)
-    scale = verbs.add_parser("scale", help="weak and strong scaling, machines side by side")
-    scale.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
-    add_job_flags(scale)  # --instances is a list here
+    # --instances is a list here.
+    scale = add_job_verb(verbs, "scale", "weak and strong scaling, machines side by side")
     scale.add_argument("--targets", default="", help="machines, comma-separated")
     scale.add_argument("--mode", choices=("weak", "strong", "both"), default="both")
     scale.add_argument(
         "--most-shards", type=int, help="ranks that share a copy of the state; 0: all of them"
     )
-    scale.add_argument("--json", action="store_true", help="print scale.json on stdout")
+    scale.json_flag("scale.json")
     scale.set_defaults(verb=_scale)
 
 
@@ -85,15 +81,14 @@ def _sweep(args: argparse.Namespace) -> int:
             written = table.write_files(folder, "sweep", data, rows)
             written += pictures.write(folder, rows, objective, varied)
     if args.json:
-        say(dumps(data, indent=1))
+        say_json(data)
     else:
         console = terminal.console()
         sort = METRICS[_OBJECTIVES[args.sort or args.objective]]
         table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
         table.show_bought(console, swept)
         pictures.show(console, rows)
-        _tell_stored(swept, args.again)
-        _tell_files(written)
+        _tell_rest(swept, written, args.again)
     return _exit_code(swept)
 
 
@@ -122,14 +117,13 @@ def _scale(args: argparse.Namespace) -> int:
             written = table.write_files(folder, "scale", data, scale_screen.all_rows(found))
             written += scale_screen.write_plots(folder, found)
     if args.json:
-        say(dumps(data, indent=1))
+        say_json(data)
     else:
         console = terminal.console()
         scale_screen.show(console, found)
         table.show_bought(console, swept)
         scale_screen.show_plot(console, found)
-        _tell_stored(swept, args.again)
-        _tell_files(written)
+        _tell_rest(swept, written, args.again)
     return _exit_code(swept)
 
 
@@ -159,13 +153,10 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
         return folder, sweep(asked, host, journal, tell, begin)
 
 
-def _tell_stored(swept: Swept, command: str) -> None:
+def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
+    """That rows were stored, and what was written: one folder and the names in it."""
     if text := swept.stored_text(command):
         say(text)
-
-
-def _tell_files(paths: Sequence[Path]) -> None:
-    """What was written, one folder and the names in it."""
     if paths:
         say(f"files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
 

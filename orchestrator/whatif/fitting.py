@@ -1,4 +1,5 @@
-"""What the memory decides about a job: `auto` for `strategy.remat` and `strategy.micro_batch`.
+"""What the memory decides about a job: `auto` for `strategy.remat` and `strategy.micro_batch`; and
+what a changed job is expected to need of it, before anything is compiled (`estimates`).
 
 The least recomputation that fits comes first, then the largest micro-batch with it; samples per
 step stay. What a compiled step needs is what decides; a candidate whose named buffers alone are too
@@ -10,22 +11,48 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
 from shardwright.orchestrator.config.config import KEYS, JobConfig
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.report.tried import chosen_row, is_good
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.road.build import Planned
-from shardwright.orchestrator.whatif.change import fixed
+from shardwright.orchestrator.road.build import Planned, planned
+from shardwright.orchestrator.road.stages import Stages, Traces
+from shardwright.orchestrator.road.units import unit_service
+from shardwright.orchestrator.whatif.change import fixed, frugal
 from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
 from shardwright.orchestrator.whatif.situation import is_ours
 from shardwright.sharding.settings import AUTO, DEFAULTS, REMATS
 
 Report = dict[str, Any]
 PIPELINE = "pp"
+
+
+@contextmanager
+def estimates(job: JobConfig, memory: Facts) -> Iterator[Callable[[JobConfig], tuple[float, int]]]:
+    """A function of a changed job: the bytes that a core of it is expected to need, infinite where
+    it is refused, and those that it may use.
+
+    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
+    own, whose section of the report `memory` is.
+    """
+    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
+    traces = Traces()
+    with unit_service(job, None) as service:
+
+        def expected(changed: JobConfig) -> tuple[float, int]:
+            try:
+                ready = planned(frugal(changed), service, Stages(traces=traces))
+            except DiagnosticError:  # this model, mesh or batch does not allow it
+                return math.inf, 1
+            return scale * ready.plan.footprint.peak_bytes, ready.layout.target.limit_bytes
+
+        yield expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +79,15 @@ def chosen(job: JobConfig, road: Road) -> Report:
     return asked_as(report, job, search.section(report))
 
 
-def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Report:
+def asked_as(report: Report, job: JobConfig, section: Facts) -> Report:
     """The report of a fixed job as one of the job that was asked for."""
     whys = {
         "strategy.micro_batch": _why_micro_batch(section),
-        "strategy.remat": _why_remat(section) if is_ours(job) else "of the step",
+        "strategy.remat": "the least that fits" if is_good(chosen_row(section)) else NEAREST,
     }
-    values = {f"strategy.{name}": section[name] for name in ("micro_batch", "remat")}
+    values = {key: section[key.partition(".")[2]] for key in whys}
     if not is_ours(job):
-        values["strategy.remat"] = "as the step says"
+        whys["strategy.remat"], values["strategy.remat"] = "of the step", "as the step says"
     own = {key: {"value": values[key], "why": whys[key]} for key in job.strategy.open_keys}
     keys = {**report["resolved"], **own}
     resolved = {key: keys[key] for key in KEYS if key in keys}
@@ -70,11 +97,7 @@ def asked_as(report: Report, job: JobConfig, section: Mapping[str, Any]) -> Repo
 NEAREST = "the nearest: nothing fits that neuronx-cc would take"
 
 
-def _why_remat(section: Mapping[str, Any]) -> str:
-    return "the least that fits" if is_good(chosen_row(section)) else NEAREST
-
-
-def _why_micro_batch(section: Mapping[str, Any]) -> str:
+def _why_micro_batch(section: Facts) -> str:
     samples = section["samples_per_rank"]
     if samples == 1:
         return "a rank has one sample per step"
@@ -111,18 +134,18 @@ class _Search:
         """What was chosen, and every candidate that was looked at, in that order."""
         row = next(row for row, found in self._reports if found is report)
         return {
-            "keys": [key for key in self._job.strategy.open_keys if self._decides(key)],
+            # A step that is not ours keeps what it keeps.
+            "keys": [
+                key
+                for key in self._job.strategy.open_keys
+                if key != "strategy.remat" or is_ours(self._job)
+            ],
             "remat": row["remat"],
             "micro_batch": row["micro_batch"],
             "samples_per_rank": self._samples,
             "why_one_size": self._one_size,
             "tried": self._rows,
         }
-
-    def _decides(self, key: str) -> bool:
-        """Whether the memory decides about an open key: a step that is not ours keeps what it
-        keeps."""
-        return key != "strategy.remat" or is_ours(self._job)
 
     def _remats(self) -> Sequence[str]:
         if self._job.strategy.remat != "auto":
@@ -221,7 +244,7 @@ def _last_that(sizes: Sequence[int], fits: Callable[[int], Report | None]) -> Re
     return found
 
 
-def _distance(tried: tuple[Mapping[str, Any], Report]) -> tuple[bool, int, float]:
+def _distance(tried: tuple[Facts, Report]) -> tuple[bool, int, float]:
     """How far from what was looked for: what fits is nearest, then what needs less."""
     row, _ = tried
     is_large = row["status"] != FITS

@@ -7,22 +7,25 @@ processors busy are units; threads only see to it that there always are some.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import traceback
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import num_cpus
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY, Shared, plan
 from shardwright.orchestrator.road.stages import Traces
 from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.shared import SharedExecutor
+from shardwright.orchestrator.terminal.terminal import say
 
-Report = Mapping[str, Any]
 TURN_S = 0.05
 """How often jobs that have ended are looked for (our choice; a job takes seconds)."""
 
@@ -34,10 +37,13 @@ def plans(
     are logged. Closing the iterator ends what runs."""
     events = EventLog(Path(host.output.events) if host.output.events else None)
     shared = SharedExecutor(executor_of(host, many=True), events)
-    with closing(events), closing(shared), ThreadPoolExecutor(_in_flight(host)) as threads:
+    # Jobs at a time: one per worker, and one that is being captured or linked meanwhile.
+    in_flight = (host.run.workers or num_cpus()) + 1
+    with closing(events), closing(shared), ThreadPoolExecutor(in_flight) as threads:
         shared.start()
-        share = Shared(shared.lease, Traces())
-        futures = {threads.submit(_plan, _on(host, job), share): key for key, job in jobs.items()}
+        on_host = {name: getattr(host, name) for name in NOT_IN_KEY if name != "base"}
+        one: Callable[[JobConfig], Report] = partial(plan, shared=Shared(shared.lease, Traces()))
+        futures = {threads.submit(one, replace(job, **on_host)): key for key, job in jobs.items()}
         try:
             while futures:
                 shared.turn(TURN_S)
@@ -50,15 +56,12 @@ def plans(
                 shared.cancel()
 
 
-def _in_flight(host: JobConfig) -> int:
-    """Jobs at a time: one per worker, and one that is being captured or linked meanwhile."""
-    return (host.run.workers or num_cpus()) + 1
-
-
-def _on(host: JobConfig, job: JobConfig) -> JobConfig:
-    own = {name: getattr(host, name) for name in NOT_IN_KEY if name != "base"}
-    return replace(job, **own)
-
-
-def _plan(job: JobConfig, share: Shared) -> Report:
-    return plan(job, shared=share)
+def refusal(answer: Future[Report]) -> DiagnosticError | None:
+    """What a job was refused with; a defect of ours as an InternalError, whose trace is told here.
+    None of a job that has its report."""
+    error = answer.exception()
+    if error is None or isinstance(error, DiagnosticError):
+        return error
+    made = InternalError.of(error, "".join(traceback.format_exception(error)))
+    say("\n".join(made.__notes__), err=True)
+    return made

@@ -38,7 +38,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     if len(set(fitting)) < 3:  # nothing to see
         return
     front = _xy(pareto(rows, x, y), x, y)
-    series = {"fits": _columns(fitting), "not beaten in both": _columns(front)}
+    series = {"fits": plots.columns(fitting), "not beaten in both": plots.columns(front)}
     console.print(text_plots.dots(series, x.label, y.label))
 
 
@@ -70,10 +70,6 @@ def _clouds(rows: Sequence[Row], varied: Sequence[str]) -> list[plots.Cloud]:
 def _xy(rows: Sequence[Row], x: Metric, y: Metric) -> list[tuple[float, float]]:
     pairs = ((x.of(row), y.of(row)) for row in rows)
     return [(a, b) for a, b in pairs if a is not None and b is not None]
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _heats(

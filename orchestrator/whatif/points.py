@@ -18,6 +18,7 @@ from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.job_flags import changed_keys
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY
+from shardwright.orchestrator.whatif.change import Keys
 
 Values = Mapping[str, str]
 """What a point sets, by the names the user gave."""
@@ -32,7 +33,7 @@ class Point:
 
 
 def points(
-    varied: Sequence[str], listed: Path | None, job: Callable[[Mapping[str, Any]], JobConfig]
+    varied: Sequence[str], listed: Path | None, job: Callable[[Keys], JobConfig]
 ) -> list[Point]:
     """The points of `--vary` arguments and of a file; `job` makes a job of changed keys.
 

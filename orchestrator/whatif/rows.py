@@ -19,7 +19,7 @@ from shardwright.compiler.diagnostics import (
 )
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
-from shardwright.orchestrator.report.text import rate_text
+from shardwright.orchestrator.report.text import Report, mesh_text, rate_text
 from shardwright.orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
@@ -122,7 +122,7 @@ def _is_figure(value: object) -> bool:
     return abs(value) <= sys.float_info.max  # not NaN; `isfinite` raises for long ints
 
 
-def row_of(key: str, values: Mapping[str, str], report: Mapping[str, Any]) -> Row:
+def row_of(key: str, values: Mapping[str, str], report: Report) -> Row:
     """The row of a point that was planned."""
     memory = report["memory"]
     over = max(0, memory["peak_bytes"] - memory["limit_bytes"])
@@ -146,7 +146,7 @@ def may_pass(error: DiagnosticError) -> bool:
     return isinstance(error, ExecutionError | InternalError)
 
 
-def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
+def _metrics(report: Report) -> dict[str, Any]:
     timing, memory = report["timing"], report["memory"]
     cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"]
     shares = {name: ps / total for name, ps in timing["breakdown_ps"].items()}
@@ -170,7 +170,7 @@ def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
         "confidence": timing["confidence"],
         "remat": resolved_job(report)["strategy"]["remat"],
         "micro_batch": report["batch"]["micro_batch"],
-        "mesh": ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()),
+        "mesh": mesh_text(report),
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +22,9 @@ from shardwright.orchestrator.report.bottleneck import (
     kind_shares,
     recomputed,
 )
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.verdict import refusals
+from shardwright.orchestrator.whatif.change import Keys
 from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from shardwright.sharding.strategies.decisions import WEIGHTS
@@ -33,7 +36,6 @@ TOKENS_PER_CORE = 4096
 is too small."""
 RANKED_SHARE = 0.05  # our choice: of the step; a smaller category is not what to begin with
 FAST_NETWORK = {"trn1.32xlarge": "trn1n.32xlarge"}
-SLOW_NETWORK = {fast: slow for slow, fast in FAST_NETWORK.items()}
 NEXT_MACHINE = {"trn1.32xlarge": "trn2.48xlarge", "trn1n.32xlarge": "trn2.48xlarge"}
 
 
@@ -42,20 +44,20 @@ class Idea:
     """Keys of the job and their new values; `more` is memory it may add, in multiples of what a
     category holds now: what surely does not fit is not tried."""
 
-    keys: Mapping[str, Any]
+    keys: Keys
     more: Mapping[str, float] = field(default_factory=dict)
 
 
 Rule = Callable[[Situation], Iterator[Idea]]
 
 
-def ideas(now: Situation, report: Mapping[str, Any]) -> Iterator[Idea]:
+def ideas(now: Situation, report: Report) -> Iterator[Idea]:
     """What is worth trying, the most promising first: what cures a refusal of the vendor's
     compiler, for a job that does not fit what saves memory, else settings by what could be gained,
     in the order of the table, and other machines at last."""
     kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
     cures = CURES if refusals(report) else ()
-    seen: list[Mapping[str, Any]] = []
+    seen: list[Keys] = []
     for rule in (*cures, *_rules(WORTH, kinds), *_rules(MACHINES, kinds)):
         for idea in rule(now):
             if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
@@ -67,7 +69,7 @@ def _rules(table: Mapping[str, tuple[Rule, ...]], kinds: Sequence[str]) -> list[
     return [rule for kind in kinds for rule in table.get(kind, ())]
 
 
-def _by_gain(now: Situation, report: Mapping[str, Any]) -> list[str]:
+def _by_gain(now: Situation, report: Report) -> list[str]:
     """Kinds of what takes a share of the step, the largest first. A step has to compute: of that
     counts what is done twice, or all of it where a shorter type or another generator may do."""
     found = {name: share for name, share in kind_shares(report).items() if share > RANKED_SHARE}
@@ -86,14 +88,14 @@ def is_open(idea: Idea, now: Situation) -> bool:
     return not now.job.model.hlo or _in_flight(now, idea.keys) == _in_flight(now, {})
 
 
-def _in_flight(now: Situation, keys: Mapping[str, Any]) -> int:
+def _in_flight(now: Situation, keys: Keys) -> int:
     """Samples of a micro-batch on all ranks, with other values of some keys."""
     ways = (keys.get(f"mesh.{axis}", now.size(axis)) for axis in ("dp_replicate", "dp_shard"))
     count: int = math.prod(ways) * keys.get("strategy.micro_batch", now.strategy.micro_batch)
     return count
 
 
-def may_fit(idea: Idea, memory: Mapping[str, Any]) -> bool:
+def may_fit(idea: Idea, memory: Facts) -> bool:
     """Whether what an idea adds could fit."""
     held = memory["categories"]
     more = sum(factor * held.get(category, 0) for category, factor in idea.more.items())
@@ -115,52 +117,87 @@ def _mesh(now: Situation, **sizes: int) -> dict[str, Any]:
     return {f"mesh.{a}": n for a, n in whole.items() if n > 1 or a == "dp_shard" or a in now.mesh}
 
 
-def _moved(now: Situation, source: str, target: str) -> Iterator[dict[str, Any]]:
+def _halved(source: str, target: str, **more: float) -> Rule:
     """Half of an axis given to another; samples of a step stay where they can."""
-    if now.is_manual or now.size(source) % 2:
-        return
-    sizes = {source: now.size(source) // 2, target: now.size(target) * 2}
-    if sizes.get("dp_shard", 0) % now.size("ep"):
-        return
-    more_data = target == "dp_shard"
-    kept = _spread(now) if more_data else _strategy(global_batch=now.global_batch)
-    yield {**_mesh(now, **sizes), **kept}
+
+    def rule(now: Situation) -> Iterator[Idea]:
+        if now.is_manual or now.size(source) % 2:
+            return
+        sizes = {source: now.size(source) // 2, target: now.size(target) * 2}
+        if sizes.get("dp_shard", 0) % now.size("ep"):
+            return
+        kept = _spread(now) if target == "dp_shard" else _same_samples(now)
+        yield Idea({**_mesh(now, **sizes), **kept}, more)
+
+    return rule
+
+
+def _where(holds: Callable[[Situation], bool], keys: Keys, **more: float) -> Rule:
+    """The same change wherever something holds."""
+    return lambda now: iter([Idea(keys, more)] if holds(now) else [])
 
 
 def _spread(now: Situation) -> dict[str, Any]:
     """The samples of a step over twice the ranks: fewer micro-batches, or smaller ones, or twice
     the samples."""
     if now.num_microbatches % 2 == 0:
-        return _strategy(global_batch=now.global_batch)
+        return _same_samples(now)
     if now.strategy.micro_batch % 2 == 0:
         return _same_samples(now, micro_batch=now.strategy.micro_batch // 2)
     return _strategy(global_batch=2 * now.global_batch)
 
 
-def _cast_products(now: Situation) -> Iterator[Idea]:
-    if now.has_wide_products:
-        yield Idea({"compiler.auto_cast": "matmult"})
-
-
-def _machines_generator(now: Situation) -> Iterator[Idea]:
-    if now.draws_in_code:
-        yield Idea({"model.generator": "rbg"})
-
-
-def _code_beside_collectives(now: Situation) -> Iterator[Idea]:
-    if not now.job.compiler.latency_hiding:
-        yield Idea({"compiler.latency_hiding": True})
-
-
-def _loops_kept(now: Situation) -> Iterator[Idea]:
-    """-O1: tile loops are not unrolled, so that there are fewer instructions."""
-    if now.job.compiler.optlevel > 1:
-        yield Idea({"compiler.optlevel": 1})
-
-
-def _shorter_type(now: Situation) -> Iterator[Idea]:
-    if now.is_full_precision:
-        yield Idea({"model.dtype": "bfloat16"})
+_cast_products = _where(lambda now: now.has_wide_products, {"compiler.auto_cast": "matmult"})
+_machines_generator = _where(lambda now: now.draws_in_code, {"model.generator": "rbg"})
+_code_beside_collectives = _where(
+    lambda now: not now.job.compiler.latency_hiding, {"compiler.latency_hiding": True}
+)
+_loops_kept = _where(lambda now: now.job.compiler.optlevel > 1, {"compiler.optlevel": 1})
+"""-O1: tile loops are not unrolled, so that there are fewer instructions."""
+_shorter_type = _where(lambda now: now.is_full_precision, {"model.dtype": "bfloat16"})
+_remat = _where(
+    lambda now: now.is_ours and now.strategy.remat != REMATS[-1], _strategy(remat=REMATS[-1])
+)
+_ring_of_context = _where(
+    lambda now: now.size("cp") > 1 and now.strategy.context != "ring", _strategy(context="ring")
+)
+_gather_of_context = _where(
+    lambda now: now.size("cp") > 1 and now.strategy.context == "ring", _strategy(context="gather")
+)
+_sequence_parallel = _where(
+    lambda now: now.size("tp") > 1 and not now.strategy.sequence_parallel,
+    _strategy(sequence_parallel=True),
+)
+_no_shifts = _where(
+    lambda now: bool(now.strategy.early_all_gather_shift or now.strategy.late_reduce_scatter_shift),
+    _strategy(early_all_gather_shift=0, late_reduce_scatter_shift=0),
+)
+_gather_again = _where(
+    lambda now: not now.strategy.reshard_after_forward, _strategy(reshard_after_forward=True)
+)
+_buckets = _where(
+    lambda now: not now.strategy.bucket_mb and not now.is_manual,
+    _strategy(bucket_mb=BUCKET_MB),
+    gathered=1.0,
+)
+_second_stream = _where(
+    lambda now: (
+        now.strategy.cc_streams == 1
+        and now.size("dp_shard") > 1
+        and sum(size > 1 for size in now.mesh.values()) > 1
+    ),
+    _strategy(cc_streams=2),
+)
+_interleaved = _where(
+    lambda now: now.strategy.schedule != "interleaved" and now.size("pp") > 1,
+    _strategy(schedule="interleaved"),
+    activations=0.5,
+)
+_less_tensor_parallel = _halved("tp", "dp_shard", activations=1.0, parameters=1.0)
+_more_tensor_parallel = _halved("dp_shard", "tp")
+_more_stages = _halved("dp_shard", "pp")
+_fewer_stages = _halved("pp", "dp_shard", parameters=1.0, optimizer=1.0)
+_less_context_parallel = _halved("cp", "dp_shard", activations=1.0)
 
 
 def _what_fits(now: Situation) -> Iterator[Idea]:
@@ -174,11 +211,6 @@ def _what_fits(now: Situation) -> Iterator[Idea]:
         yield Idea(keys)
 
 
-def _remat(now: Situation) -> Iterator[Idea]:
-    if now.is_ours and now.strategy.remat != REMATS[-1]:
-        yield Idea(_strategy(remat=REMATS[-1]))
-
-
 def _smaller_micro_batch(now: Situation) -> Iterator[Idea]:
     if now.strategy.micro_batch % 2 == 0:
         yield Idea(_same_samples(now, micro_batch=now.strategy.micro_batch // 2))
@@ -186,29 +218,6 @@ def _smaller_micro_batch(now: Situation) -> Iterator[Idea]:
 
 def _more_samples(now: Situation) -> Iterator[Idea]:
     yield Idea(_strategy(global_batch=2 * now.global_batch))
-
-
-def _less_tensor_parallel(now: Situation) -> Iterator[Idea]:
-    for keys in _moved(now, "tp", "dp_shard"):
-        yield Idea(keys, {"activations": 1.0, "parameters": 1.0})
-
-
-def _more_tensor_parallel(now: Situation) -> Iterator[Idea]:
-    yield from map(Idea, _moved(now, "dp_shard", "tp"))
-
-
-def _more_stages(now: Situation) -> Iterator[Idea]:
-    yield from map(Idea, _moved(now, "dp_shard", "pp"))
-
-
-def _fewer_stages(now: Situation) -> Iterator[Idea]:
-    for keys in _moved(now, "pp", "dp_shard"):
-        yield Idea(keys, {"parameters": 1.0, "optimizer": 1.0})
-
-
-def _less_context_parallel(now: Situation) -> Iterator[Idea]:
-    for keys in _moved(now, "cp", "dp_shard"):
-        yield Idea(keys, {"activations": 1.0})
 
 
 def _larger_cores(now: Situation) -> Iterator[Idea]:
@@ -222,8 +231,8 @@ def _larger_cores(now: Situation) -> Iterator[Idea]:
     for axis in ("dp_shard", "dp_replicate"):
         size = now.size(axis) // fewer
         if now.size(axis) % fewer == 0 and (axis != "dp_shard" or size % now.size("ep") == 0):
-            kept = _strategy(global_batch=now.global_batch)
-            yield Idea({"cluster.lnc": most, **_mesh(now, **{axis: size}), **kept})
+            mesh = _mesh(now, **{axis: size})
+            yield Idea({"cluster.lnc": most, **mesh, **_same_samples(now)})
             return
 
 
@@ -235,41 +244,21 @@ def _sequence_over_cores(now: Situation) -> Iterator[Idea]:
         ways *= 2
     if ways > 1 and not now.is_manual:
         mesh = _mesh(now, cp=now.size("cp") * ways, dp_shard=shards // ways)
-        yield Idea(mesh | _strategy(global_batch=now.global_batch))
+        yield Idea(mesh | _same_samples(now))
 
 
-def _ring_of_context(now: Situation) -> Iterator[Idea]:
-    if now.size("cp") > 1 and now.strategy.context != "ring":
-        yield Idea(_strategy(context="ring"))
+def _one_shift_more(key: str) -> Rule:
+    """Weights gathered, or gradients reduced, one layer further from where they are used."""
+
+    def rule(now: Situation) -> Iterator[Idea]:
+        if now.zero == WEIGHTS and now.size("dp_shard") > 1:
+            yield Idea({f"strategy.{key}": getattr(now.strategy, key) + 1}, {"gathered": 1.0})
+
+    return rule
 
 
-def _other_context(now: Situation) -> Iterator[Idea]:
-    """A ring for a gather, or back: which is faster follows from lengths and the network."""
-    yield from _ring_of_context(now)
-    if now.size("cp") > 1 and now.strategy.context == "ring":
-        yield Idea(_strategy(context="gather"))
-
-
-def _sequence_parallel(now: Situation) -> Iterator[Idea]:
-    if now.size("tp") > 1 and not now.strategy.sequence_parallel:
-        yield Idea(_strategy(sequence_parallel=True))
-
-
-def _early_gathers(now: Situation) -> Iterator[Idea]:
-    if now.zero == WEIGHTS and now.size("dp_shard") > 1:
-        shift = now.strategy.early_all_gather_shift + 1
-        yield Idea(_strategy(early_all_gather_shift=shift), {"gathered": 1.0})
-
-
-def _late_reductions(now: Situation) -> Iterator[Idea]:
-    if now.zero == WEIGHTS and now.size("dp_shard") > 1:
-        shift = now.strategy.late_reduce_scatter_shift + 1
-        yield Idea(_strategy(late_reduce_scatter_shift=shift), {"gathered": 1.0})
-
-
-def _no_shifts(now: Situation) -> Iterator[Idea]:
-    if now.strategy.early_all_gather_shift or now.strategy.late_reduce_scatter_shift:
-        yield Idea(_strategy(early_all_gather_shift=0, late_reduce_scatter_shift=0))
+_early_gathers = _one_shift_more("early_all_gather_shift")
+_late_reductions = _one_shift_more("late_reduce_scatter_shift")
 
 
 def _reduce_once(now: Situation) -> Iterator[Idea]:
@@ -288,11 +277,6 @@ def _keep_gathered(now: Situation) -> Iterator[Idea]:
     if now.strategy.reshard_after_forward and now.zero == WEIGHTS and now.size("dp_shard") > 1:
         more = {"parameters": now.size("dp_shard") / 2.0}  # gathered in half of their type
         yield Idea(_strategy(reshard_after_forward=False), more)
-
-
-def _gather_again(now: Situation) -> Iterator[Idea]:
-    if not now.strategy.reshard_after_forward:
-        yield Idea(_strategy(reshard_after_forward=True))
 
 
 def _shards_inside_instances(now: Situation) -> Iterator[Idea]:
@@ -332,38 +316,7 @@ def _finer_zero(now: Situation) -> Iterator[Idea]:
                 yield Idea(_strategy(zero=stage))
 
 
-def _buckets(now: Situation) -> Iterator[Idea]:
-    if not now.strategy.bucket_mb and not now.is_manual:
-        yield Idea(_strategy(bucket_mb=BUCKET_MB), {"gathered": 1.0})
-
-
-def _second_stream(now: Situation) -> Iterator[Idea]:
-    if now.strategy.cc_streams == 1 and now.size("dp_shard") > 1 and len(_axes(now)) > 1:
-        yield Idea(_strategy(cc_streams=2))
-
-
-def _axes(now: Situation) -> list[str]:
-    return [axis for axis, size in now.mesh.items() if size > 1]
-
-
-def _interleaved(now: Situation) -> Iterator[Idea]:
-    if now.strategy.schedule != "interleaved" and now.size("pp") > 1:
-        yield Idea(_strategy(schedule="interleaved"), {"activations": 0.5})
-
-
-def _faster_network(now: Situation) -> Iterator[Idea]:
-    yield from _machine(now, FAST_NETWORK)
-
-
-def _cheaper_network(now: Situation) -> Iterator[Idea]:
-    yield from _machine(now, SLOW_NETWORK)
-
-
-def _next_machine(now: Situation) -> Iterator[Idea]:
-    yield from _machine(now, NEXT_MACHINE)
-
-
-def _machine(now: Situation, others: Mapping[str, str]) -> Iterator[Idea]:
+def _machine(others: Mapping[str, str], now: Situation) -> Iterator[Idea]:
     """As many cores of another machine, so that mesh and samples stay."""
     cluster = now.job.cluster
     other = others.get(cluster.target)
@@ -375,6 +328,11 @@ def _machine(now: Situation, others: Mapping[str, str]) -> Iterator[Idea]:
         return
     count = {"cluster.instances": cores // there} if here != there else {}
     yield Idea({"cluster.target": other, **count})
+
+
+_faster_network = partial(_machine, FAST_NETWORK)
+_cheaper_network = partial(_machine, {fast: slow for slow, fast in FAST_NETWORK.items()})
+_next_machine = partial(_machine, NEXT_MACHINE)
 
 
 def more_instances(now: Situation) -> Iterator[Idea]:
@@ -410,7 +368,8 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _shorter_type,
             _machines_generator,
             _what_fits,
-            _other_context,
+            _ring_of_context,
+            _gather_of_context,
             _less_tensor_parallel,
             _early_gathers,
         ),
@@ -429,7 +388,8 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         COLLECTIVE: (
             _code_beside_collectives,
             _sequence_parallel,
-            _other_context,
+            _ring_of_context,
+            _gather_of_context,
             _reduce_once,
             _what_fits,
             _early_gathers,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.road.build import asked_batch
-from shardwright.orchestrator.whatif.change import frugal
+from shardwright.orchestrator.whatif.change import Keys, frugal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row
 from shardwright.sharding.partition.mesh import DATA_AXES, SHARD_AXIS
@@ -66,9 +66,7 @@ class Curve:
         return next((row for row in answered if row.status == FITS), next(iter(answered), None))
 
 
-def points(
-    study: Study, base: JobConfig, job: Callable[[Mapping[str, Any]], JobConfig]
-) -> list[Point]:
+def points(study: Study, base: JobConfig, job: Callable[[Keys], JobConfig]) -> list[Point]:
     """The points of a study; `base` is the job without them, `job` makes one of changed keys.
 
     Raises UsageError for a mesh in which nothing can grow, and for unknown machines.
@@ -156,10 +154,10 @@ def mesh_sizes(
     """
     sizes = dict(axes)
     grows = next(axis for axis, size in axes.items() if size == AUTO)
-    fixed = _product(size for axis, size in axes.items() if axis not in (grows, "ep"))
+    fixed = math.prod(size for axis, size in axes.items() if axis not in (grows, "ep"))
     rest = max(1, cores // fixed)
     if samples and grows in DATA_AXES:
-        other = _product(size for axis, size in axes.items() if axis in DATA_AXES and size != AUTO)
+        other = math.prod(n for axis, n in axes.items() if axis in DATA_AXES and n != AUTO)
         more = max(1, rest * other // samples)
         rest //= more
         sizes["tp"] = sizes.get("tp", 1) * more
@@ -170,13 +168,6 @@ def mesh_sizes(
     return {axis: size for axis, size in sizes.items() if size > 1 or axis == grows}
 
 
-def _product(sizes: Iterator[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
 def curves(rows: Sequence[Row]) -> list[Curve]:
     """The curves of a study, with `efficiency` among the metrics of their rows: tokens per second
     and instance against the curve's base."""
@@ -185,6 +176,14 @@ def curves(rows: Sequence[Row]) -> list[Curve]:
         key = row.values["mode"], row.values["target"]
         found.setdefault(key, {})[int(row.values["instances"])] = row
     return [_with_efficiency(Curve(*key, dict(sorted(own.items())))) for key, own in found.items()]
+
+
+def by_mode(found: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """The curves of every mode."""
+    modes: dict[str, list[Curve]] = {}
+    for curve in found:
+        modes.setdefault(curve.mode, []).append(curve)
+    return modes
 
 
 def _with_efficiency(curve: Curve) -> Curve:
@@ -221,16 +220,10 @@ class Range:
 def orders(found: Sequence[Curve], metric: Metric) -> list[Range]:
     """The order of machines in a figure by number of instances, of those that fit there: where it
     changes, they break even."""
-    ranges: list[Range] = []
-    for count in sorted({count for curve in found for count in curve.rows}):
-        order = _order_at(found, count, metric)
-        if not order:
-            continue
-        if ranges and ranges[-1].order == order:
-            ranges[-1] = replace(ranges[-1], last=count)
-        else:
-            ranges.append(Range(count, count, order))
-    return ranges
+    counts = sorted({count for curve in found for count in curve.rows})
+    at = {count: order for count in counts if (order := _order_at(found, count, metric))}
+    same = ((order, list(own)) for order, own in itertools.groupby(at, at.__getitem__))
+    return [Range(own[0], own[-1], order) for order, own in same]
 
 
 def _order_at(found: Sequence[Curve], count: int, metric: Metric) -> Order:
@@ -251,19 +244,16 @@ def verdicts(found: Sequence[Curve]) -> dict[str, list[str]]:
     """By mode and question, a line per range of instances: which machines are fastest, and cheapest
     per token. Of one machine there is nothing to say."""
     told = {}
-    for mode in dict.fromkeys(curve.mode for curve in found):
-        own = [curve for curve in found if curve.mode == mode]
+    for mode, own in by_mode(found).items():
         if len(own) == 1:
             continue
         for question, name in QUESTIONS.items():
             if ranges := orders(own, METRICS[name]):
-                told[f"{mode}, {question} first"] = [_range_text(r) for r in ranges]
+                told[f"{mode}, {question} first"] = [
+                    f"{span_text(r.first, r.last)}: {', '.join(map(' = '.join, r.order))}"
+                    for r in ranges
+                ]
     return told
-
-
-def _range_text(r: Range) -> str:
-    machines = ", ".join(" = ".join(group) for group in r.order)
-    return f"{span_text(r.first, r.last)}: {machines}"
 
 
 def span_text(first: int, last: int) -> str:

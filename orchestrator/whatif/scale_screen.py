@@ -17,7 +17,14 @@ from shardwright.orchestrator.report.text import count_text, large_usd_text
 from shardwright.orchestrator.report.tried import candidate
 from shardwright.orchestrator.terminal import plots, text_plots
 from shardwright.orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
-from shardwright.orchestrator.whatif.scale import QUESTIONS, Curve, orders, span_text, verdicts
+from shardwright.orchestrator.whatif.scale import (
+    QUESTIONS,
+    Curve,
+    by_mode,
+    orders,
+    span_text,
+    verdicts,
+)
 from shardwright.orchestrator.whatif.sweep import Swept
 from shardwright.orchestrator.whatif.table import reasons
 
@@ -26,18 +33,16 @@ SCHEMA = 1
 
 def document(found: Sequence[Curve], swept: Swept) -> dict[str, Any]:
     """What `--json` prints and `scale.json` holds."""
-    modes = dict.fromkeys(curve.mode for curve in found)
-    by_mode = {
-        mode: {
-            name: [asdict(r) for r in orders([c for c in found if c.mode == mode], METRICS[name])]
-            for name in QUESTIONS.values()
-        }
-        for mode in modes
-    }
     return {
         "schema": SCHEMA,
         "interrupted": swept.interrupted,
-        "orders": by_mode,
+        "orders": {
+            mode: {
+                name: [asdict(one) for one in orders(own, METRICS[name])]
+                for name in QUESTIONS.values()
+            }
+            for mode, own in by_mode(found).items()
+        },
         "prices": list(swept.prices),
         "goal": swept.goal,
         "points": [row.as_dict() for row in all_rows(found)],
@@ -51,8 +56,8 @@ def all_rows(found: Sequence[Curve]) -> list[Row]:
 
 def show(console: Console, found: Sequence[Curve]) -> None:
     """A table per mode, machines side by side, then which is best from where."""
-    for mode in dict.fromkeys(curve.mode for curve in found):
-        for table in _tables(console, mode, [curve for curve in found if curve.mode == mode]):
+    for mode, own in by_mode(found).items():
+        for table in _tables(console, mode, own):
             console.print(table)
     console.print(
         "eff: tokens/s per instance against the smallest cluster that fits; exp: exposed"
@@ -60,25 +65,19 @@ def show(console: Console, found: Sequence[Curve]) -> None:
     )
     if steps := steps_text(found):
         console.print(Text(steps))
-    for mode, lines in fitted(found).items():
-        console.print(Text(f"{mode}, remat x micro_batch", style="bold"))
+    for title, lines in (fitted(found) | verdicts(found)).items():
+        console.print(Text(title, style="bold"))
         for line in lines:
             console.print(Text(f"  {line}"))
-    for question, lines in verdicts(found).items():
-        console.print(Text(question, style="bold"))
-        for line in lines:
-            console.print(Text(f"  {line}"))
-    rows = all_rows(found)
-    reasons(console, rows)
+    reasons(console, all_rows(found))
 
 
 def steps_text(found: Sequence[Curve]) -> str:
     """How many tokens the steps of each mode have, which is what modes differ in; empty where
     nothing has an answer."""
     told = []
-    for mode in dict.fromkeys(curve.mode for curve in found):
-        rows = all_rows([curve for curve in found if curve.mode == mode])
-        counts = [row.metrics["tokens_per_step"] for row in rows if row.metrics]
+    for mode, own in by_mode(found).items():
+        counts = [row.metrics["tokens_per_step"] for row in all_rows(own) if row.metrics]
         if counts:
             ends = dict.fromkeys((min(counts), max(counts)))
             told.append(f"{mode} {' to '.join(f'{count:,}' for count in ends)}")
@@ -86,7 +85,7 @@ def steps_text(found: Sequence[Curve]) -> str:
 
 
 def fitted(found: Sequence[Curve]) -> dict[str, list[str]]:
-    """By mode a line per machine: how activations are kept, by ranges of instances."""
+    """By title a line per machine: how activations are kept, by ranges of instances."""
     told: dict[str, list[str]] = {}
     for curve in found:
         rows = {n: row for n, row in curve.rows.items() if row.metrics.keys() >= set(FITTED)}
@@ -94,7 +93,8 @@ def fitted(found: Sequence[Curve]) -> dict[str, list[str]]:
         ranges = [(list(counts), value) for value, counts in groupby(values, values.__getitem__)]
         if ranges:
             texts = "; ".join(f"{span_text(n[0], n[-1])}: {value}" for n, value in ranges)
-            told.setdefault(curve.mode, []).append(f"{curve.target} at {texts}")
+            title = f"{curve.mode}, remat x micro_batch"
+            told.setdefault(title, []).append(f"{curve.target} at {texts}")
     return told
 
 
@@ -154,11 +154,11 @@ def _cells(row: Row | None, asked: bool) -> tuple[str, ...]:
 def show_plot(console: Console, found: Sequence[Curve]) -> None:
     """Cost per token over the number of instances, on the terminal."""
     names = _short_names(found)
-    for mode in dict.fromkeys(curve.mode for curve in found):
+    for mode, own in by_mode(found).items():
         series = {
             names[c.target]: (counts, costs)
-            for c in found
-            if c.mode == mode and (counts := _xs(c)) and (costs := _ys(c, "usd_per_1e6_tokens"))
+            for c in own
+            if (counts := _xs(c)) and (costs := _ys(c, "usd_per_1e6_tokens"))
         }
         if any(len(counts) > 2 for counts, _ in series.values()):
             console.print(
@@ -174,11 +174,10 @@ def write_plots(
 ) -> list[Path]:
     """`PREFIXscale-MODE` in files of these kinds; nothing without matplotlib. What was written."""
     paths = []
-    for mode in dict.fromkeys(curve.mode for curve in found) if plots.available() else ():
-        own = [c for c in found if c.mode == mode and any(r.metrics for r in c.rows.values())]
-        if own:
-            path = folder / f"{prefix}scale-{mode}"
-            paths += plots.curves(panels(mode, own), path, suffixes)
+    answered = [curve for curve in found if _xs(curve)] if plots.available() else []
+    for mode, own in by_mode(answered).items():
+        path = folder / f"{prefix}scale-{mode}"
+        paths += plots.curves(panels(mode, own), path, suffixes)
     return paths
 
 
@@ -187,14 +186,12 @@ def panels(mode: str, own: Sequence[Curve]) -> list[plots.Panel]:
     speed, cost = [], []
     for curve in own:
         xs, ys = _xs(curve), _ys(curve, "tokens_per_s")
-        band = _band(curve)
-        speed.append(plots.Curve(name=curve.target, x=xs, y=ys, band=band))
-        if _ys(curve, "usd_per_1e6_tokens"):
-            costs = _ys(curve, "usd_per_1e6_tokens")
+        speed.append(plots.Curve(name=curve.target, x=xs, y=ys, band=_band(curve)))
+        if costs := _ys(curve, "usd_per_1e6_tokens"):
             cost.append(plots.Curve(name=curve.target, x=xs, y=costs))
-    first = own[0]
-    linear = [_ys(first, "tokens_per_s")[0] * x / _xs(first)[0] for x in _xs(first)]
-    speed.append(plots.Curve(name="linear", x=_xs(first), y=linear, ideal=True))
+    xs = _xs(own[0])
+    linear = [_ys(own[0], "tokens_per_s")[0] * x / xs[0] for x in xs]
+    speed.append(plots.Curve(name="linear", x=xs, y=linear, ideal=True))
     efficiency = [plots.Curve(name=c.target, x=_xs(c), y=_ys(c, "efficiency")) for c in own]
     found = [
         plots.Panel(
@@ -213,32 +210,28 @@ def panels(mode: str, own: Sequence[Curve]) -> list[plots.Panel]:
             share=True,
         ),
     ]
-    label = METRICS["usd_per_1e6_tokens"].label
     if cost:
+        label = METRICS["usd_per_1e6_tokens"].label
         found.append(plots.Panel(title="cost", x="instances", y=label, curves=cost, log="x"))
     return found
 
 
-def _answered(curve: Curve) -> dict[int, Row]:
-    return {count: row for count, row in curve.rows.items() if row.metrics}
-
-
 def _xs(curve: Curve) -> list[int]:
-    return list(_answered(curve))
+    """Where the curve has an answer."""
+    return [count for count, row in curve.rows.items() if row.metrics]
 
 
 def _ys(curve: Curve, name: str) -> list[float]:
     """A figure along the curve; nothing where a point has none."""
-    values = [row.metrics.get(name) for row in _answered(curve).values()]
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
+    values: list[Any] = [curve.rows[count].metrics.get(name) for count in _xs(curve)]
+    return [] if None in values else values
 
 
 def _band(curve: Curve) -> tuple[list[float], list[float]]:
     """Tokens per second at the slow and at the fast end of the band."""
-    rows = list(_answered(curve).values())
+    tokens = _ys(curve, "tokens_per_step")
     low, high = (
-        [r.metrics["tokens_per_step"] / r.metrics[end] for r in rows]
+        [count / step_s for count, step_s in zip(tokens, _ys(curve, end), strict=True)]
         for end in ("step_time_high_s", "step_time_low_s")
     )
     return low, high

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.whatif.change import as_chosen
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of
@@ -89,7 +90,7 @@ def laid_out(job: JobConfig, layout: Layout) -> Situation:
     )
 
 
-def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
+def situation_of(job: JobConfig, report: Report) -> Situation:
     """That of a planned job."""
     return Situation(
         job=as_chosen(job, report),
@@ -102,7 +103,7 @@ def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
     )
 
 
-def _draws_in_code(job: JobConfig, report: Mapping[str, Any]) -> bool:
+def _draws_in_code(job: JobConfig, report: Report) -> bool:
     """Whether the step is a user's own, leaves the generator to jax, and is busiest with integers
     on GpSimd, of which Threefry's are exclusive ors."""
     if not job.model.entry or job.model.generator != "auto" or "xor" not in report["graph"]["ops"]:
@@ -111,6 +112,6 @@ def _draws_in_code(job: JobConfig, report: Mapping[str, Any]) -> bool:
     return max(engines, key=engines.__getitem__, default="") == "gpsimd"
 
 
-def _wide(report: Mapping[str, Any]) -> float:
+def _wide(report: Report) -> float:
     """The share of the FLOPs of products that are of fp32."""
     return float(report["graph"].get("product_types", {}).get("f32", 0.0))

@@ -7,18 +7,14 @@ answer; what died or was a defect says nothing about the point and is tried agai
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
-from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.plan_cache import plan_key
 from shardwright.orchestrator.terminal.age import counted_text, oldest
-from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point
@@ -38,8 +34,8 @@ class Swept:
     known: int  # of the rows: from the journal
     began_s: float = 0.0  # Unix time
     interrupted: bool = False
-    prices: Sequence[Mapping[str, Any]] = ()  # of the machines among the rows
-    goal: Mapping[str, Any] | None = None  # and which rows meet it
+    prices: Sequence[Facts] = ()  # of the machines among the rows
+    goal: Facts | None = None  # and which rows meet it
 
     def stored_text(self, command: str) -> str:
         """How many of the rows were stored before, since when, and the command that asks anew."""
@@ -99,21 +95,15 @@ def _planned(
     always comes to. A row has the key of its plan, which knows what the model read."""
     if not missing:
         return
-    from shardwright.orchestrator.whatif.many import plans
+    from shardwright.orchestrator.whatif.many import plans, refusal
 
     with closing(plans({key: point.job for key, point in missing.items()}, host)) as found:
         for key, future in found:
-            yield key, *_row(key, missing[key], future)
-
-
-def _row(key: str, point: Point, future: Future[Mapping[str, Any]]) -> tuple[Row, bool]:
-    error = future.exception()
-    if error is None:
-        report = future.result()
-        return row_of(report["provenance"]["plan_key"], point.values, report), True
-    if not isinstance(error, DiagnosticError):
-        error = InternalError.of(error, "".join(traceback.format_exception(error)))
-        say("\n".join(error.__notes__), err=True)
-    # What a function of the user's read before it was refused is not known.
-    is_final = not (may_pass(error) or point.job.model.entry)
-    return refused_row(key, point.values, error), is_final
+            point, error = missing[key], refusal(future)
+            if error is None:
+                report = future.result()
+                yield key, row_of(report["provenance"]["plan_key"], point.values, report), True
+            else:
+                # What a function of the user's read before it was refused is not known.
+                is_final = not (may_pass(error) or point.job.model.entry)
+                yield key, refused_row(key, point.values, error), is_final

@@ -8,23 +8,19 @@ answer is due; `--tries N` makes it N, however long they take.
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import DiagnosticError, InternalError
+from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.road.build import planned
-from shardwright.orchestrator.road.stages import Stages, Traces
-from shardwright.orchestrator.road.units import unit_service
-from shardwright.orchestrator.service.service import UnitService
-from shardwright.orchestrator.terminal.terminal import say
-from shardwright.orchestrator.whatif.change import Change, changed, frugal
-from shardwright.orchestrator.whatif.many import plans
+from shardwright.orchestrator.whatif.change import Change, Keys, changed
+from shardwright.orchestrator.whatif.fitting import estimates
+from shardwright.orchestrator.whatif.many import plans, refusal
 from shardwright.orchestrator.whatif.rows import may_pass
 from shardwright.orchestrator.whatif.rules import Idea, ideas, saving
 from shardwright.orchestrator.whatif.situation import Situation, given_sizes, situation_of
@@ -46,7 +42,7 @@ before compiling says least of that (our choice; of Llama-3 8B at 8,192 position
 
 
 def advice(
-    job: JobConfig, report: Mapping[str, Any], count: int, progress: Progress | None = None
+    job: JobConfig, report: Report, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """The section `whatif` of a planned job: `tried`, at most `count`, the best first, and what is
     `left`.
@@ -60,7 +56,7 @@ def advice(
     return {"tried": sorted(tried, key=_rank), "left": left}
 
 
-def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
+def affordable(tries: int, report: Report, started: float) -> int:
     """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time;
     two in any case where the job does not fit, one where the vendor's compiler would refuse it,
     since the cure decides.
@@ -78,7 +74,7 @@ def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
     return max(least, min(TRIES, int(spare / max(TRY_SHARE * (took - once), 0.1))))
 
 
-def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[Change]:
+def _changes(job: JobConfig, report: Report, count: int) -> Iterator[Change]:
     """Changes, the most promising first."""
     now = situation_of(job, report)
     if report["memory"]["fits"] or not count:
@@ -86,24 +82,20 @@ def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[
     return islice(_fitting(job, now, report["memory"]), count)
 
 
-def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
+def _fitting(job: JobConfig, now: Situation, memory: Facts) -> Iterator[Change]:
     """Changes with which a job is expected to fit: single ones, and where there are none, other
     recomputation, if it is near, and several on top of each other, what saves most first, on the
     machine that was asked for.
-
-    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own.
     """
-    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
-    traces = Traces()
     stacked: dict[str, Any] = {}
-    with unit_service(now.job, None) as service:
+    with estimates(now.job, memory) as expected:
         for _ in range(STACKED):
             best, least, fits = Idea({}), float("inf"), False
             near: list[Change] = []
             for idea in saving(now):
                 change = changed(job, {**stacked, **idea.keys})
-                filled = scale * _estimated_share(change.job, service, traces)
+                needs, limit = expected(change.job)
+                filled = needs / limit
                 if filled <= 1:
                     fits = True
                     yield change
@@ -119,17 +111,7 @@ def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Itera
             now = _after(now, stacked)
 
 
-def _estimated_share(job: JobConfig, service: UnitService, traces: Traces) -> float:
-    """Memory per core of a job as known before compiling, of what its machine's cores may use;
-    infinite for one that is refused."""
-    try:
-        ready = planned(frugal(job), service, Stages(traces=traces))
-    except DiagnosticError:
-        return float("inf")
-    return ready.plan.footprint.peak_bytes / ready.layout.target.limit_bytes
-
-
-def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
+def _after(now: Situation, keys: Keys) -> Situation:
     """The situation of a job after changes, whose number of micro-batches follows from the mesh."""
     job = changed(now.job, keys).job
     mesh = {key.removeprefix("mesh."): n for key, n in keys.items() if key.startswith("mesh.")}
@@ -140,32 +122,25 @@ def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
     return Situation(job=job, mesh=mesh or now.mesh, global_batch=samples, num_microbatches=count)
 
 
-def _tried(
-    chosen: Sequence[Change], host: JobConfig, base: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _tried(chosen: Sequence[Change], host: JobConfig, base: Report) -> list[dict[str, Any]]:
     """What became of changes, measured against the job as it is; all on one executor."""
     found: dict[str, dict[str, Any]] = {}
     with closing(plans({change.text: change.job for change in chosen}, host)) as answers:
         for text, answer in answers:
-            error = answer.exception()
+            error = refusal(answer)
             row = _measured(answer.result(), base) if error is None else _without_answer(error)
             found[text] = {"change": text} | row
     return [found[change.text] for change in chosen]
 
 
-def _without_answer(error: BaseException) -> dict[str, Any]:
+def _without_answer(error: DiagnosticError) -> dict[str, Any]:
     """A try that was refused, or that failed, which says nothing about the change."""
-    if not isinstance(error, DiagnosticError):
-        error = InternalError.of(error, "".join(traceback.format_exception(error)))
-        say("\n".join(error.__notes__), err=True)
     status = FAILED if may_pass(error) else "refused"
-    return {"status": status, "helps": False} | {
-        "code": error.code,
-        "message": error.diagnostic.message,
-    }
+    told = {"code": error.code, "message": error.diagnostic.message}
+    return {"status": status, "helps": False} | told
 
 
-def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(report: Report, base: Report) -> dict[str, Any]:
     """A plan beside that of the job as it is; changes are per token."""
     memory, timing, samples = report["memory"], report["timing"], report["batch"]["global_batch"]
     usd, before = (r["cost"]["usd_per_1e6_tokens"] for r in (report, base))
@@ -189,7 +164,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
     return row | {"helps": memory["fits"] and worse <= 0 and better}
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[int, int, float]:
+def _rank(row: Facts) -> tuple[int, int, float]:
     """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
     token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])

@@ -14,7 +14,7 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_lines import _LINES, explain
 from shardwright.orchestrator.report.explanations import EXPLANATIONS, help_text
-from shardwright.orchestrator.report.plan_screen import next_lines, screen_lines
+from shardwright.orchestrator.report.plan_screen import screen_lines, whats_next
 from shardwright.orchestrator.report.text import count_text, rate_text, seconds_text, usd_text
 from tests.support.plans import report_of
 
@@ -48,7 +48,7 @@ def test_every_line_of_the_screen_has_an_explanation(report: dict[str, Any]) -> 
      ("goodput", sections.goodput), ("placed", sections.placement)],
 )  # fmt: skip
 def test_figures_are_those_of_the_line(report: dict[str, Any], line: str, section: Any) -> None:
-    shown = " ".join(" ".join(text.plain for text in section(report, 80)).split())
+    shown = " ".join(" ".join(text.plain for text in sections.laid(section(report), 80)).split())
     for name, (value, how) in rows(report, line).items():
         assert how, name
         if name != "order of axes":  # which the line has no room for
@@ -148,19 +148,19 @@ def test_changes_that_were_tried(report: dict[str, Any]) -> None:
     row = {"change": "strategy.remat=none", "status": "refused", "helps": False}
     row |= {"code": "SW_X", "message": "no"}
     tried = report | {"whatif": {"tried": [row], "left": ["cluster.instances=2"]}}
-    assert next_lines(tried, 80)[0].plain == "no gain    remat=none: SW_X, no"
+    assert sections.laid(whats_next(tried), 80)[0].plain == "no gain    remat=none: SW_X, no"
     found = rows(tried, "next")
     assert found["strategy.remat=none"] == ("no gain", "SW_X, no")
     assert found["cluster.instances=2"][0] == "not tried"
     assert report["bottleneck"]["kind"] in found["why these"][1]
     row |= {"status": "fits", "peak_bytes": 2**30, "step_time_s": 1.0, "same_batch": True}
     row |= {"time_change": -0.004, "cost_change": None}
-    assert next_lines(tried, 80)[0].plain == (
+    assert sections.laid(whats_next(tried), 80)[0].plain == (
         "gains <1 % remat=none: fits, 1.000 s per step (-0.4 %)"
     )
     assert rows(tried, "next")["strategy.remat=none"][0] == "gains <1 %"
     row |= {"time_change": -0.0004, "cost_change": 0.0004, "usd_per_1e6_tokens": 1e-3}
-    assert next_lines(tried, 80)[0].plain == (
+    assert sections.laid(whats_next(tried), 80)[0].plain == (
         "no gain    remat=none: fits, 1.000 s per step (no change), $0.00100/Mtoken (no"
     )
     assert list(rows(report, "next")) == ["nothing"]

@@ -229,7 +229,7 @@ def test_a_step_of_ones_own_keeps_its_recomputation() -> None:
     assert "strategy.remat" not in fixed(job, "full", 1).given
     assert auto_text(report["auto"], LIMIT).startswith("micro_batch 2 of 2 samples per rank")
     given = load(None, ["model.entry=m:f", "strategy.remat=auto"])
-    assert sections.auto(chosen(given, Road(machine.ready, machine.plan)), 80) == []
+    assert sections.laid(sections.auto(chosen(given, Road(machine.ready, machine.plan))), 80) == []
 
 
 def test_words_and_numbers() -> None:

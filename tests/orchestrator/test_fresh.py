@@ -257,12 +257,12 @@ def test_a_page_says_when_its_answer_was_stored(planned: Path) -> None:
 
 def test_lines_of_screens() -> None:
     now = time.time()
-    answer_line = sections.stored(report_of(now - 3.5 * HOUR, now - HOUR), 200)
+    answer_line = sections.laid(sections.stored(report_of(now - 3.5 * HOUR, now - HOUR)), 200)
     assert [line.plain for line in answer_line] == [
         "stored     the answer is stored, 3 h old; ask anew: the same with --fresh"
     ]
     made = report_of(0.0, now - 50 * HOUR, now - HOUR, 0.0)
-    assert [line.plain for line in sections.stored_units(made, 200)] == [
+    assert [line.plain for line in sections.laid(sections.stored_units(made), 200)] == [
         "stored     2 of 3 partition, compile and timing tasks are stored, the oldest 2 d old; ask"
         " anew: the same with --fresh"
     ]
@@ -273,7 +273,9 @@ def test_lines_of_screens() -> None:
     }
     (line,) = sections.headline(full, 80)
     assert line.plain.endswith("─ stored, 3 h old: --fresh asks anew") and len(line) == 80
-    assert not sections.stored(made, 80) and not sections.stored_units(report_of(0.0, 0.0), 80)
+    assert not sections.laid(sections.stored(made), 80) and not sections.laid(
+        sections.stored_units(report_of(0.0, 0.0)), 80
+    )
 
 
 @pytest.mark.parametrize(

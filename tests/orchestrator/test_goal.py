@@ -441,7 +441,7 @@ def test_every_published_price_has_a_day_a_status_and_a_source() -> None:
 def test_a_report_from_before_prices_had_kinds() -> None:
     cost = {"usd_per_hour": 2.0, "usd_per_step": 1.0, "usd_per_1e6_tokens": 3.0}
     old = {"cost": cost, "batch": {"tokens_per_sample": 2}}
-    (line,) = sections.cost(old, 200)
+    (line,) = sections.laid(sections.cost(old), 200)
     assert line.plain == (
         "cost       $1.00 per step, $3.00 per million tokens, at a price whose kind the report does"
         " not say ($2.00 per hour)"
@@ -692,7 +692,7 @@ def test_the_screen_and_the_page_say_it(planned: JobConfig) -> None:
     found, basis = report["goal"], "on demand"
     wanted, needs = goal_texts(found, "token", basis, doubts(report), rests_on(report))
     assert "and at the slow end of the band it takes" in wanted
-    lines = [line.plain for line in sections.goal(report, 400)]
+    lines = [line.plain for line in sections.laid(sections.goal(report), 400)]
     assert lines == [f"goal       {wanted}", f"it needs   {needs}"]
     page = report_page(report)
     sentence = wanted[:1].upper() + wanted[1:]

@@ -113,9 +113,11 @@ def test_the_report_counts_hosts_beside_hbm(tmp_path: Path) -> None:
     assert not [s for s in offloaded["streams"]["streams"] if "host" in str(s["collectives"])]
     assumed = [{a["name"] for a in r["limits"]["assumed"]} for r in (kept, offloaded)]
     assert "host_link_gb_per_s" in assumed[1] - assumed[0]
-    shown = " ".join(str(line) for line in sections.memory(offloaded, 120))
+    shown = " ".join(str(line) for line in sections.laid(sections.memory(offloaded), 120))
     assert "of 512.00 GiB host memory per instance" in shown
-    assert "host memory" not in " ".join(str(line) for line in sections.memory(kept, 120))
+    assert "host memory" not in " ".join(
+        str(line) for line in sections.laid(sections.memory(kept), 120)
+    )
 
 
 def test_auto_leaves_the_host_alone() -> None:

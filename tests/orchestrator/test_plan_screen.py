@@ -246,7 +246,7 @@ def test_an_answer_takes_as_long_as_one_waits_for_it(
     assert texts(report)[-1] == "answered   in 8.8 s: tries 4.2, compile 3.0, time 1.0, capture 0.5"
     clock = iter((100.0, 112.5))
     monkeypatch.setattr(cli, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(advised, "advised", lambda *_: report)
+    monkeypatch.setattr(advised, "with_tries", lambda *_: report)
     assert cli.main(["plan", "--model", "llama2-7b"]) == 0
     assert "answered   in 12.5 s: tries 4.2, compile 3.0" in capsys.readouterr().out
     check_report(json.loads(json.dumps(report)))

@@ -108,5 +108,5 @@ def test_the_screen_says_where_the_length_of_a_config_is_from(config: str, told:
     shown = screen_report()
     shown["job"]["model"] = {"config": config}
     shown["resolved"] = {"model.seq_len": {"value": 4096, "why": "max_position_embeddings"}}
-    text = " ".join(" ".join(line.plain for line in sections.job(shown, 80)).split())
+    text = " ".join(" ".join(line.plain for line in sections.laid(sections.job(shown), 80)).split())
     assert ("of 4,096 tokens (the config's)," in text) == told

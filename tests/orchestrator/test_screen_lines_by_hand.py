@@ -126,7 +126,7 @@ def changed(**tables: Any) -> dict[str, Any]:
 
 
 def lines(section: sections.Section, one: dict[str, Any], width: int = 200) -> list[str]:
-    found = section(one, width)
+    found = sections.laid(section(one), width)
     assert all(len(line) <= width for line in found)
     return [line.plain for line in found]
 
@@ -394,7 +394,7 @@ def test_a_number_and_its_unit_are_on_one_line(text: str) -> None:
     number, unit = text.split()[-2:]
     for before in range(26):
         told = "x " * before + text
-        found = [line.plain[sections.TITLE :] for line in sections.plain("t", told, 51)]
+        found = [line.plain[sections.TITLE :] for line in sections.titled("t", told, 51)]
         assert any(f"{number} {unit}" in line for line in found), found
         assert " ".join(found) == told
 
@@ -448,15 +448,14 @@ def test_errors_are_first_and_refusals_are_a_verdict() -> None:
 def test_titles_and_wrapped_text() -> None:
     """31 columns leave 20 for the text, which has no fewer on narrower screens."""
     text = "[one] two three four five six seven"
-    found = sections.plain("title", text, 31)
+    found = sections.titled("title", text, 31)
     assert [line.plain for line in found] == [
         "title      [one] two three four",
         "           five six seven",
     ]
-    narrow = sections.plain("t", text, 5)
+    narrow = sections.titled("t", text, 5)
     assert narrow[0].plain == "t          [one] two three four"
     assert found[0].spans[0].style == "bold" and found[0].no_wrap
-    assert sections.titled("t", "[bold]x[/]", 40)[0].plain == "t          x"
 
 
 def test_parts_share_lines_while_they_fit() -> None:

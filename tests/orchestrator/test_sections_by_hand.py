@@ -3,6 +3,7 @@ against arithmetic that stands here."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from shardwright.orchestrator.commands import nccom
 from shardwright.orchestrator.neff import neff_tools
 from shardwright.orchestrator.neff.neff_files import ProgramFile
 from shardwright.orchestrator.report import memory_report, report, step_report
+from shardwright.orchestrator.whatif import fitting
 from shardwright.sharding.memory.arena import Holding, Moment
 from shardwright.sharding.memory.footprint import Footprint, category_of, check_limit, worst_stage
 from shardwright.sim_cluster.timing.step_parts import (
@@ -89,7 +91,7 @@ def test_changes_that_save_something_are_planned_and_listed(
     """Compiling made 200 bytes of an estimate of 100. Estimates of 80, 45, 100 and 99 are then 160,
     90, 200, which saves nothing, and 198. A core of the job may use 160, of the machines of two
     changes one byte too few, and just enough. One cannot be planned."""
-    estimates = {"none": 100, "a": 80, "b": 45, "c": 100, "d": 99}
+    estimates = {"a": 80, "b": 45, "c": 100, "d": 99}
     limits = {"a": 159, "d": 198}
 
     def planned(job: str, service: object, stages: object) -> Any:
@@ -100,15 +102,17 @@ def test_changes_that_save_something_are_planned_and_listed(
         return made
 
     ideas = [SimpleNamespace(keys=key) for key in ("a", "b", "refused", "c", "d")]
-    monkeypatch.setattr(memory_report, "planned", planned)
+    monkeypatch.setattr(fitting, "planned", planned)
+    monkeypatch.setattr(fitting, "frugal", lambda job: job)
+    monkeypatch.setattr(fitting, "unit_service", lambda *_: nullcontext())
+    monkeypatch.setattr(memory_report, "situation_of", lambda *_: None)
     monkeypatch.setattr(memory_report, "saving", lambda situation: ideas)
     monkeypatch.setattr(
         memory_report, "changed", lambda job, key: SimpleNamespace(job=key, text=f"key={key}")
     )
     job: Any = "none"
-    service: Any = None
-    memory = {"peak_bytes": 200, "limit_bytes": 160}
-    rows = memory_report.suggestions(job, service, memory)
+    memory = {"peak_bytes": 200, "limit_bytes": 160, "estimate": {"peak_bytes": 100}}
+    rows = memory_report.explain(job, {"memory": memory})["suggestions"]
     assert rows == [
         {"change": "key=b", "saves_bytes": 110, "peak_bytes": 90, "fits": True},
         {"change": "key=a", "saves_bytes": 40, "peak_bytes": 160, "fits": False},

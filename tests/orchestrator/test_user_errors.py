@@ -69,7 +69,7 @@ def defect(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(advised, "advised", fails)
+    monkeypatch.setattr(advised, "with_tries", fails)
 
 
 @pytest.mark.usefixtures("defect")

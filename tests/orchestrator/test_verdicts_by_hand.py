@@ -173,7 +173,7 @@ def everything() -> dict[str, Any]:
 @pytest.mark.parametrize("room", [0, 24, 30, 60])
 def test_what_decides_is_last_whatever_the_room(room: int) -> None:
     one = everything()
-    decided = [line.plain for line in sections.verdict(one, 80)]
+    decided = [line.plain for line in sections.laid(sections.verdict(one), 80)]
     assert len(decided) > 2 and decided[0].startswith("verdict    does not fit")
     shown = [line.plain for line in screen_lines(one, 80, room)]
     assert shown[-len(decided) :] == decided

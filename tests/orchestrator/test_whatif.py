@@ -20,7 +20,7 @@ from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.plan_cache import plan, plan_parts
 from shardwright.orchestrator.whatif import advised as advised_module
 from shardwright.orchestrator.whatif import tries
-from shardwright.orchestrator.whatif.advised import advised
+from shardwright.orchestrator.whatif.advised import with_tries
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import WORTH, ideas
 from shardwright.orchestrator.whatif.situation import situation_of
@@ -99,7 +99,7 @@ def test_what_surely_does_not_fit_is_no_idea(job: JobConfig, report: dict[str, A
 
 @pytest.mark.matrix
 def test_tries_are_plans_of_their_own(job: JobConfig, report: dict[str, Any], monkeypatch) -> None:
-    section = advised(job)["whatif"]
+    section = with_tries(job)["whatif"]
     assert len(section["tried"]) == 2
     for row in section["tried"]:
         assert row["status"] in ("fits", "does not fit", "refused")
@@ -117,11 +117,11 @@ def test_tries_are_plans_of_their_own(job: JobConfig, report: dict[str, Any], mo
     assert again["timing"]["step_time_s"] == fits[0]["step_time_s"]
     before, after = report["timing"]["tokens_per_s"], again["timing"]["tokens_per_s"]
     assert fits[0]["time_change"] == pytest.approx(before / after - 1)
-    stored = advised(job)["whatif"]
+    stored = with_tries(job)["whatif"]
     stored_s = stored.pop("stored_s")
     assert stored_s > 0 and stored == section
     in_time = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=AUTO))
-    assert advised(in_time)["whatif"] == section | {
+    assert with_tries(in_time)["whatif"] == section | {
         "stored_s": stored_s
     }  # however late it is: they are known
 
@@ -147,10 +147,10 @@ def test_as_many_tries_as_are_usual_answer_who_asks_for_the_usual(
         return dataclasses.replace(own, run=dataclasses.replace(own.run, tries=wanted))
 
     for _ in range(2):
-        advised(asked(AUTO))
+        with_tries(asked(AUTO))
         assert made == [count]  # the second time it is known
     assert list(report["provenance"]["stages_s"]) == ["tries"]
-    advised(asked(TRIES))
+    with_tries(asked(TRIES))
     assert made == ([count] if is_shared else [count, TRIES])
 
 
@@ -172,8 +172,8 @@ def test_a_try_that_failed_is_tried_again(
     other = dataclasses.replace(job, strategy=dataclasses.replace(job.strategy, micro_batch=2))
     with monkeypatch.context() as patched:
         patched.setattr(tries, "plans", plans)
-        tried = advised(other)["whatif"]["tried"]
-        again = advised(other)["whatif"]["tried"]
+        tried = with_tries(other)["whatif"]["tried"]
+        again = with_tries(other)["whatif"]["tried"]
     assert sorted(row["code"] for row in tried) == ["SW_INTERNAL", "SW_WORKER"]
     assert {row["status"] for row in tried} == {tries.FAILED}
     assert "ZeroDivisionError" in effect_text(tried[0], "token") + effect_text(tried[1], "token")
@@ -191,7 +191,7 @@ def test_no_try_begins_that_would_not_be_over_in_time(
     section = tries.advice(asked, late, tries.affordable(AUTO, late, time.perf_counter()))
     assert section["tried"] == [] and len(section["left"]) == TRIES
     none = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=0))
-    assert "whatif" not in advised(none)
+    assert "whatif" not in with_tries(none)
 
 
 def test_one_try_for_want_of_time_is_no_answer_to_two(
@@ -211,7 +211,7 @@ def test_one_try_for_want_of_time_is_no_answer_to_two(
 
     def tried(wanted: int) -> list[str]:
         asked = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=wanted))
-        return [row["change"] for row in advised(asked)["whatif"]["tried"]]
+        return [row["change"] for row in with_tries(asked)["whatif"]["tried"]]
 
     both = [change.text for change in changes]
     assert [tried(wanted) for wanted in (AUTO, TRIES, AUTO)] == [both[:1], both, both]
@@ -231,7 +231,7 @@ def test_a_job_that_does_not_fit_is_made_to_fit(
     peak = plan(asked)["memory"]["peak_bytes"]
     monkeypatch.setattr("shardwright.compiler.machine.target.Target.limit_bytes", int(peak * 0.975))
     monkeypatch.setattr(plan_cache, "plan_parts", lambda job: plan_parts(job) | {"limit": ""})
-    found = advised(asked)
+    found = with_tries(asked)
     assert not found["memory"]["fits"] and plan_cache.exit_code(found) == 71
     assert any(row["status"] == "fits" and row["helps"] for row in found["whatif"]["tried"])
     assert any("micro_batch=2" in row["change"] for row in found["whatif"]["tried"])

@@ -329,12 +329,11 @@ def test_recomputation_is_planned_where_an_estimate_alone_does_not_rule_it_out(
     ideas.append(Idea({"cluster.target": "trn2.48xlarge"}))  # saves most, and is another machine
     peaks = {("full", 2): full, ("auto", 1): half, ("full", 1): 80, ("auto", 2): 101}
     monkeypatch.setattr(tries, "saving", lambda _: ideas)
-    monkeypatch.setattr(tries, "unit_service", lambda *_: nullcontext())
-    monkeypatch.setattr(
-        tries,
-        "_estimated_share",
-        lambda job, *_: peaks[job.strategy.remat, job.strategy.micro_batch] / 100,
-    )
+
+    def expected(job: JobConfig) -> tuple[float, int]:
+        return peaks[job.strategy.remat, job.strategy.micro_batch], 100
+
+    monkeypatch.setattr(tries, "estimates", lambda *_: nullcontext(expected))
     job = JobConfig(strategy=replace(DEFAULTS, remat="auto", micro_batch=2))
     memory = {"limit_bytes": 100, "peak_bytes": 200, "estimate": {"peak_bytes": 200}}
     now = Situation(job=job, mesh={"dp_shard": 32}, global_batch=64, num_microbatches=1)

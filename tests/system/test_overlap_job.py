@@ -60,7 +60,7 @@ def test_streams_and_packets_are_shown(made: tuple[dict[str, Any], Bundle]) -> N
             assert row[key] == sum(r[key] for r in own)
     assert {r["parts"] for r in rows if r["axis"] == "tp"} == {1}
     assert max(r["parts"] for r in rows if r["axis"] == "dp_shard") >= 7
-    shown = " ".join(str(line).strip() for line in sections.streams(report, 80))
+    shown = " ".join(str(line).strip() for line in sections.laid(sections.streams(report), 80))
     assert "DMA packets of compute 8 KiB" in shown
     assert "packets 4 KiB" in shown
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from shardwright.orchestrator.report.page.words import ps_text
-from shardwright.orchestrator.report.text import share_text, size_text
+from shardwright.orchestrator.report.text import Facts, Report, share_text, size_text
 
 WIDTH = 1000.0
 HEIGHT = 100.0
@@ -117,7 +117,7 @@ def bar(parts: Mapping[str, int], whole: int, text: Any) -> Strip:
     return Strip("", label, tuple(rects))
 
 
-def memory(section: Mapping[str, Any]) -> Memory:
+def memory(section: Facts) -> Memory:
     """Live bytes over the positions of all programs, loop bodies once."""
     rows = section["timeline"]
     peak = max(rows, key=lambda row: row["live_bytes"])
@@ -138,15 +138,15 @@ def memory(section: Mapping[str, Any]) -> Memory:
     )
 
 
-def _named(section: Mapping[str, Any]) -> str:
+def _named(section: Facts) -> str:
     return size_text(sum(section["argument_bytes"].values()))
 
 
-def _is_live(rows: Sequence[Mapping[str, Any]], category: str) -> bool:
+def _is_live(rows: Sequence[Facts], category: str) -> bool:
     return any(row["categories"].get(category) for row in rows)
 
 
-def _moment(row: Mapping[str, Any], place: int, count: int, top: float) -> Iterator[Rect]:
+def _moment(row: Facts, place: int, count: int, top: float) -> Iterator[Rect]:
     """One column: categories on top of each other."""
     width, used = WIDTH / count, 0
     times = f" (runs {row['repeats']} times)" if row["repeats"] > 1 else ""
@@ -158,7 +158,7 @@ def _moment(row: Mapping[str, Any], place: int, count: int, top: float) -> Itera
         yield Rect(kind_of(category), place * width, width, upper, height, title)
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
+def _names(rows: Sequence[Facts]) -> Iterator[Mark]:
     """What positions every program has."""
     left = 0.0
     for program, own in groupby(rows, key=lambda row: str(row["program"])):
@@ -167,13 +167,13 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
         left += width
 
 
-def pipeline(report: Mapping[str, Any]) -> list[Strip]:
+def pipeline(report: Report) -> list[Strip]:
     """Runs of programs on every stage over the step."""
     step = report["timing"]["step_time_ps"]
     return [_stage(stage, step, len(report["step_chart"])) for stage in report["step_chart"]]
 
 
-def _stage(stage: Mapping[str, Any], step: int, count: int) -> Strip:
+def _stage(stage: Facts, step: int, count: int) -> Strip:
     rects, programs, busy = [], Counter[str](), 0
     for program, first, runs, start, end in stage["runs"]:
         name = program.partition(".")[0]
@@ -193,12 +193,12 @@ def _slice(kind: str, start: int, end: int, whole: int, title: str) -> Rect:
     return Rect(kind, left, width, 0, HEIGHT, title)
 
 
-def engines(timeline: Mapping[str, Any]) -> list[Strip]:
+def engines(timeline: Facts) -> list[Strip]:
     """What every queue of a core does in one call of a function."""
     return [_track(track, timeline["duration_ps"] or 1) for track in timeline["tracks"]]
 
 
-def _track(track: Mapping[str, Any], whole: int) -> Strip:
+def _track(track: Facts, whole: int) -> Strip:
     name, rects, busy = track["name"], [], 0
     for what, start, end in track["slices"]:
         busy += end - start

@@ -20,6 +20,7 @@ from shardwright.orchestrator.report import cost, text
 from shardwright.orchestrator.report.goal import doubts, goal_rows, goal_texts, rests_on
 from shardwright.orchestrator.report.page import charts, words
 from shardwright.orchestrator.report.resolved import resolved_job
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.tried import (
     auto_text,
     candidate,
@@ -42,7 +43,7 @@ MATTERS = 0.005  # of the step; functions below are without their regions
 _NEEDED = ("functions", "step_chart", "timelines")
 
 
-def report_page(report: Mapping[str, Any]) -> str:
+def report_page(report: Report) -> str:
     """The page of a report. Raises UsageError for a report that lacks what a page shows."""
     missing = [key for key in _NEEDED if key not in report]
     if missing:
@@ -77,7 +78,7 @@ def report_page(report: Mapping[str, Any]) -> str:
     )
 
 
-def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     """The job table by table, with what was chosen where it leaves a choice, and why."""
     chosen = report.get("resolved", {})
 
@@ -92,7 +93,7 @@ def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     ]
 
 
-def _auto(report: Mapping[str, Any]) -> dict[str, Any]:
+def _auto(report: Report) -> dict[str, Any]:
     """What was chosen for keys that are left to the memory, and what was looked at for it."""
     section, limit = decided(report), report["memory"]["limit_bytes"]
     if section is None:
@@ -104,7 +105,7 @@ def _auto(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"told": auto_text(section, limit), "rows": rows}
 
 
-def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _stored(provenance: Facts) -> list[tuple[str, str]]:
     """When a stored answer was stored, and what asks anew; nothing of one that was computed."""
     if not (stored_s := provenance.get("stored_s")):
         return []
@@ -112,7 +113,7 @@ def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("stored", when), ("ask anew", provenance.get("again", AGAIN))]
 
 
-def _goal(report: Mapping[str, Any]) -> dict[str, Any]:
+def _goal(report: Report) -> dict[str, Any]:
     """What a goal comes to, in sentences and as rows; nothing without one."""
     if "goal" not in report:
         return {}
@@ -121,20 +122,20 @@ def _goal(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"told": told, "needs": needs, "rows": goal_rows(found)}
 
 
-def _losses(report: Mapping[str, Any]) -> tuple[str, str] | None:
+def _losses(report: Report) -> tuple[str, str] | None:
     """The curve of a value run of several steps."""
     losses = report["numerics"]["losses"] if "numerics" in report else ()
     return charts.line(losses, "loss") if sum(v is not None for v in losses) > 1 else None
 
 
-def _longest(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _longest(report: Report) -> list[dict[str, Any]]:
     """Functions whose regions are shown: the longest, and all that matter."""
     own = [row for row in report["functions"][:FUNCTIONS] if row["regions"]]
     least = MATTERS * report["timing"]["step_time_ps"]
     return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
 
 
-def _tried(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tried(report: Report) -> list[dict[str, Any]]:
     """What `plan` tried and was not refused."""
     tried = report["whatif"]["tried"] if "whatif" in report else []
     return [row for row in tried if "peak_bytes" in row]
@@ -146,12 +147,12 @@ def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in timeline if row in kept]
 
 
-def compare_page(found: Mapping[str, Any], tables: Sequence[Any]) -> str:
+def compare_page(found: Facts, tables: Sequence[Any]) -> str:
     """The page of a comparison, and its tables of text (`compare.py`)."""
     return _template("compare.html").render(found=found, tables=tables)
 
 
-def write_report(report: Mapping[str, Any], folder: Path) -> None:
+def write_report(report: Report, folder: Path) -> None:
     """Write a report and its page into a folder. Raises UsageError (SW_OUTPUT)."""
     outputs.write(folder / REPORT, dumps(report, indent=1))
     write_page(folder / PAGE, report_page(report))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.cost import list_text, missing_text
-from shardwright.orchestrator.report.text import count_text, seconds_text, usd_text
+from shardwright.orchestrator.report.text import Report, count_text, seconds_text, usd_text
 
 
 def ps_text(ps: float) -> str:
@@ -25,7 +24,7 @@ def dollars(amount: float | None) -> str:
     return "no price" if amount is None else usd_text(amount)
 
 
-def price_told(report: Mapping[str, Any]) -> str:
+def price_told(report: Report) -> str:
     """What kind of price dollars are of, with its list, or that there is none."""
     price = report.get("price")
     none = report["cost"]["usd_per_hour"] is None
