@@ -18,6 +18,8 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import entry_name, functions_of
+from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
 from shardwright.compiler.frontend.rules.registry import RefusedError, Rule, refuse
 from shardwright.compiler.ir.opdef import make_op
@@ -98,6 +100,15 @@ class Site:
         """The type of a result."""
         return self.importer.type_of(self.op.results[index].type)
 
+    def result_types(self) -> list[TensorType]:
+        """The types of all results."""
+        return [self.result_type(i) for i in range(len(self.op.results))]
+
+    @property
+    def make(self) -> Maker:
+        """Appends ops by what they compute."""
+        return Maker(self)
+
     def optional(self, name: str) -> Any:
         """The MLIR attribute, or None."""
         return self.op.attributes.get(name)
@@ -129,38 +140,6 @@ class Site:
         if op is None or op.name != "constant" or not op.attrs.is_splat:
             return None
         return np.asarray(op.attrs.array().flat[0])
-
-    def block_producer(self, block: Any, value: Any) -> Any:
-        """The MLIR op of `block` that makes the MLIR value `value`; None for a block argument."""
-        if value in set(block.arguments):
-            return None
-        return value.owner.operation if hasattr(value.owner, "operation") else value.owner
-
-
-def functions_of(module: Any) -> dict[str, Any]:
-    """The functions of a module by name."""
-    return {
-        op.operation.attributes["sym_name"].value: op.operation
-        for op in module.body.operations
-        if op.operation.name == "func.func"
-    }
-
-
-def entry_name(functions: Mapping[str, Any]) -> str:
-    """`main`, or the only public function. Raises ImportRuleError without one."""
-    if "main" in functions:
-        return "main"
-    public: list[str] = [
-        name
-        for name, op in functions.items()
-        if "sym_visibility" not in op.attributes
-        or op.attributes["sym_visibility"].value == "public"
-    ]
-    if len(public) != 1:
-        raise ImportRuleError(
-            "SW_STABLEHLO_ENTRY", f"the module requires one public function, got {public}"
-        )
-    return public[0]
 
 
 class Importer:

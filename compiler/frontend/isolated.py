@@ -164,7 +164,7 @@ def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> Diagnost
 
 def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
     from shardwright.compiler.frontend.detect import import_file
-    from shardwright.compiler.frontend.restrictions import checks_for
+    from shardwright.compiler.frontend.rules.restrictions import checks_for
 
     try:
         graph, module = import_file(data, base_dir, checks_for(Profile(version)))

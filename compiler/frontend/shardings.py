@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
-from shardwright.compiler.frontend.importer import entry_name, functions_of
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.gspmd import splits
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.rules.ranks import declared_grid, module_meshes
@@ -132,20 +132,7 @@ def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Lo
     for key in ("arg_attrs", "res_attrs"):
         rows = entry.attributes.get(key, ())
         yield from ((str(row[k]), where) for row in rows for k in _KEYS if k in row)
-    for op in _all_ops(module):
+    for op in all_ops(module):
         keys = [k for k in _KEYS if k in op.attributes]
         keys += [_CONSTRAINT[1]] if op.name == _CONSTRAINT[0] else []
         yield from ((str(op.attributes[k]), locations.read(op.location)) for k in keys)
-
-
-def _all_ops(module: Any) -> list[Any]:
-    from jaxlib.mlir import ir
-
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.bits import constant, convert, splat
+from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
 from shardwright.compiler.frontend.rules.registry import imports, refuse
@@ -22,17 +22,10 @@ from shardwright.compiler.ir.ops import (
     AllReduceAttrs,
     AllToAllAttrs,
     AxisIndexAttrs,
-    BroadcastInDimAttrs,
     CollectivePermuteAttrs,
-    CompareAttrs,
-    ConcatenateAttrs,
-    ConstantAttrs,
-    DynamicSliceAttrs,
     ReduceScatterAttrs,
-    ReshapeAttrs,
-    SliceAttrs,
 )
-from shardwright.compiler.ir.types import Value, tensor_type
+from shardwright.compiler.ir.types import Value
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.importer import Site
@@ -58,7 +51,7 @@ def all_gather(site: Site) -> Sequence[Value]:
     values = list(site.operands)
     for axes in reversed(runs):
         attrs = AllGatherAttrs(site.int("all_gather_dim"), axes, ranks.size(axes))
-        values = [site.emit("all_gather", (v,), attrs).result for v in values]
+        values = [site.make.op("all_gather", v, attrs=attrs) for v in values]
     return values
 
 
@@ -70,7 +63,7 @@ def reduce_scatter(site: Site) -> Sequence[Value]:
     for axes in runs:
         dim, kind = site.int("scatter_dimension"), body_kind(site)
         attrs = ReduceScatterAttrs(dim, axes, kind, ranks.size(axes))
-        value = site.emit("reduce_scatter", (value,), attrs).result
+        value = site.make.op("reduce_scatter", value, attrs=attrs)
     return (value,)
 
 
@@ -82,7 +75,7 @@ def all_reduce(site: Site) -> Sequence[Value]:
         return site.operands
     axes = tuple(axis for run in runs for axis in run)
     attrs = AllReduceAttrs(axes, body_kind(site), site.importer.ranks.size(axes))
-    return [site.emit("all_reduce", (v,), attrs).result for v in site.operands]
+    return [site.make.op("all_reduce", v, attrs=attrs) for v in site.operands]
 
 
 @imports("stablehlo.all_to_all")
@@ -95,18 +88,14 @@ def all_to_all(site: Site) -> Sequence[Value]:
 @imports("mhlo.all_to_all")
 def tuple_all_to_all(site: Site) -> Sequence[Value]:
     """HLO's form with one operand per rank: stacked, exchanged, taken apart."""
-    shape, count = site.operands[0].type.shape, len(site.operands)
-    rows = [site.emit("reshape", (v,), ReshapeAttrs((1, *shape))).result for v in site.operands]
-    stack = site.emit("concatenate", rows, ConcatenateAttrs(0)).result
+    shape, make = site.operands[0].type.shape, site.make
+    stack = make.concatenate([make.reshape(v, (1, *shape)) for v in site.operands], 0)
     moved = _exchange(site, stack, 0, 0)
-    ones = (1,) * (1 + len(shape))
-    return [_row(site, moved, n, (count, *shape), ones) for n in range(count)]
-
-
-def _row(site: Site, stack: Value, n: int, shape: Sequence[int], strides: Sequence[int]) -> Value:
-    starts = (n, *(0 for _ in shape[1:]))
-    row = site.emit("slice", (stack,), SliceAttrs(starts, (n + 1, *shape[1:]), tuple(strides)))
-    return site.emit("reshape", (row.result,), ReshapeAttrs(tuple(shape[1:]))).result
+    rest = (0,) * len(shape)
+    return [
+        make.reshape(make.slice(moved, (n, *rest), (n + 1, *shape)), shape)
+        for n in range(len(site.operands))
+    ]
 
 
 def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
@@ -121,7 +110,7 @@ def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
             "order the axes of the exchange as the mesh does",
         )
     attrs = AllToAllAttrs(split, concat, runs[0], site.importer.ranks.size(runs[0]))
-    return site.emit("all_to_all", (value,), attrs).result
+    return site.make.op("all_to_all", value, attrs=attrs)
 
 
 @imports("stablehlo.collective_broadcast")
@@ -155,37 +144,30 @@ def collective_permute(site: Site) -> Sequence[Value]:
         strict=True,
     )
     attrs = CollectivePermuteAttrs(ranks.names, tuple(sorted([*pairs, *rest])), ranks.count)
-    moved = site.emit("collective_permute", (operand,), attrs).result
-    return (_only_on(site, moved, targets),)
+    moved = site.make.op("collective_permute", operand, attrs=attrs)
+    if len(targets) == ranks.count:
+        return (moved,)
+    return (_only_on(site.make, moved, np.isin(np.arange(ranks.count), targets), ranks.names),)
 
 
-def _only_on(site: Site, value: Value, receivers: Sequence[int]) -> Value:
-    """`value` on the ranks that received it, zeros on the others."""
-    count = site.importer.ranks.count
-    if len(receivers) == count:
-        return value
-    flags = np.isin(np.arange(count), receivers).astype(np.int32)
-    kind = tensor_type((count,), DType.I32)
-    table = site.emit("constant", (), ConstantAttrs(flags.tobytes(), kind)).result
-    number = _number(site, site.importer.ranks.names)
-    own = site.emit("dynamic_slice", (table, number), DynamicSliceAttrs((1,))).result
-    flag = site.emit("reshape", (own,), ReshapeAttrs(())).result
-    zero = constant(site, 0, flag.type)
-    is_sent = site.emit("compare", (flag, zero), CompareAttrs("NE")).result
-    attrs = BroadcastInDimAttrs((), value.type.shape)
-    spread = site.emit("broadcast_in_dim", (is_sent,), attrs).result
-    return site.emit("select", (spread, value, splat(site, 0, value))).result
+def _only_on(make: Maker, value: Value, receives: np.ndarray, axes: Axes) -> Value:
+    """`value` on the ranks over `axes` that received it, zeros on the others."""
+    table = make.dense(receives, DType.I32)
+    flag = make.reshape(make.dynamic_slice(table, (_number(make, axes),), (1,)), ())
+    is_sent = make.compare(flag, make.splat(0, flag.type), "NE")
+    spread = make.broadcast(is_sent, value.type.shape)
+    return make.op("select", spread, value, make.splat(0, value.type))
 
 
-def _number(site: Site, axes: Axes) -> Value:
+def _number(make: Maker, axes: Axes) -> Value:
     """This rank's number over `axes`, i32."""
-    return site.emit("axis_index", (), AxisIndexAttrs(axes)).result
+    return make.op("axis_index", attrs=AxisIndexAttrs(axes))
 
 
 @imports("stablehlo.partition_id", "stablehlo.replica_id")
 def rank(site: Site) -> Sequence[Value]:
     """This rank's partition, or replica; 0 where there is one."""
-    axes = site.importer.ranks.numbered(site.name)
+    axes, make, result = site.importer.ranks.numbered(site.name), site.make, site.result_type()
     if not axes:
-        return (constant(site, 0, site.result_type()),)
-    return (convert(site, _number(site, axes), site.result_type().dtype),)
+        return (make.splat(0, result),)
+    return (make.convert(_number(make, axes), result.dtype),)

@@ -36,12 +36,6 @@ def composite(site: Site) -> Sequence[Value]:
     return site.importer.call(site, site.op.attributes["decomposition"].value)
 
 
-@imports("stablehlo.optimization_barrier")
-def optimization_barrier(site: Site) -> Sequence[Value]:
-    """The barrier around rematerialised parts."""
-    return site.emit("optimization_barrier", site.operands).results
-
-
 @imports("stablehlo.while")
 def while_(site: Site) -> Sequence[Value]:
     """A counted loop; what the regions capture passes through as extra carries."""

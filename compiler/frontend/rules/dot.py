@@ -18,8 +18,7 @@ _Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]
 @imports("stablehlo.dot_general")
 def dot_general(site: Site) -> Sequence[Value]:
     """Dimension numbers and the preferred element type, which is the result's."""
-    dims = site.decode("dot_dimension_numbers", _dimension_numbers)
-    return _contract(site, dims)
+    return _contract(site, site.decode("dot_dimension_numbers", _dimension_numbers))
 
 
 @imports("stablehlo.dot")

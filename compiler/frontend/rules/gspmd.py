@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED
 from shardwright.compiler.frontend.rules.registry import refuse, refuses
 from shardwright.compiler.ir.types import Value
@@ -31,11 +32,8 @@ MANUAL_HINT = (
 
 def annotation(site: Site) -> Sequence[Value]:
     """`Sharding`, `SPMDFullToShardShape` and `SPMDShardToFullShape` of values that stay whole."""
-    name = site.op.attributes["call_target_name"].value
-    given = [v.type for v in site.operands]
-    results = [site.result_type(i) for i in range(len(site.op.results))]
-    attributes = site.op.attributes
-    text = attributes["mhlo.sharding"].value if "mhlo.sharding" in attributes else ""
+    name, text = call_target(site.op), text_of(site.op, "mhlo.sharding")
+    given, results = [v.type for v in site.operands], site.result_types()
     shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))} {text}".strip()
     if given != results and name == "Sharding":
         refuse("NCC_EVRF064", f"{name} requires results like its operands, got {shown}")

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
 from shardwright.compiler.frontend.rules.reduce import body_kind, combine
 from shardwright.compiler.frontend.rules.registry import imports, refuse
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
 from shardwright.compiler.ir.types import Value
 
@@ -43,8 +41,6 @@ def reduce_window(site: Site) -> Sequence[Value]:
                 "pad with interior padding, or take a strided slice, before the window",
             )
     kind, (low, high) = body_kind(site), paddings(site, rank)
-    start = site.constant(init)
-    neutral = start is not None and np.array_equal(start, identity(kind, operand.type.dtype))
     attrs = ReduceWindowAttrs(
         kind,
         sizes=site.ints("window_dimensions"),
@@ -52,8 +48,7 @@ def reduce_window(site: Site) -> Sequence[Value]:
         low=low,
         high=high,
     )
-    result = site.emit("reduce_window", (operand,), attrs).result
-    return [result if neutral else combine(site, kind, result, init)]
+    return [combine(site, kind, site.make.op("reduce_window", operand, attrs=attrs), init)]
 
 
 @imports("stablehlo.select_and_scatter")
@@ -73,10 +68,8 @@ def select_and_scatter(site: Site) -> Sequence[Value]:
         low=low,
         high=high,
     )
-    result = site.emit("select_and_scatter", (operand, source), attrs).result
-    start = site.constant(init)
-    neutral = start is not None and not start.any()
-    return [result if neutral else combine(site, "add", result, init)]
+    result = site.make.op("select_and_scatter", operand, source, attrs=attrs)
+    return [combine(site, "add", result, init)]
 
 
 def _selection(site: Site) -> str:
@@ -94,10 +87,10 @@ def _selection(site: Site) -> str:
 def _direction(site: Site) -> tuple[str, str]:
     """(direction, op name) of the selection body; no direction when it compares something else."""
     block = site.op.regions[0].blocks[0]
-    (kept,) = list(block.operations)[-1].operands
-    producer = site.block_producer(block, kept)
-    if producer is not None and producer.name == "stablehlo.compare":
-        words = str(producer.attributes["comparison_direction"]).strip("<>").split()
-        in_order = list(producer.operands) == list(block.arguments)
-        return (words[-1] if in_order else ""), producer.name
-    return "", producer.name if producer is not None else "an argument"
+    made = producer(*results_of(block))
+    if made is None:
+        return "", "an argument"
+    in_order = list(made.operands) == list(block.arguments)
+    if made.name != "stablehlo.compare" or not in_order:
+        return "", made.name
+    return direction(made.attributes["comparison_direction"]), made.name

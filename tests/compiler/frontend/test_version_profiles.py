@@ -15,7 +15,7 @@ import pytest
 from shardwright.compiler.diagnostics import CompileError, ImportRuleError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.detect import import_file
-from shardwright.compiler.frontend.restrictions import check_outputs, checks_for
+from shardwright.compiler.frontend.rules.restrictions import check_outputs, checks_for
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import FLAGS
