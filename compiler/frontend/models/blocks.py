@@ -20,18 +20,17 @@ import optax
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import text
 from shardwright.compiler.frontend.models.layers import (
+    INIT_STD,
     NO_DROPOUT,
     Dropout,
     Params,
     Site,
     check_remat,
 )
-from shardwright.compiler.frontend.models.llama import make_optimizer
+from shardwright.compiler.frontend.models.layers import causal as without_later
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations
-_MASKED = -1e30  # finite, so that a row without keys stays a number
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -116,25 +115,25 @@ class Sizes:
                 )
 
 
-def normal_leaves(key: jax.Array, shapes: Shapes, dtype: Any) -> Params:
-    """Normal 0.02 leaves of the given shapes."""
+def normal_leaves(key: jax.Array, shapes: Shapes) -> Params:
+    """Normal 0.02 leaves of the given shapes, fp32."""
     keys = jax.random.split(key, len(shapes))
     return {
-        name: (INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)).astype(dtype)
+        name: INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
         for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
 
-def constant_leaves(shapes: Shapes, dtype: Any) -> Params:
-    """Ones for norm scales (names ending in `scale`), zeros for biases."""
+def constant_leaves(shapes: Shapes) -> Params:
+    """Ones for norm scales (names ending in `scale`), zeros for biases, fp32."""
     return {
-        name: jnp.full(shape, 1.0 if name.endswith("scale") else 0.0, dtype)
+        name: jnp.full(shape, 1.0 if name.endswith("scale") else 0.0, jnp.float32)
         for name, shape in shapes.items()
     }
 
 
-def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
-    """Parameters of all layers, stacked on dim 0. Keys have a bias only where `complete`."""
+def init_layers(sizes: Sizes, key: jax.Array) -> Params:
+    """Parameters of all layers, stacked on dim 0, fp32. Keys have a bias only where `complete`."""
     s, inner = sizes, sizes.heads * sizes.head_dim
     matrices: dict[str, tuple[int, ...]]
     matrices = {name: (s.layers, s.hidden, inner) for name in ("wq", "wk", "wv")}
@@ -150,7 +149,14 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     biases = ("bq", "bk", "bv") if s.complete else ("bq", "bv")
     vectors |= {name: (s.layers, inner) for name in biases}
     vectors["b_up"] = (s.layers, s.ffn)
-    return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
+    return normal_leaves(key, matrices) | constant_leaves(vectors)
+
+
+def init_params(sizes: Sizes, key: jax.Array, matrices: Shapes, vectors: Shapes) -> Params:
+    """Fresh parameters, fp32: layers, and the matrices and vectors around them."""
+    outer_key, layer_key = jax.random.split(key)
+    outer = normal_leaves(outer_key, matrices) | constant_leaves(vectors)
+    return outer | {"layers": init_layers(sizes, layer_key)}
 
 
 def layer_norm(
@@ -203,8 +209,7 @@ def attention(
     if mask is not None:
         scores = scores + mask.astype(scores.dtype)
     if causal:
-        positions = jnp.arange(t)
-        scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+        scores = without_later(scores)
     weights = drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
     mixed = p.einsum("bhts,bshe->bthe", weights, v)
     return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
@@ -216,6 +221,26 @@ def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.A
     inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
     inner = jax.nn.gelu(inner, approximate=not exact)
     return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
+
+
+def pre_norm_layer(
+    sizes: Sizes,
+    precision: Precision,
+    x: jax.Array,
+    layer: Params,
+    drop: Dropout = NO_DROPOUT,
+    *,
+    eps: float,
+    causal: bool,
+    exact: bool,
+) -> jax.Array:
+    """Attention and MLP, each behind a norm of `eps` and added to the residual."""
+    p = precision
+    normed = layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], eps)
+    attended = attention(p, layer, normed, sizes.heads, causal=causal, drop=drop)
+    x = x + drop(attended, Site.ATTENDED)
+    normed = layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], eps)
+    return x + drop(mlp(p, layer, normed, exact), Site.FED)
 
 
 def cross_entropy(
@@ -273,10 +298,12 @@ class Samples:
 
 Loss = Callable[[Params, dict[str, jax.Array], Precision, Dropout], jax.Array]
 """Loss of parameters on a batch, computed at a precision with a dropout."""
+Init = Callable[[jax.Array], Params]
+"""Fresh parameters from a key, fp32."""
 
 
 def language_task(
-    init_params: Callable[[jax.Array, Precision], Params],
+    init_params: Init,
     loss: Loss,
     vocab: int,
     positions: int,
@@ -299,21 +326,17 @@ def token_samples(vocab: int, positions: int, options: TaskOptions) -> Samples:
     )
 
 
-def sample_task(
-    init_params: Callable[[jax.Array, Precision], Params],
-    loss: Loss,
-    samples: Samples,
-    options: TaskOptions,
-) -> TrainTask:
-    """The training step of a model on `samples`; with dropout its state has a seed and counts
-    steps.
+def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOptions) -> TrainTask:
+    """The training step of a model on `samples`, its parameters stored as the precision says; with
+    dropout its state has a seed and counts steps.
     """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
     exact = Precision()
 
     def task(precision: Precision) -> TrainTask:
         def init(key: jax.Array) -> tuple[Any, ...]:
-            params = init_params(key, precision)
+            made = init_params(key)
+            params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), made)
             rng = (Dropout.first_state(key),) if options.dropout else ()
             return params, chain.init(params), *rng
 
@@ -337,6 +360,22 @@ def sample_task(
         )
 
     return task(options.precision)
+
+
+def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
+    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1),
+    adam, lamb (decay 0.01) or sgd.
+    """
+    makers = {
+        "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
+        "adam": lambda: optax.adam(lr),
+        "lamb": lambda: optax.lamb(lr, weight_decay=0.01),
+        "sgd": lambda: optax.sgd(lr),
+    }
+    if name not in makers:
+        raise UsageError("SW_OPTIMIZER", f"optimizer requires {', '.join(makers)}, got {name}")
+    steps = [optax.clip_by_global_norm(clip)] if clip else []
+    return optax.chain(*steps, makers[name]())
 
 
 def _check_length(seq_len: int, positions: int) -> None:

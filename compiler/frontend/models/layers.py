@@ -1,5 +1,5 @@
-"""What all model families share about their stack of layers: dropout, and the scan under
-recomputation.
+"""What all model families share about their stack of layers: dropout, the mask of a decoder, and
+the scan under recomputation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from jax.ad_checkpoint import checkpoint_name
 from shardwright.compiler.diagnostics import UsageError
 
 Params = dict[str, Any]
+INIT_STD = 0.02  # `initializer_range` of the published BERT, GPT and Llama configurations
+_MASKED = -1e30  # finite, so that a row without keys stays a number
 
 
 class Site(IntEnum):
@@ -62,6 +64,13 @@ class Dropout:
 
 
 NO_DROPOUT = Dropout()
+
+
+def causal(scores: jax.Array) -> jax.Array:
+    """Attention scores [..., T, T] without those of later positions."""
+    positions = jnp.arange(scores.shape[-1])
+    return jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+
 
 _ENTERING = "entering"
 _PRODUCTS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")

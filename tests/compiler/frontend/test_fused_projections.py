@@ -53,7 +53,7 @@ _GATED = ("w_gate", "w_up")
 
 def test_fused_attention_computes_what_separate_projections_do() -> None:
     plain = replace(SIZES, fused=False)
-    layer = {n: v[0] for n, v in blocks.init_layers(plain, jax.random.key(1), jnp.float32).items()}
+    layer = {n: v[0] for n, v in blocks.init_layers(plain, jax.random.key(1)).items()}
     stacked = jnp.stack([layer[n] for n in ("wq", "wk", "wv")], axis=1)
     fused = {n: v for n, v in layer.items() if n not in ("wq", "wk", "wv")} | {"w_qkv": stacked}
     x = jax.random.normal(jax.random.key(2), (2, 8, 16))

@@ -16,6 +16,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
 from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.models.layers import Params
 from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import TrainTask
@@ -51,8 +52,17 @@ def task_of(family: str, options: TaskOptions) -> TrainTask:
 
 
 def logits(module: object, tokens: jax.Array) -> np.ndarray:
-    params = module.init_params(SIZES, jax.random.key(3), EXACT)
-    return np.asarray(module.logits(SIZES, params, tokens, EXACT, OPTIONS))
+    params = module.init_params(SIZES, jax.random.key(3))
+    return np.asarray(logits_of(module, params, tokens, EXACT, OPTIONS))
+
+
+def logits_of(
+    module: object, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
+) -> jax.Array:
+    if module is gpt:
+        return gpt.logits(SIZES, params, tokens, precision, options)
+    states = encoder.hidden_states(SIZES, params, {"tokens": tokens}, precision, options)
+    return encoder.token_logits(params, states, precision)
 
 
 def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
@@ -70,7 +80,7 @@ def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
 def test_what_is_absent_is_not_seen(statistics: str) -> None:
     """Else padding of one sample would change its other positions."""
     sizes, precision = replace(SIZES, complete=True), Precision(statistics=statistics)
-    params = encoder.init_params(sizes, jax.random.key(3), EXACT)
+    params = encoder.init_params(sizes, jax.random.key(3))
     present = jnp.ones_like(TOKENS).at[:, -2:].set(0)
     batch = {"tokens": TOKENS, "segments": jnp.zeros_like(TOKENS), "present": present}
     seen = {**batch, "present": jnp.ones_like(TOKENS)}
@@ -92,7 +102,7 @@ def test_positions_are_told_apart() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_ranks_of_a_tensor_parallel_layer_add_up(causal: bool) -> None:
-    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layers = blocks.init_layers(SIZES, jax.random.key(1))
     layer = {name: leaf[0] for name, leaf in layers.items()}
     x = jax.random.normal(jax.random.key(2), (2, 8, 16))
     whole = blocks.attention(EXACT, layer, x, 2, causal=causal) + blocks.mlp(
@@ -192,7 +202,7 @@ def test_a_complete_encoder_sharded_equals_the_unsharded_one() -> None:
 def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
     """As under PyTorch's autocast: products are bf16, norms and sums are fp32."""
     precision = Precision(activations="bf16", stream=stream)
-    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layers = blocks.init_layers(SIZES, jax.random.key(1))
     layer = {name: leaf[0] for name, leaf in layers.items()}
     kept = jnp.float32 if stream else jnp.bfloat16
     x = jnp.ones((2, 8, SIZES.hidden), kept)
@@ -204,8 +214,8 @@ def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
     assert blocks.mlp(precision, layer, x, exact=True).dtype == jnp.bfloat16
     options = replace(OPTIONS, precision=precision)
     for module in (encoder, gpt):
-        params = module.init_params(SIZES, jax.random.key(3), precision)
-        assert module.logits(SIZES, params, TOKENS, precision, options).dtype == jnp.bfloat16
+        params = module.init_params(SIZES, jax.random.key(3))
+        assert logits_of(module, params, TOKENS, precision, options).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("family", long_in_matrix((*FAMILIES, "moe"), ("encoder", "gpt", "vit")))
