@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import PS_PER_US
 
 WIDTH = 64
@@ -17,6 +19,16 @@ def bytes_text(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes} B"
+
+
+def type_text(shape: Sequence[int], dtype: DType) -> str:
+    """Element type and sizes."""
+    return f"{dtype.value}[{'x'.join(map(str, shape)) or 'scalar'}]"
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """What a tensor is for, and its type."""
+    return f"{tensor.kind} {type_text(tensor.shape, tensor.dtype)}"
 
 
 def us_text(ps: int) -> str:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler.isa.program import CollectiveCall, Function, Instr, Loop, Region
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import CollectiveCall, Function, Region
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.shown.charts import table, time_chart, us_text
 from shardwright.compiler.timing.evaluate import EngineSpan, engine_spans
@@ -113,13 +114,5 @@ def _borders(region: Region, number: int) -> str:
 
 
 def _tokens(region: Region) -> str:
-    waits = sum(len(instr.waits) for instr in _instrs(region.body))
+    waits = sum(len(instr.waits) for instr in walk(region.body))
     return f"{len(region.tokens)} semaphores, {waits} waits in the code"
-
-
-def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from _instrs(item.body)
-        else:
-            yield item

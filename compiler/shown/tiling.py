@@ -14,14 +14,14 @@ from typing import Any
 from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.codegen.space import SINKS, Split
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
 from shardwright.compiler.isa.region_text import head_text
 from shardwright.compiler.machine.target import Limits, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.schedule.allocate import Life, end_address, lifetimes
-from shardwright.compiler.shown.charts import bytes_text, span_chart, table, us_text
+from shardwright.compiler.shown.charts import bytes_text, span_chart, table, tensor_text, us_text
 from shardwright.compiler.timing.evaluate import RegionTime, function_segments
 
 Recipes = Sequence[Sequence[Recipe | None]]
@@ -109,9 +109,7 @@ class _Tiled:
             nodes = [n for n in self.views if (n.op in SINKS) is is_sink]
             numbers = dict.fromkeys(n.attrs["view"].tensor for n in nodes)
             for number in numbers:
-                tensor = self.tensors[number]
-                shape = "x".join(map(str, tensor.shape)) or "scalar"
-                yield f"  {what:<6} tensor {number}: {tensor.kind} {tensor.dtype.value}[{shape}]"
+                yield f"  {what:<6} tensor {number}: {tensor_text(self.tensors[number])}"
 
     def _along(self, atom: int) -> str:
         """The tensors that an atom walks along, and whether it is summed over."""
@@ -138,17 +136,13 @@ class _Tiled:
         if not self.region.tiles:
             yield "  no tiles: a DMA moves HBM to HBM"
             return
-        for space, capacity in (
-            (Space.SBUF, self.limits.sbuf_bytes),
-            (Space.PSUM, self.limits.psum_bytes),
-        ):
+        sizes = {Space.SBUF: self.limits.sbuf_bytes, Space.PSUM: self.limits.psum_bytes}
+        for space, capacity in sizes.items():
             tiles = [t for t in self.region.tiles if t.space is space]
             if tiles:
                 used = max(map(end_address, tiles)) - min(t.address for t in tiles)
-                yield (
-                    f"  {space.value.upper()}: {bytes_text(used)} of {bytes_text(capacity)} per"
-                    " partition"
-                )
+                of = f"{bytes_text(used)} of {bytes_text(capacity)}"
+                yield f"  {space.value.upper()}: {of} per partition"
         lives = lifetimes(self.region)
         rows: list[Sequence[object]] = [
             ("tile", "space", "partitions x elements", "slots", "bytes", "at", "in use")
@@ -185,7 +179,7 @@ def _walked(region: Region) -> Iterator[tuple[int, tuple[int, int]]]:
     """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
     views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
     for loop in _all_loops(region.body):
-        for instr in _instrs(loop.body):
+        for instr in walk(loop.body):
             found = next(iter(_moves(loop, instr, views, region.program.atoms)), None)
             if found is not None:
                 yield loop.register, found
@@ -214,14 +208,6 @@ def _all_loops(body: Sequence[Instr | Loop]) -> Iterator[Loop]:
         if isinstance(item, Loop):
             yield item
             yield from _all_loops(item.body)
-
-
-def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from _instrs(item.body)
-        else:
-            yield item
 
 
 def _loops(
