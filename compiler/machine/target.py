@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -273,25 +273,21 @@ def _described(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
 
 
 def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
-    if name not in target_names():
-        known = ", ".join(target_names())
+    known = target_names()
+    if name not in known:
         raise UsageError(
             "NCC_EARG001",
-            f"target requires one of {known}, or a JSON file, got {name!r}",
-            hint=did_you_mean(name, target_names()),
+            f"target requires one of {', '.join(known)}, or a JSON file, got {name!r}",
+            hint=did_you_mean(name, known),
         )
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
+    given = core_data["facts"] | data["facts"]
+    named = {f.name for f in fields(Fact)}
     facts = {
-        key: Fact(
-            fact["value"],
-            fact["status"],
-            fact["source"],
-            fact.get("date", ""),
-            fact.get("region", ""),
-        )
-        for key, fact in (core_data["facts"] | data["facts"]).items()
+        key: Fact(**{name: value for name, value in fact.items() if name in named})
+        for key, fact in given.items()
     }
     return core_data, facts, digest
 
@@ -306,8 +302,8 @@ def _values(facts: Mapping[str, Fact]) -> dict[str, Any]:
 
 
 def _prices_of(facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    prices = {kind: facts[key] for kind, key in _PRICES.items() if key in facts}
-    return {kind: fact for kind, fact in prices.items() if fact.value is not None}
+    prices = {kind: facts.get(key) for kind, key in _PRICES.items()}
+    return {kind: fact for kind, fact in prices.items() if fact and fact.value is not None}
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
@@ -317,20 +313,19 @@ def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
         generation=data["generation"],
         clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
         limits=_limits(data["name"], f),
-        dma_engines=f["dma_engines"],
         dma_engine_bytes_per_s=f["dma_engine_sustained_gb_per_s"] * 1e9,
         dma_fixed_ps=round(f["dma_fixed_ns"] * 1e3),
-        dma_descriptor_min_bytes=f["dma_descriptor_min_bytes"],
-        dma_descriptor_extra_bytes=f["dma_descriptor_extra_bytes"],
-        dma_descriptor_max_bytes=f["dma_descriptor_max_bytes"],
-        dma_partitions_per_engine=f["dma_partitions_per_engine"],
-        compute_latency_cycles=f["compute_latency_cycles"],
-        wide_stride_factor=f["wide_stride_factor"],
         semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
         program_start_ps=round(f["program_start_us"] * 1e6),
         hbm_bank_cores=f.get("physical_cores_per_hbm_bank", 1),
         peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
+        **_as_given(CoreModel, f),
     )
+
+
+def _as_given(kind: type[CoreModel | CollectiveFacts], f: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that facts have by the same name, and so in the same unit."""
+    return {field.name: f[field.name] for field in fields(kind) if field.name in f}
 
 
 def _limits(generation: str, f: Mapping[str, Any]) -> Limits:
@@ -393,8 +388,5 @@ def _collectives(f: Mapping[str, Any]) -> CollectiveFacts:
         wire_ps=round(f["neuronlink_wire_us"] * 1e6),
         efa_hop_ps=round(f["efa_hop_us"] * 1e6),
         mesh=f["collective_mesh"],
-        mesh_max_bytes=f["mesh_max_bytes"],
-        rdh_max_bytes=f["rdh_max_bytes"],
-        kangaring=f["kangaring"],
-        flat_ring_min_bytes=f["flat_ring_min_bytes"],
+        **_as_given(CollectiveFacts, f),
     )
