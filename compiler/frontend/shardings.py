@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
+from shardwright.compiler.diagnostics import Diagnostic, Loc
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.gspmd import splits
@@ -69,7 +69,7 @@ def _of_slot(attributes: Any, what: str) -> ShardingConstraintAttrs | None:
     try:
         return constraint_attrs(attributes["sdy.sharding"])
     except RefusedError as error:
-        raise ImportRuleError(error.code, f"{what}: {error}", None, error.hint) from error
+        raise error.at(None, f"{what}: ") from error
 
 
 def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:

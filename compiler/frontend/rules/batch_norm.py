@@ -7,16 +7,11 @@ to the type of the operand at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.registry import imports
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 class _Norm(Maker):
@@ -70,7 +65,7 @@ class _Norm(Maker):
 
 
 @imports("stablehlo.batch_norm_inference")
-def batch_norm_inference(site: Site) -> Sequence[Value]:
+def batch_norm_inference(site: Site) -> Values:
     """(operand, scale, offset, mean, variance) -> normalised operand."""
     _, scale, offset, mean, variance = site.operands
     norm = _Norm(site)
@@ -78,7 +73,7 @@ def batch_norm_inference(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.batch_norm_training")
-def batch_norm_training(site: Site) -> Sequence[Value]:
+def batch_norm_training(site: Site) -> Values:
     """(operand, scale, offset) -> normalised operand, mean and variance of the batch."""
     operand, scale, offset = site.operands
     norm = _Norm(site)
@@ -90,7 +85,7 @@ def batch_norm_training(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.batch_norm_grad")
-def batch_norm_grad(site: Site) -> Sequence[Value]:
+def batch_norm_grad(site: Site) -> Values:
     """(operand, scale, mean, variance, gradient) -> gradients of operand, scale and offset."""
     operand, scale, mean, variance, gradient = site.operands
     norm = _Norm(site)

@@ -6,25 +6,19 @@ that taking it apart again gives the words: the machine has no 64-bit integers t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 
 
 @imports("stablehlo.bitcast_convert")
-def bitcast_convert(site: Site) -> Sequence[Value]:
+def bitcast_convert(site: Site) -> Values:
     """Equal widths are one op; a last dim of pieces appears or goes when the width changes."""
     (operand,) = site.operands
     given, wanted = operand.type.dtype, site.result_type().dtype
@@ -72,7 +66,7 @@ _FORMATS = {DType.F64: (11, 52), DType.F32: (8, 23), DType.BF16: (8, 7), DType.F
 
 
 @imports("stablehlo.reduce_precision")
-def reduce_precision(site: Site) -> Sequence[Value]:
+def reduce_precision(site: Site) -> Values:
     """Nothing when the format holds the type (JAX marks saved values so), else the nearest value
     of the format: through bf16 where it is that format, else on the bits.
     """

@@ -7,16 +7,13 @@ of more than one rank are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
@@ -26,9 +23,6 @@ from shardwright.compiler.ir.ops import (
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
@@ -45,7 +39,7 @@ def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
 
 
 @imports("stablehlo.all_gather")
-def all_gather(site: Site) -> Sequence[Value]:
+def all_gather(site: Site) -> Values:
     """One all_gather per operand and run of axes, the minor ones first."""
     ranks, runs = site.importer.ranks, _runs(site)
     values = list(site.operands)
@@ -56,7 +50,7 @@ def all_gather(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.reduce_scatter")
-def reduce_scatter(site: Site) -> Sequence[Value]:
+def reduce_scatter(site: Site) -> Values:
     """One reduce_scatter per run of axes, the major ones first."""
     ranks, runs = site.importer.ranks, _runs(site)
     (value,) = site.operands
@@ -68,7 +62,7 @@ def reduce_scatter(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.all_reduce")
-def all_reduce(site: Site) -> Sequence[Value]:
+def all_reduce(site: Site) -> Values:
     """One all_reduce per operand; the order of ranks in a group does not matter."""
     runs = _runs(site, any_order=True)
     if not runs:
@@ -79,14 +73,14 @@ def all_reduce(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.all_to_all")
-def all_to_all(site: Site) -> Sequence[Value]:
+def all_to_all(site: Site) -> Values:
     """One all_to_all per operand."""
     split, concat = site.int("split_dimension"), site.int("concat_dimension")
     return [_exchange(site, value, split, concat) for value in site.operands]
 
 
 @imports("mhlo.all_to_all")
-def tuple_all_to_all(site: Site) -> Sequence[Value]:
+def tuple_all_to_all(site: Site) -> Values:
     """HLO's form with one operand per rank: stacked, exchanged, taken apart."""
     shape, make = site.operands[0].type.shape, site.make
     stack = make.concatenate([make.reshape(v, (1, *shape)) for v in site.operands], 0)
@@ -114,7 +108,7 @@ def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
 
 
 @imports("stablehlo.collective_broadcast")
-def collective_broadcast(site: Site) -> Sequence[Value]:
+def collective_broadcast(site: Site) -> Values:
     """Groups of one rank pass their operand on; others have no collective of the machine."""
     if _runs(site):
         refuse(
@@ -126,7 +120,7 @@ def collective_broadcast(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.collective_permute")
-def collective_permute(site: Site) -> Sequence[Value]:
+def collective_permute(site: Site) -> Values:
     """A permute over all ranks; who receives nothing has zeros."""
     ranks, (operand,) = site.importer.ranks, site.operands
     pairs = ranks.moves(site.op)
@@ -165,7 +159,7 @@ def _number(make: Maker, axes: Axes) -> Value:
 
 
 @imports("stablehlo.partition_id", "stablehlo.replica_id")
-def rank(site: Site) -> Sequence[Value]:
+def rank(site: Site) -> Values:
     """This rank's partition, or replica; 0 where there is one."""
     axes, make, result = site.importer.ranks.numbered(site.name), site.make, site.result_type()
     if not axes:

@@ -6,23 +6,19 @@ gradients of strided convolutions that are dilated themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import ConvolutionAttrs, ReverseAttrs
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 _Dims = tuple[int, ...]
 
 
 @imports("stablehlo.convolution")
-def convolution(site: Site) -> Sequence[Value]:
+def convolution(site: Site) -> Values:
     """All of StableHLO's convolution but the refused dilations."""
     lhs, rhs = site.operands
     numbers: tuple[_Dims, _Dims, _Dims] = site.decode("dimension_numbers", _dimension_numbers)

@@ -8,24 +8,21 @@ call. Names: error page NCC_EHCA005.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.callbacks import CALLBACKS
 from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules import gspmd, host, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
-from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.frontend.rules.sort import approx_top_k
 from shardwright.compiler.ir.types import Value
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
-
 Function = Callable[[Maker, Value], Value]
-Composite = Callable[["Site"], Sequence[Value]]
+Composite = Callable[[Site], Values]
 
 
 def _erf(make: Maker, x: Value) -> Value:
@@ -120,7 +117,7 @@ COMPOSITES: dict[str, Composite] = {
 
 
 @imports("stablehlo.custom_call")
-def custom_call(site: Site) -> Sequence[Value]:
+def custom_call(site: Site) -> Values:
     """The ops a known target stands for; activations compute in fp32 and round once."""
     target = call_target(site.op)
     if target in COMPOSITES:
@@ -141,7 +138,7 @@ def custom_call(site: Site) -> Sequence[Value]:
     return (make.convert(ACTIVATIONS[target](make, wide), given[0].dtype),)
 
 
-def _callback(site: Site) -> Sequence[Value]:
+def _callback(site: Site) -> Values:
     """Nothing, of a callback that returns nothing (`frontend/callbacks.py` tells)."""
     if len(site.op.results):
         refuse(

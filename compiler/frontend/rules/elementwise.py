@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import direction
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
 from shardwright.compiler.ir.printer_ops import MEANT, STAND_INS
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 _SHIFT = "shift_right_arithmetic"
 _PLAIN = tuple(
@@ -25,7 +20,7 @@ _PLAIN = tuple(
 
 
 @imports(*(f"stablehlo.{name}" for name in _PLAIN))
-def plain(site: Site) -> Sequence[Value]:
+def plain(site: Site) -> Values:
     """An op without attributes keeps its name, a stand-in gets the name it was given."""
     meant = site.optional(MEANT)
     name = site.name.partition(".")[2] if meant is None else meant.value
@@ -33,7 +28,7 @@ def plain(site: Site) -> Sequence[Value]:
 
 
 @imports(f"stablehlo.{_SHIFT}")
-def shift_right_arithmetic(site: Site) -> Sequence[Value]:
+def shift_right_arithmetic(site: Site) -> Values:
     """The machine shifts signs in at 32 bits only."""
     shifted = site.operands[0].type.dtype
     if shifted.bytes != 4:
@@ -46,7 +41,7 @@ def shift_right_arithmetic(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.compare")
-def compare(site: Site) -> Sequence[Value]:
+def compare(site: Site) -> Values:
     """Comparison; the total order of floats is the order of integers made of their bits."""
     kind = site.optional("compare_type")
     operands = site.operands
@@ -69,6 +64,6 @@ def _total_order(site: Site, value: Value) -> Value:
 
 
 @imports("stablehlo.convert")
-def convert(site: Site) -> Sequence[Value]:
+def convert(site: Site) -> Values:
     """Conversion to the element type of the result."""
     return site.emit("convert", site.operands, ConvertAttrs(site.result_type().dtype)).results

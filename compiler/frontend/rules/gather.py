@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.frontend.mlir import producer, results_of
 from shardwright.compiler.frontend.rules.reduce import KINDS
 from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.ops.gather import SCATTER_KINDS
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("stablehlo.gather")
-def gather(site: Site) -> Sequence[Value]:
+def gather(site: Site) -> Values:
     """Gather with full dimension numbers."""
     numbers = site.decode("dimension_numbers", _gather_numbers)
     attrs = GatherAttrs(**numbers, slice_sizes=site.ints("slice_sizes"))
@@ -25,7 +21,7 @@ def gather(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.scatter")
-def scatter(site: Site) -> Sequence[Value]:
+def scatter(site: Site) -> Values:
     """Scatter of one operand whose region adds the update or takes it."""
     if len(site.operands) != 3:
         refuse(

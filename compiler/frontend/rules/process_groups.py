@@ -47,9 +47,8 @@ class Mode(enum.Enum):
     @property
     def counted(self) -> str:
         """What the ids are ids of."""
-        return {Mode.CROSS_PARTITION: "partitions", Mode.FLATTENED_ID: "ranks"}.get(
-            self, "replicas"
-        )
+        names = {Mode.CROSS_PARTITION: "partitions", Mode.FLATTENED_ID: "ranks"}
+        return names.get(self, "replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,8 @@ class Grid:
 
     def ids(self, mode: Mode) -> int:
         """How many ids of `mode` there are."""
-        match mode:
-            case Mode.CROSS_PARTITION:
-                return self.partitions
-            case Mode.FLATTENED_ID:
-                return self.count
-        return self.replicas
+        counts = {Mode.CROSS_PARTITION: self.partitions, Mode.FLATTENED_ID: self.count}
+        return counts.get(mode, self.replicas)
 
     def ranks(self, mode: Mode, ids: np.ndarray) -> np.ndarray:
         """Process groups of ids, as ranks.

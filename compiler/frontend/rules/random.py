@@ -10,17 +10,12 @@ its key is made of the whole state. On the device only the low half of a 64-bit 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.bits import UNSIGNED, together
-from shardwright.compiler.frontend.rules.making import Maker
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 # Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC11), Threefry-2x32.
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -31,7 +26,7 @@ Pair = tuple[Value, Value]
 
 
 @imports("stablehlo.rng_bit_generator")
-def rng_bit_generator(site: Site) -> Sequence[Value]:
+def rng_bit_generator(site: Site) -> Values:
     """New state, and bits of the result's type."""
     algorithm = str(site.op.attributes["rng_algorithm"])
     if "PHILOX" in algorithm:
@@ -178,7 +173,7 @@ def _advanced(site: Site, words: Value, used: int) -> Value:
 
 
 @imports("stablehlo.rng")
-def rng(site: Site) -> Sequence[Value]:
+def rng(site: Site) -> Values:
     """Numbers between two scalars, or a mean and a deviation: the k-th generator of a module has
     the key k and counts from 0, so every run gives the same numbers.
     """

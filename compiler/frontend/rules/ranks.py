@@ -151,8 +151,11 @@ def declared_grid(module: Any, locations: LocationReader) -> Grid | None:
     Raises: ImportRuleError SW_REPLICA_GROUPS for what is no count.
     """
     attributes = module.operation.attributes
-    said = {name: key for name, key in DECLARED.items() if key in attributes}
-    counts = {name: _count(module, key, attributes[key], locations) for name, key in said.items()}
+    counts = {
+        name: _count(module, key, attributes[key], locations)
+        for name, key in DECLARED.items()
+        if key in attributes
+    }
     return Grid(**counts) if counts else None
 
 
@@ -202,7 +205,7 @@ def _at(loc: Loc) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        raise ImportRuleError(error.code, str(error), loc, error.hint) from error
+        raise error.at(loc) from error
 
 
 def module_meshes(module: Any) -> Meshes:

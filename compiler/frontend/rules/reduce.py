@@ -8,25 +8,22 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS, identity
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 KINDS = {f"stablehlo.{ELEMENTWISE_OF.get(kind, kind)}": kind for kind in REDUCTIONS}
 """The op of a body -> the reduction it stands for."""
 
 
 @imports("stablehlo.reduce")
-def reduce(site: Site) -> Sequence[Value]:
+def reduce(site: Site) -> Values:
     """One `reduce` per operand."""
     count = len(site.operands) // 2
     dims = site.ints("dimensions")
@@ -64,7 +61,7 @@ def body_kind(site: Site, region: int = 0) -> str:
     return _kind(site, block, result, set(block.arguments))
 
 
-def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Sequence[Value]:
+def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Values:
     """The extreme value (NaN if there is one) and the smallest index among those that equal it."""
     operand, index, start, _ = site.operands
     best = _reduce_one(site, operand, start, kind, dims)

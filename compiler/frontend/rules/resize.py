@@ -8,24 +8,21 @@ are resampled one after the other: nearest picks rows, the others multiply by a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 _ROWS, _COLUMNS = 1, 2  # dims of the image in NHWC
 _CONFIGS = {"00": (False, False), "01": (False, True), "10": (True, False)}
 
 
-def nearest(site: Site) -> Sequence[Value]:
+def nearest(site: Site) -> Values:
     """Every output pixel is the input pixel its sampling point falls on."""
     image, (corners, centers) = _image(site, any_type=True)
     shape = site.result_type().shape
@@ -35,7 +32,7 @@ def nearest(site: Site) -> Sequence[Value]:
     return (image,)
 
 
-def nearest_grad(site: Site) -> Sequence[Value]:
+def nearest_grad(site: Site) -> Values:
     """Every input pixel gets the sum over the output pixels it went to."""
     grad, (corners, centers) = _image(site)
     shape = site.result_type().shape
@@ -46,7 +43,7 @@ def nearest_grad(site: Site) -> Sequence[Value]:
     return (_multiplied(site, grad, matrices),)
 
 
-def bilinear(site: Site) -> Sequence[Value]:
+def bilinear(site: Site) -> Values:
     """Every output pixel is the mean of its neighbours, weighted by 1 - distance."""
     image, (corners, centers) = _image(site)
     shape = site.result_type().shape

@@ -8,22 +8,18 @@ this compiler then takes all it can. Sources are those of `surface/releases.py` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
-from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.frontend.rules.registry import Check, refuse
+from shardwright.compiler.frontend.rules.site import Site
 from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.surface.operators import Operator, added_later
 from shardwright.compiler.surface.releases import FACTS, Profile
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Check, Site
 
 _PASS_THROUGH = VIEWS | CASTS
 _TABLE_REDUCTIONS = ("add", "multiply", "max", "min")

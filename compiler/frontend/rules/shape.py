@@ -6,13 +6,14 @@ Constants become bytes, a splat only one element.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
@@ -25,14 +26,11 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from shardwright.compiler.ir.types import TensorType, Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.ir.types import TensorType
 
 
 @imports("stablehlo.constant")
-def constant(site: Site) -> Sequence[Value]:
+def constant(site: Site) -> Values:
     """A constant of the result's type."""
     type = site.result_type()  # refused before jaxlib is asked for elements that it cannot give
     attrs = site.decode("value", lambda a: ConstantAttrs(_data(a, type), type))
@@ -72,13 +70,13 @@ def _scalar(value: Any, dtype: DType) -> bytes:
 
 
 @imports("stablehlo.iota")
-def iota(site: Site) -> Sequence[Value]:
+def iota(site: Site) -> Values:
     """Counts along one dim of the result."""
     return site.emit("iota", (), IotaAttrs(site.int("iota_dimension"), site.result_type())).results
 
 
 @imports("stablehlo.broadcast")
-def broadcast(site: Site) -> Sequence[Value]:
+def broadcast(site: Site) -> Values:
     """The old form: new dims in front."""
     shape = site.result_type().shape
     rank = site.operands[0].type.rank
@@ -86,7 +84,7 @@ def broadcast(site: Site) -> Sequence[Value]:
 
 
 @imports("mhlo.copy")
-def copy(site: Site) -> Sequence[Value]:
+def copy(site: Site) -> Values:
     """HLO's copy, which XLA's partitioner puts around manual regions: the same value."""
     return site.operands
 
@@ -112,7 +110,7 @@ _ATTRIBUTES: dict[str, Callable[[Site], Any]] = {
 
 
 @imports(*(f"stablehlo.{name}" for name in _ATTRIBUTES))
-def regular(site: Site) -> Sequence[Value]:
+def regular(site: Site) -> Values:
     """An op of the same name and operands, with attributes one to one."""
     name = site.name.partition(".")[2]
     return site.emit(name, site.operands, _ATTRIBUTES[name](site)).results

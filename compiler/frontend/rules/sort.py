@@ -7,19 +7,15 @@ NaNs equal; they turn the total order of the comparison into the numeric one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import SortAttrs
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 
@@ -36,13 +32,13 @@ class _Element:
 
 
 @imports("stablehlo.sort")
-def sort(site: Site) -> Sequence[Value]:
+def sort(site: Site) -> Values:
     """Every sort is stable: a comparator with LE means the same as with LT."""
     keys = _Comparator(site, site.op.regions[0].blocks[0]).keys()
     return site.emit("sort", site.operands, SortAttrs(site.int("dimension"), keys)).results
 
 
-def approx_top_k(site: Site) -> Sequence[Value]:
+def approx_top_k(site: Site) -> Values:
     """The custom call of lax.approx_max_k and approx_min_k: exact, ties lowest index first."""
     config = site.op.attributes["mhlo.backend_config"]
     dim, count = (int(config[k].value) for k in ("reduction_dim", "top_k"))

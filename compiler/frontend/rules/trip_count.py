@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
+from shardwright.compiler.frontend.rules.site import Values
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
@@ -41,11 +42,11 @@ class Counter:
 class WhileParts:
     """A converted `while`: initial values, and condition and body over the same carries."""
 
-    inits: Sequence[Value]
-    cond_inputs: Sequence[Value]
+    inits: Values
+    cond_inputs: Values
     cond_output: Value
-    body_inputs: Sequence[Value]
-    body_outputs: Sequence[Value]
+    body_inputs: Values
+    body_outputs: Values
     scalars: Mapping[Value, Op]
     outer: dict[Value, Value] = field(
         default_factory=dict

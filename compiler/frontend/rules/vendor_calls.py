@@ -7,30 +7,25 @@ pass of softmax takes the gradient and the forward's result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import SortAttrs
 from shardwright.compiler.ir.types import Value
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
-
-def arg_max(site: Site) -> Sequence[Value]:
+def arg_max(site: Site) -> Values:
     """First position of the largest element along a dim."""
     return (_extreme_position(site, "max"),)
 
 
-def arg_min(site: Site) -> Sequence[Value]:
+def arg_min(site: Site) -> Values:
     """First position of the smallest element along a dim."""
     return (_extreme_position(site, "min"),)
 
 
-def top_k(site: Site) -> Sequence[Value]:
+def top_k(site: Site) -> Values:
     """The k largest elements of the last dim, descending, and their u32 positions."""
     (x,) = _operands(site, 1)
     if not x.type.dtype.is_float:
@@ -44,7 +39,7 @@ def top_k(site: Site) -> Sequence[Value]:
     return tuple(site.make.first(v, dim, k) for v in ordered)
 
 
-def rms_norm(site: Site) -> Sequence[Value]:
+def rms_norm(site: Site) -> Values:
     """x / sqrt(mean(x^2) + eps) * weight along a dim, in fp32."""
     given, weight, eps = _operands(site, 3)
     dim = _number(site, given.type.rank - 1)
@@ -59,7 +54,7 @@ def rms_norm(site: Site) -> Sequence[Value]:
     return (make.convert(make.multiply(normal, gain), given.type.dtype),)
 
 
-def softmax(site: Site) -> Sequence[Value]:
+def softmax(site: Site) -> Values:
     """exp(x - max) / sum along a dim (the last one unless named), in fp32."""
     (given,) = _operands(site, 1)
     dim = _number(site, given.type.rank - 1)
@@ -72,7 +67,7 @@ def softmax(site: Site) -> Sequence[Value]:
     return (make.convert(result, given.type.dtype),)
 
 
-def softmax_backward(site: Site) -> Sequence[Value]:
+def softmax_backward(site: Site) -> Values:
     """y * (g - sum(g * y)) along a dim, of the gradient g and the result y, in fp32."""
     given = _operands(site, 2)
     type = given[0].type
@@ -96,7 +91,7 @@ def _extreme_position(site: Site, kind: str) -> Value:
     return make.convert(first, site.result_type().dtype)
 
 
-def _operands(site: Site, count: int) -> Sequence[Value]:
+def _operands(site: Site, count: int) -> Values:
     """The operands. Refuses another number of them."""
     if len(site.operands) != count:
         name, given = call_target(site.op), len(site.operands)

@@ -6,23 +6,17 @@ padding takes no part whatever the start value is. Dilated windows are refused a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
 from shardwright.compiler.frontend.rules.reduce import body_kind, combine
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.window import SELECTIONS
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("stablehlo.reduce_window")
-def reduce_window(site: Site) -> Sequence[Value]:
+def reduce_window(site: Site) -> Values:
     """One operand and its start value."""
     if len(site.operands) != 2:
         refuse(
@@ -52,7 +46,7 @@ def reduce_window(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.select_and_scatter")
-def select_and_scatter(site: Site) -> Sequence[Value]:
+def select_and_scatter(site: Site) -> Values:
     """Selection by a comparison, sources added up."""
     operand, source, init = site.operands
     rank = operand.type.rank
