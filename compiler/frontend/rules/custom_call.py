@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from shardwright.compiler.dtypes import DType
@@ -16,13 +17,12 @@ from shardwright.compiler.frontend.callbacks import CALLBACKS
 from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules import gspmd, host, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
-from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.registry import Rule, imports, refuse
 from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.frontend.rules.sort import approx_top_k
 from shardwright.compiler.ir.types import Value
 
 Function = Callable[[Maker, Value], Value]
-Composite = Callable[[Site], Values]
 
 
 def _erf(make: Maker, x: Value) -> Value:
@@ -72,35 +72,24 @@ ACTIVATIONS: dict[str, Function] = {
 }
 _VENDOR = "AwsNeuron"
 _NO_PUBLIC_FORM = frozenset(
-    _VENDOR + name
+    f"{_VENDOR}{name}"
     for name in (
-        "CollectiveMatmul",
-        "CustomNativeKernel",
-        "CustomOp",
-        "DevicePrint",
-        "DropoutMaskV1",
-        "IntMatmult",
-        "SiluBackward",
+        *("CollectiveMatmul", "CustomNativeKernel", "CustomOp", "DevicePrint", "DropoutMaskV1"),
+        *("IntMatmult", "SiluBackward"),
     )
 )
 """Listed by the error page; what they take is written down nowhere public, so they stay refused."""
 PASSED_ON = frozenset(
     (
-        "AwsNeuronLNCShardingConstraint",
-        "AwsNeuronModuleMarkerEnd-Backward",
-        "AwsNeuronModuleMarkerEnd-Forward",
-        "AwsNeuronModuleMarkerStart-Backward",
-        "AwsNeuronModuleMarkerStart-Forward",
-        "AwsNeuronTransferWithStaticRing",
-        "NeuronBoundaryMarker-End",
-        "NeuronBoundaryMarker-Start",
+        *("AwsNeuronLNCShardingConstraint", "AwsNeuronTransferWithStaticRing"),
+        *("AwsNeuronModuleMarkerStart-Forward", "AwsNeuronModuleMarkerStart-Backward"),
+        *("AwsNeuronModuleMarkerEnd-Forward", "AwsNeuronModuleMarkerEnd-Backward"),
+        *("NeuronBoundaryMarker-Start", "NeuronBoundaryMarker-End"),
     )
 )
-
-
-COMPOSITES: dict[str, Composite] = {
-    "AwsNeuronArgMax": calls.arg_max,
-    "AwsNeuronArgMin": calls.arg_min,
+COMPOSITES: dict[str, Rule] = {
+    "AwsNeuronArgMax": partial(calls.first_extreme, kind="max"),
+    "AwsNeuronArgMin": partial(calls.first_extreme, kind="min"),
     "AwsNeuronRmsNorm": calls.rms_norm,
     "AwsNeuronSoftmax": calls.softmax,
     "AwsNeuronSoftmaxBackward": calls.softmax_backward,

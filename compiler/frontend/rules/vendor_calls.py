@@ -12,17 +12,18 @@ from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.registry import refuse
 from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import SortAttrs
-from shardwright.compiler.ir.types import Value
 
 
-def arg_max(site: Site) -> Values:
-    """First position of the largest element along a dim."""
-    return (_extreme_position(site, "max"),)
-
-
-def arg_min(site: Site) -> Values:
-    """First position of the smallest element along a dim."""
-    return (_extreme_position(site, "min"),)
+def first_extreme(site: Site, kind: str) -> Values:
+    """First position of the largest (`max`) or smallest (`min`) element along a dim."""
+    (x,) = _operands(site, 1)
+    dim, make = _number(site, x.type.rank - 1), site.make
+    best = make.reduce(x, kind, (dim,))
+    found = make.compare(x, make.spread_back(best, (dim,), x), "EQ")
+    place = make.iota(x.type.shape, dim, DType.U32)
+    beyond = make.splat(x.type.shape[dim], place.type)
+    first = make.reduce(make.op("select", found, place, beyond), "min", (dim,))
+    return (make.convert(first, site.result_type().dtype),)
 
 
 def top_k(site: Site) -> Values:
@@ -78,17 +79,6 @@ def softmax_backward(site: Site) -> Values:
     total = make.reduce(make.multiply(grad, y), "add", (dim,))
     rest = make.op("subtract", grad, make.spread_back(total, (dim,), grad))
     return (make.convert(make.multiply(y, rest), type.dtype),)
-
-
-def _extreme_position(site: Site, kind: str) -> Value:
-    (x,) = _operands(site, 1)
-    dim, make = _number(site, x.type.rank - 1), site.make
-    best = make.reduce(x, kind, (dim,))
-    found = make.compare(x, make.spread_back(best, (dim,), x), "EQ")
-    place = make.iota(x.type.shape, dim, DType.U32)
-    beyond = make.splat(x.type.shape[dim], place.type)
-    first = make.reduce(make.op("select", found, place, beyond), "min", (dim,))
-    return make.convert(first, site.result_type().dtype)
 
 
 def _operands(site: Site, count: int) -> Values:

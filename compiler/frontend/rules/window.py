@@ -34,14 +34,8 @@ def reduce_window(site: Site) -> Values:
                 f"reduce_window requires {name} of 1, got {given}",
                 "pad with interior padding, or take a strided slice, before the window",
             )
-    kind, (low, high) = body_kind(site), paddings(site, rank)
-    attrs = ReduceWindowAttrs(
-        kind,
-        sizes=site.ints("window_dimensions"),
-        strides=ints_or_ones(site, "window_strides", rank),
-        low=low,
-        high=high,
-    )
+    kind = body_kind(site)
+    attrs = ReduceWindowAttrs(kind, **_windows(site, rank))
     return [combine(site, kind, site.make.op("reduce_window", operand, attrs=attrs), init)]
 
 
@@ -49,21 +43,22 @@ def reduce_window(site: Site) -> Values:
 def select_and_scatter(site: Site) -> Values:
     """Selection by a comparison, sources added up."""
     operand, source, init = site.operands
-    rank = operand.type.rank
-    low, high = paddings(site, rank)
     if body_kind(site, region=1) != "add":
         refuse(
             "NCC_EVRF001", f"select_and_scatter requires sources to add up, got {body_kind(site)}"
         )
-    attrs = SelectAndScatterAttrs(
-        _selection(site),
-        sizes=ints_or_ones(site, "window_dimensions", rank),
-        strides=ints_or_ones(site, "window_strides", rank),
-        low=low,
-        high=high,
-    )
+    attrs = SelectAndScatterAttrs(_selection(site), **_windows(site, operand.type.rank))
     result = site.make.op("select_and_scatter", operand, source, attrs=attrs)
     return [combine(site, "add", result, init)]
+
+
+def _windows(site: Site, rank: int) -> dict[str, tuple[int, ...]]:
+    """The fields of attributes that say how windows move; sizes and steps are 1 unless given."""
+    low, high = paddings(site, rank)
+    sizes, strides = (
+        ints_or_ones(site, name, rank) for name in ("window_dimensions", "window_strides")
+    )
+    return {"sizes": sizes, "strides": strides, "low": low, "high": high}
 
 
 def _selection(site: Site) -> str:
