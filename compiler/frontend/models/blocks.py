@@ -1,5 +1,5 @@
-"""Parts that the encoder and the GPT decoder share: precision, projections, norm, attention, MLP,
-and the training task around a loss.
+"""Parts that the encoder, the GPT decoder and the vision transformer share: projections, norm,
+attention, MLP, and the training task around a loss of any family.
 
 Written as a JAX user writes them, without any sharding annotation. Layers are stacked on a leading
 dim for `lax.scan`; every width is a free number.
@@ -20,68 +20,20 @@ import optax
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import text
 from shardwright.compiler.frontend.models.layers import (
+    EXACT,
     INIT_STD,
     NO_DROPOUT,
     Dropout,
+    How,
     Params,
+    Precision,
     Site,
     check_remat,
 )
 from shardwright.compiler.frontend.models.layers import causal as without_later
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
-TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """Element types: stored parameters, activations between operations and operands of matmuls,
-    what norms, softmax and loss compute in, and what norms, softmax and embeddings hand on
-    (`stream`; empty: activations). Sums with a longer stream are of its type, as in PyTorch's
-    autocast. bf16 statistics are what a framework makes of an fp32 model that turns every fp32
-    tensor into bf16; a compiler that casts matmuls of one is `CompileOptions.auto_cast`.
-    Raises UsageError for an unknown type.
-    """
-
-    params: str = "f32"
-    activations: str = "f32"
-    statistics: str = "f32"
-    stream: str = ""
-
-    def __post_init__(self) -> None:
-        named = (self.params, self.activations, self.statistics)
-        for name in (*named, self.stream or self.activations):
-            if name not in TYPES:
-                raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
-
-    @property
-    def param_dtype(self) -> Any:
-        """Type of stored parameters."""
-        return TYPES[self.params]
-
-    @property
-    def dtype(self) -> Any:
-        """Type of activations."""
-        return TYPES[self.activations]
-
-    @property
-    def stream_dtype(self) -> Any:
-        """Type of what norms, softmax and embeddings hand on."""
-        return TYPES[self.stream or self.activations]
-
-    def wide(self, x: jax.Array) -> jax.Array:
-        """`x` in the type of statistics."""
-        return x.astype(TYPES[self.statistics])
-
-    def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
-        """A product of two operands as activations, an activation."""
-        return jnp.einsum(spec, left.astype(self.dtype), right.astype(self.dtype))
-
-    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """`x + bias`, an activation."""
-        return x + bias.astype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,20 +139,19 @@ def _projected(p: Precision, layer: Params, x: jax.Array) -> list[jax.Array]:
 
 
 def attention(
-    precision: Precision,
+    how: How,
     layer: Params,
     x: jax.Array,
     heads: int,
     *,
     causal: bool,
-    drop: Dropout = NO_DROPOUT,
     mask: jax.Array | None = None,
 ) -> jax.Array:
     """Multi-head attention with biases, every position against every other (or every earlier).
 
     `mask` is added to the scores: far below zero where a position is not to be seen.
     """
-    p, (b, t, _) = precision, x.shape
+    p, (b, t, _) = how.precision, x.shape
     q, k, v = _projected(p, layer, x)
     q, v = p.add_bias(q, layer["bq"]), p.add_bias(v, layer["bv"])
     k = p.add_bias(k, layer["bk"]) if "bk" in layer else k
@@ -210,7 +161,7 @@ def attention(
         scores = scores + mask.astype(scores.dtype)
     if causal:
         scores = without_later(scores)
-    weights = drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
+    weights = how.drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
     mixed = p.einsum("bhts,bshe->bthe", weights, v)
     return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
 
@@ -225,22 +176,21 @@ def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.A
 
 def pre_norm_layer(
     sizes: Sizes,
-    precision: Precision,
     x: jax.Array,
     layer: Params,
-    drop: Dropout = NO_DROPOUT,
+    how: How,
     *,
     eps: float,
     causal: bool,
     exact: bool,
 ) -> jax.Array:
     """Attention and MLP, each behind a norm of `eps` and added to the residual."""
-    p = precision
+    p = how.precision
     normed = layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], eps)
-    attended = attention(p, layer, normed, sizes.heads, causal=causal, drop=drop)
-    x = x + drop(attended, Site.ATTENDED)
+    attended = attention(how, layer, normed, sizes.heads, causal=causal)
+    x = x + how.drop(attended, Site.ATTENDED)
     normed = layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], eps)
-    return x + drop(mlp(p, layer, normed, exact), Site.FED)
+    return x + how.drop(mlp(p, layer, normed, exact), Site.FED)
 
 
 def cross_entropy(
@@ -267,7 +217,7 @@ class TaskOptions:
     """
 
     seq_len: int
-    precision: Precision = Precision()
+    precision: Precision = EXACT
     optimizer: str = "adamw"
     clip: float = 1.0
     lr: float = 3e-4
@@ -296,8 +246,8 @@ class Samples:
     tokens: int
 
 
-Loss = Callable[[Params, dict[str, jax.Array], Precision, Dropout], jax.Array]
-"""Loss of parameters on a batch, computed at a precision with a dropout."""
+Loss = Callable[[Params, dict[str, jax.Array], How], jax.Array]
+"""Loss of parameters on a batch."""
 Init = Callable[[jax.Array], Params]
 """Fresh parameters from a key, fp32."""
 
@@ -331,7 +281,6 @@ def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOp
     dropout its state has a seed and counts steps.
     """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
-    exact = Precision()
 
     def task(precision: Precision) -> TrainTask:
         def init(key: jax.Array) -> tuple[Any, ...]:
@@ -343,7 +292,8 @@ def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOp
         def step(params: Params, opt_state: Any, *rest: Any) -> Any:
             *rng, batch = rest
             drop = Dropout(rate=options.dropout, state=rng[0]) if rng else NO_DROPOUT
-            value, grads = jax.value_and_grad(lambda p: loss(p, batch, precision, drop))(params)
+            how = How(precision, options.remat, drop)
+            value, grads = jax.value_and_grad(lambda p: loss(p, batch, how))(params)
             updates, opt_state = chain.update(grads, opt_state, params)
             after = (drop.next_state(),) if rng else ()
             return optax.apply_updates(params, updates), opt_state, *after, {"loss": value}
@@ -355,7 +305,7 @@ def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOp
             batches=samples.batches,
             state_names=("params", "opt_state", *(("rng",) if options.dropout else ())),
             tokens_per_sample=samples.tokens,
-            full_precision=None if precision == exact else task(exact),
+            full_precision=None if precision == EXACT else task(EXACT),
             name=options.name,
         )
 

@@ -17,14 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Site,
-    run_layers,
-)
+from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params, Precision, Site, run_layers
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
@@ -56,45 +50,34 @@ def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
 
 
 def encoder_layer(
-    sizes: Sizes,
-    precision: Precision,
-    x: jax.Array,
-    layer: Params,
-    drop: Dropout = NO_DROPOUT,
-    mask: jax.Array | None = None,
+    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: jax.Array | None = None
 ) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
-    attended = blocks.attention(
-        precision, layer, x, sizes.heads, causal=False, drop=drop, mask=mask
-    )
-    x = x + drop(attended, Site.ATTENDED)
-    x = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + drop(blocks.mlp(precision, layer, x, exact=True), Site.FED)
-    return blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
+    p = how.precision
+    attended = blocks.attention(how, layer, x, sizes.heads, causal=False, mask=mask)
+    x = x + how.drop(attended, Site.ATTENDED)
+    x = blocks.layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], _EPS)
+    x = x + how.drop(blocks.mlp(p, layer, x, exact=True), Site.FED)
+    return blocks.layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
 def hidden_states(
-    sizes: Sizes,
-    params: Params,
-    batch: Mapping[str, jax.Array],
-    precision: Precision,
-    options: TaskOptions,
-    drop: Dropout = NO_DROPOUT,
+    sizes: Sizes, params: Params, batch: Mapping[str, jax.Array], how: How
 ) -> jax.Array:
     """What the layers make [B, T, D] of the tokens and, where `complete`, their segments and which
     of them are present.
     """
-    p, tokens = precision, batch["tokens"]
+    p, tokens = how.precision, batch["tokens"]
     kept = p.stream_dtype
     x = params["embed"].astype(kept)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(kept)
     if sizes.complete:
         x = x + params["segments"].astype(kept)[batch["segments"]]
     x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
-    x = drop(x, Site.STATES)
+    x = how.drop(x, Site.STATES)
     mask = padding_mask(p, batch["present"]) if sizes.complete else None
-    layer = partial(encoder_layer, sizes, p, mask=mask)
-    return run_layers(layer, x, params["layers"], options.remat, drop)
+    layer = partial(encoder_layer, sizes, mask=mask)
+    return run_layers(layer, x, params["layers"], how)
 
 
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
@@ -116,17 +99,13 @@ def next_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array
 def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
     """The training step of the encoder. Raises UsageError for sizes that do not fit."""
 
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        x = hidden_states(sizes, params, batch, precision, options, drop)
-        one_hot = options.one_hot_loss
-        given = token_logits(params, x, precision)
-        found = blocks.cross_entropy(precision, given, batch["targets"], one_hot)
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        p, one_hot = how.precision, options.one_hot_loss
+        x = hidden_states(sizes, params, batch, how)
+        found = blocks.cross_entropy(p, token_logits(params, x, p), batch["targets"], one_hot)
         if not sizes.complete:
             return found
-        given = next_logits(params, x, precision)
-        return found + blocks.cross_entropy(precision, given, batch["is_next"], one_hot)
+        return found + blocks.cross_entropy(p, next_logits(params, x, p), batch["is_next"], one_hot)
 
     samples = blocks.token_samples(sizes.vocab, sizes.positions, options)
     if sizes.complete:

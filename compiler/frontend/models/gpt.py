@@ -10,14 +10,8 @@ from functools import partial
 import jax
 
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Site,
-    run_layers,
-)
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params, Site, run_layers
 from shardwright.compiler.frontend.task import TrainTask
 
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
@@ -34,21 +28,13 @@ def init_params(sizes: Sizes, key: jax.Array) -> Params:
 decoder_layer = partial(blocks.pre_norm_layer, eps=_EPS, causal=True, exact=False)
 
 
-def logits(
-    sizes: Sizes,
-    params: Params,
-    tokens: jax.Array,
-    precision: Precision,
-    options: TaskOptions,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
+def logits(sizes: Sizes, params: Params, tokens: jax.Array, how: How) -> jax.Array:
     """Next-token logits [B, T, V]."""
-    p = precision
+    p = how.precision
     x = params["embed"].astype(p.stream_dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.stream_dtype)
-    x = drop(x, Site.STATES)
-    layer = partial(decoder_layer, sizes, p)
-    x = run_layers(layer, x, params["layers"], options.remat, drop)
+    x = how.drop(x, Site.STATES)
+    x = run_layers(partial(decoder_layer, sizes), x, params["layers"], how)
     x = blocks.layer_norm(p, x, params["final_scale"], params["final_shift"], _EPS)
     return p.einsum("btd,vd->btv", x, params["embed"])
 
@@ -56,11 +42,9 @@ def logits(
 def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
     """The training step of the decoder. Raises UsageError for sizes that do not fit."""
 
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        given = logits(sizes, params, batch["tokens"], precision, options, drop)
-        return blocks.cross_entropy(precision, given, batch["targets"], options.one_hot_loss)
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        given = logits(sizes, params, batch["tokens"], how)
+        return blocks.cross_entropy(how.precision, given, batch["targets"], options.one_hot_loss)
 
     init = partial(init_params, sizes)
     return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)

@@ -22,13 +22,14 @@ import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import blocks, config_file
-from shardwright.compiler.frontend.models.blocks import Precision, TaskOptions
+from shardwright.compiler.frontend.models.blocks import TaskOptions
 from shardwright.compiler.frontend.models.config_file import RopeScaling
 from shardwright.compiler.frontend.models.layers import (
+    EXACT,
     INIT_STD,
-    NO_DROPOUT,
-    Dropout,
+    How,
     Params,
+    Precision,
     Site,
     causal,
     check_remat,
@@ -198,11 +199,7 @@ def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
 
 
 def attention(
-    config: LlamaConfig,
-    layer: Params,
-    x: jax.Array,
-    tables: Tables,
-    drop: Dropout = NO_DROPOUT,
+    config: LlamaConfig, layer: Params, x: jax.Array, tables: Tables, how: How
 ) -> jax.Array:
     """Causal grouped-query attention."""
     c, (b, t, _), dtype = config, x.shape, x.dtype
@@ -212,7 +209,7 @@ def attention(
     q, k = rotate(q, tables), rotate(k, tables)
     q = q.reshape(b, t, kv_heads, group, c.head_dim)
     scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
-    weights = drop(jax.nn.softmax(causal(scores), axis=-1).astype(dtype), Site.WEIGHTS)
+    weights = how.drop(jax.nn.softmax(causal(scores), axis=-1).astype(dtype), Site.WEIGHTS)
     mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
     return mixed.reshape(b, t, -1) @ layer["wo"].astype(dtype)
 
@@ -231,29 +228,26 @@ def decoder_layer(
     config: LlamaConfig,
     x: jax.Array,
     layer: Params,
+    how: How,
     tables: Tables,
-    drop: Dropout = NO_DROPOUT,
     feed: Feed = swiglu,
 ) -> jax.Array:
     """One layer: attention and feed-forward, each behind a norm and added to the residual."""
     normed = rms_norm(x, layer["attn_norm"], config.rms_norm_eps)
-    x = x + drop(attention(config, layer, normed, tables, drop), Site.ATTENDED)
+    x = x + how.drop(attention(config, layer, normed, tables, how), Site.ATTENDED)
     fed = feed(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
-    return x + drop(fed, Site.FED)
+    return x + how.drop(fed, Site.FED)
 
 
-def logits(
-    config: LlamaConfig,
-    params: Params,
-    tokens: jax.Array,
-    dtype: Any,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
+def logits(config: LlamaConfig, params: Params, tokens: jax.Array, how: How) -> jax.Array:
     """Next-token logits [B, T, V] in fp32."""
     tables = rope_tables(config, tokens.shape[1])
-    x = drop(params["embed"].astype(dtype)[tokens], Site.STATES)
-    return decoded(config, params, x, tables, remat, drop)
+    return decoded(config, params, embedded(params, tokens, how), tables, how)
+
+
+def embedded(params: Params, tokens: jax.Array, how: How) -> jax.Array:
+    """What enters the layers [B, T, D]."""
+    return how.drop(params["embed"].astype(how.precision.dtype)[tokens], Site.STATES)
 
 
 def decoded(
@@ -261,32 +255,21 @@ def decoded(
     params: Params,
     x: jax.Array,
     tables: Tables,
-    remat: str,
-    drop: Dropout,
+    how: How,
     feed: Feed = swiglu,
 ) -> jax.Array:
     """Next-token logits [B, T, V] in fp32 of embedded tokens [B, T, D]."""
-
-    def body(x: jax.Array, layer: Params, drop: Dropout) -> jax.Array:
-        return decoder_layer(config, x, layer, tables, drop, feed)
-
-    x = run_layers(body, x, params["layers"], remat, drop)
+    layer = partial(decoder_layer, config, tables=tables, feed=feed)
+    x = run_layers(layer, x, params["layers"], how)
     x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
     head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
     return (x @ head.astype(x.dtype)).astype(jnp.float32)
 
 
-def loss(
-    config: LlamaConfig,
-    params: Params,
-    batch: dict[str, jax.Array],
-    dtype: Any,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
+def loss(config: LlamaConfig, params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
     """Mean next-token cross entropy, in nat."""
-    given = logits(config, params, batch["tokens"], dtype, remat, drop)
-    return blocks.cross_entropy(Precision(), given, batch["targets"])
+    given = logits(config, params, batch["tokens"], how)
+    return blocks.cross_entropy(EXACT, given, batch["targets"])
 
 
 def train_task(
@@ -325,15 +308,8 @@ def train_task(
 
 def task_of(config: LlamaConfig, options: TaskOptions) -> TrainTask:
     """The training step at sizes that fit each other. Raises UsageError as `train_task`."""
-
-    def loss_of(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        return loss(config, params, batch, precision.dtype, options.remat, drop)
-
-    positions = config.max_position_embeddings
-    init = partial(init_params, config)
-    return blocks.language_task(init, loss_of, config.vocab_size, positions, options)
+    init, positions = partial(init_params, config), config.max_position_embeddings
+    return blocks.language_task(init, partial(loss, config), config.vocab_size, positions, options)
 
 
 def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) -> None:

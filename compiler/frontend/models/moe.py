@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import blocks, llama
-from shardwright.compiler.frontend.models.blocks import Precision, TaskOptions
-from shardwright.compiler.frontend.models.layers import Dropout, Params, Site
+from shardwright.compiler.frontend.models.blocks import TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params
 from shardwright.compiler.frontend.models.llama import LlamaConfig
 from shardwright.compiler.frontend.task import TrainTask
 
@@ -163,13 +163,11 @@ def train_task(config: LlamaConfig, experts: Experts, options: TaskOptions) -> T
     config.check()
     feed = partial(feed_forward, experts)
 
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        x = drop(params["embed"].astype(precision.dtype)[batch["tokens"]], Site.STATES)
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        x = llama.embedded(params, batch["tokens"], how)
         tables = llama.rope_tables(config, options.seq_len)
-        given = llama.decoded(config, params, x, tables, options.remat, drop, feed)
-        return blocks.cross_entropy(precision, given, batch["targets"])
+        given = llama.decoded(config, params, x, tables, how, feed)
+        return blocks.cross_entropy(how.precision, given, batch["targets"])
 
     positions = config.max_position_embeddings
     init = partial(init_params, config, experts)

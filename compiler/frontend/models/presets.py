@@ -147,8 +147,9 @@ def preset_task(
 
         options |= {"dtype": dtype, "remat": remat}
         return llama.train_task(config, seq_len=seq_len, name=name, **options)
-    from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
     from shardwright.compiler.frontend.models.families import family_task
+    from shardwright.compiler.frontend.models.layers import Precision
 
     family, sizes = SIZED[name][0], Sizes(**config, complete=True)
     precision = Precision(activations=dtype)

@@ -17,14 +17,8 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Site,
-    run_layers,
-)
+from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params, Site, run_layers
 from shardwright.compiler.frontend.task import TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published ViT configurations
@@ -50,22 +44,14 @@ def init_params(sizes: Sizes, key: jax.Array) -> Params:
 encoder_layer = partial(blocks.pre_norm_layer, eps=_EPS, causal=False, exact=True)
 
 
-def logits(
-    sizes: Sizes,
-    params: Params,
-    images: jax.Array,
-    precision: Precision,
-    options: TaskOptions,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
+def logits(sizes: Sizes, params: Params, images: jax.Array, how: How) -> jax.Array:
     """Scores [B, classes] of images [B, patches, PIXELS]."""
-    p = precision
+    p = how.precision
     x = p.add_bias(p.einsum("btp,pd->btd", images, params["patches"]), params["b_patches"])
     token = jnp.broadcast_to(params["token"].astype(p.dtype), (len(x), *params["token"].shape))
     x = jnp.concatenate([token, x], axis=1) + params["positions"].astype(p.stream_dtype)
-    x = drop(x, Site.STATES)
-    layer = partial(encoder_layer, sizes, p)
-    x = run_layers(layer, x, params["layers"], options.remat, drop)
+    x = how.drop(x, Site.STATES)
+    x = run_layers(partial(encoder_layer, sizes), x, params["layers"], how)
     x = blocks.layer_norm(p, x[:, 0], params["final_scale"], params["final_shift"], _EPS)
     return p.add_bias(p.einsum("bd,dc->bc", x, params["head"]), params["b_head"])
 
@@ -83,11 +69,9 @@ def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
             f" token, 2 or more), got {options.seq_len}",
         )
 
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        given = logits(sizes, params, batch["images"], precision, options, drop)
-        return blocks.cross_entropy(precision, given, batch["targets"], options.one_hot_loss)
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        given = logits(sizes, params, batch["images"], how)
+        return blocks.cross_entropy(how.precision, given, batch["targets"], options.one_hot_loss)
 
     def batch(n: int) -> dict[str, Any]:
         images = jax.ShapeDtypeStruct((n, patches, PIXELS), np.float32)
