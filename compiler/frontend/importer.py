@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.locations import LocationReader
-from shardwright.compiler.frontend.mlir import entry_name, functions_of
+from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
 from shardwright.compiler.frontend.rules.registry import Check, RefusedError, Rule, refuse
 from shardwright.compiler.frontend.rules.site import Capture, Scope, Site, Values
@@ -241,16 +241,11 @@ class Importer:
 
     def _has_loop(self, op: Any) -> bool:
         """True when a loop is anywhere below `op`, calls included."""
-        for region in op.regions:
-            for view in (view for block in region.blocks for view in block.operations):
-                inner = view.operation
-                if inner.name == "stablehlo.while" or self._has_loop(inner):
-                    return True
-                if inner.name == "func.call":
-                    callee = inner.attributes["callee"].value
-                    if callee in self.functions and not self._is_reusable(callee):
-                        return True
-        return False
+        below = all_ops(op)
+        callees = {inner.attributes["callee"].value for inner in below if inner.name == "func.call"}
+        return any(inner.name == "stablehlo.while" for inner in below) or not all(
+            self._is_reusable(callee) for callee in callees & self.functions.keys()
+        )
 
     def _inline_copy(self, site: Site, template: Graph) -> Values:
         """Copy the ops of `template` (which have no regions) to `site` with its operands for the

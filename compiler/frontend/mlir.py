@@ -31,6 +31,12 @@ def functions_of(module: Any) -> dict[str, Any]:
     }
 
 
+def entry_of(module: Any) -> Any:
+    """The entry function of a module. Raises ImportRuleError without one."""
+    functions = functions_of(module)
+    return functions[entry_name(functions)]
+
+
 def entry_name(functions: Mapping[str, Any]) -> str:
     """`main`, or the only public function. Raises ImportRuleError without one."""
     if "main" in functions:

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, Loc
 from shardwright.compiler.frontend.locations import LocationReader
-from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
+from shardwright.compiler.frontend.mlir import all_ops, entry_of
 from shardwright.compiler.frontend.rules.gspmd import splits
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.rules.ranks import declared_grid, module_meshes
@@ -47,8 +47,7 @@ def read_shardings(module: Any) -> ModuleShardings:
     """
     from jaxlib.mlir import ir
 
-    functions = functions_of(module)
-    entry = functions[entry_name(functions)]
+    entry = entry_of(module)
     kind = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
     return ModuleShardings(
         tuple(dict.fromkeys(axes for axes, _ in module_meshes(module).values() if axes)),
@@ -80,14 +79,14 @@ def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic
     if not found:
         return ()
     text, loc = next(((t, where) for t, where in found if where.file), found[0])
-    count = (
-        "1 sharding splits a value" if len(found) == 1 else f"{len(found)} shardings split values"
-    )
+    told = f"{len(found)} shardings split values of the module and are"
+    if len(found) == 1:
+        told = "1 sharding splits a value of the module and is"
     return (
         Diagnostic(
             "SW_SHARDING_UNUSED",
-            f"{count} of the module and {'are' if found[1:] else 'is'} not applied, for"
-            f" example {text}: the file is one program for one core, on whole values",
+            f"{told} not applied, for example {text}: the file is one program for one core, on"
+            " whole values",
             loc,
             "write the module as StableHLO for a mesh of as many cores as mhlo.num_partitions, give"
             " the step to `shardwright run` or `plan` with --strategy manual, or compile what XLA's"
@@ -126,8 +125,7 @@ def _splitting(module: Any, locations: LocationReader) -> list[tuple[str, Loc]]:
 
 def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Loc]]:
     """Every sharding of a module as text, and where it stands."""
-    functions = functions_of(module)
-    entry = functions[entry_name(functions)]
+    entry = entry_of(module)
     where = locations.read(entry.location)
     for key in ("arg_attrs", "res_attrs"):
         rows = entry.attributes.get(key, ())
