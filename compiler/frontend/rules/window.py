@@ -54,11 +54,9 @@ def select_and_scatter(site: Site) -> Values:
 
 def _windows(site: Site, rank: int) -> dict[str, tuple[int, ...]]:
     """The fields of attributes that say how windows move; sizes and steps are 1 unless given."""
-    low, high = paddings(site, rank)
-    sizes, strides = (
-        ints_or_ones(site, name, rank) for name in ("window_dimensions", "window_strides")
-    )
-    return {"sizes": sizes, "strides": strides, "low": low, "high": high}
+    sizes = ints_or_ones(site, "window_dimensions", rank)
+    strides = ints_or_ones(site, "window_strides", rank)
+    return {"sizes": sizes, "strides": strides, **paddings(site, rank)}
 
 
 def _selection(site: Site) -> str:
