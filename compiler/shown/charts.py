@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Tensor
@@ -58,11 +59,10 @@ def share_bar(part: int, whole: int, width: int = WIDTH) -> str:
 def table(rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Iterator[str]:
     """Rows with columns side by side; columns in `right` are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
-    count = max(map(len, cells), default=0)
-    widths = [max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(count)]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     for row in cells:
         parts = [
-            cell.rjust(widths[i]) if i in right else cell.ljust(widths[i])
-            for i, cell in enumerate(row)
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         yield "  ".join(parts).rstrip()

@@ -61,13 +61,11 @@ def _function_lines(function: Function) -> Iterator[str]:
         sum(hbm.aligned(life.size_bytes) for life in lives.values() if life.start <= at <= life.end)
         for at in range(count)
     ]
-    yield from table(
-        [
-            (at, f"{p.kind} {p.name}", bytes_text(size), share_bar(size, max(live), _ROW))
-            for at, (p, size) in enumerate(zip(programs, live, strict=True))
-        ],
-        right=(0, 2),
-    )
+    rows = [
+        (at, f"{p.kind} {p.name}", bytes_text(size), share_bar(size, max(live), _ROW))
+        for at, (p, size) in enumerate(zip(programs, live, strict=True))
+    ]
+    yield from table(rows, right=(0, 2))
 
 
 def program_memory(program: Program) -> str:
@@ -109,7 +107,5 @@ def _program_lines(program: Program) -> Iterator[str]:
     yield from table(rows, right=(0, 2))
     yield ""
     yield "Tensors in memory at the peak:"
-    yield from table(
-        [(f"  {held.name}", bytes_text(held.num_bytes), held.loc) for held in found.at_peak()],
-        right=(1,),
-    )
+    peak = [(f"  {held.name}", bytes_text(held.num_bytes), held.loc) for held in found.at_peak()]
+    yield from table(peak, right=(1,))
