@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.driver import compile_function
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.fusion.trial import forget
 from shardwright.compiler.isa.limits import walk

@@ -4,21 +4,16 @@ A diagnostic says what is required and what was given, points at the user's file
 is one, and says what to do next. The exceptions pickle losslessly, because they cross process and
 Ray boundaries.
 
-DiagnosticError  |-- UsageError       (ValueError)  a flag, config key or file the user gave is
-wrong  |-- ImportRuleError  (ValueError)  the captured graph has an op or shape the importer refuses
-|-- ShardingError    (ValueError)  a mesh, strategy or cut does not fit the graph  |-- CompileError
-(ValueError)  an op, limit or option the compiler refuses  |-- CapacityError    (ValueError)  the
-plan does not fit the memory of the target  |-- ExecutionError                 a process of ours did
-not do its work to the end; another try may  |-- LoadError                      a file is damaged,
-foreign or of another version  `-- SimulationError                the simulated machine refused an
-instruction or a run failed
+DiagnosticError
+|-- UsageError, ImportRuleError, ShardingError, CompileError, CapacityError: ValueErrors too
+`-- ExecutionError, InternalError, LoadError, SimulationError
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +51,9 @@ class Diagnostic:
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
-        loc = (
-            {"file": self.loc.file, "line": self.loc.line, "scope": self.loc.scope}
-            if self.loc
-            else None
-        )
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "message": self.message,
-            "loc": loc,
-            "hint": self.hint,
-        }
+        names = ("code", "severity", "message", "loc", "hint")
+        found = asdict(self)
+        return {name: found[name] for name in names}
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:

@@ -15,13 +15,13 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 
 _FILE = Path(__file__).with_suffix(".toml")
 
-RAISED, OFFERED_LATER, NOT_OURS, OWN = "R", "P", "N", "O"
 WHO = {
-    RAISED: "a code of neuronx-cc, raised on its real trigger",
-    OFFERED_LATER: "a code of neuronx-cc, of a feature that is not offered yet",
-    NOT_OURS: "a code of neuronx-cc that this compiler cannot meet",
-    OWN: "a code of Shardwright",
+    "R": "a code of neuronx-cc, raised on its real trigger",
+    "P": "a code of neuronx-cc, of a feature that is not offered yet",
+    "N": "a code of neuronx-cc that this compiler cannot meet",
+    "O": "a code of Shardwright",
 }
+"""Who raises a code, by the letter of its row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import all_ops, call_target
 
 CALLBACKS = frozenset(
     f"{prefix}_python_{place}_callback"
@@ -21,14 +22,12 @@ CALLBACKS = frozenset(
 
 def is_dropped(op: Any) -> bool:
     """Whether an MLIR op is a callback that returns nothing."""
-    if op.name != "stablehlo.custom_call" or len(op.results):
-        return False
-    return op.attributes["call_target_name"].value in CALLBACKS
+    return not len(op.results) and call_target(op) in CALLBACKS
 
 
 def dropped_callbacks(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
     """The warning about callbacks that are left out of `module`; its context must be entered."""
-    places = [locations.read(op.location) for op in _all(module) if is_dropped(op)]
+    places = [locations.read(op.location) for op in all_ops(module) if is_dropped(op)]
     if not places:
         return ()
     count = "1 callback" if len(places) == 1 else f"{len(places)} callbacks"
@@ -47,20 +46,7 @@ def dropped_callbacks(module: Any, locations: LocationReader) -> tuple[Diagnosti
 
 def erase_callbacks(module: Any) -> bool:
     """Erase the callbacks that return nothing; whether there were any."""
-    found = [op for op in _all(module) if is_dropped(op)]
+    found = [op for op in all_ops(module) if is_dropped(op)]
     for op in found:
         op.erase()
     return bool(found)
-
-
-def _all(module: Any) -> list[Any]:
-    from jaxlib.mlir import ir
-
-    ops: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return ops

@@ -12,10 +12,12 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
-from shardwright.compiler.frontend.respell import respell
+from shardwright.compiler.frontend.mlir import all_ops
+from shardwright.compiler.frontend.rules.respell import respell
 from shardwright.compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
 
-_PORTABLE_MAGIC = b"ML\xefR"
+BYTECODE = b"ML\xefR"
+"""What MLIR bytecode begins with; a portable artifact is some whose producer is StableHLO's."""
 _SHARDY = b"\0sdy\0"
 """How bytecode names the dialect of shardings, which portable artifacts do not have."""
 _PORTABLE_PRODUCER = b"StableHLO_v"
@@ -56,22 +58,15 @@ def legalize_chlo(module: Any) -> None:
 
     Raises: ImportRuleError NCC_EVRF013 for a top_k of integers.
     """
-    from jaxlib.mlir import ir, passmanager
+    from jaxlib.mlir import passmanager
     from jaxlib.mlir._mlir_libs import _stablehlo
 
     respell(module)
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name.startswith("chlo.") and op.name.removeprefix("chlo.") in (*CHLO_OPS, "top_k"):
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for op in found:
+    stand_ins = {f"chlo.{name}" for name in CHLO_OPS}
+    for op in all_ops(module):
         if op.name == "chlo.top_k":
             _require_floats(op)
-        else:
+        elif op.name in stand_ins:
             _stand_in(op)
     _stablehlo.register_stablehlo_passes()
     passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
@@ -87,16 +82,12 @@ def merge_equal(module: Any) -> None:
     from jaxlib.mlir import ir, passmanager
 
     apart: list[Any] = []
-
-    def visit(op: Any) -> Any:
+    for op in all_ops(module):
         if op.name == "stablehlo.optimization_barrier":
             apart.append(op)
-        elif op.name != "builtin.module" and op.name != "func.func":
+        elif op.name not in ("builtin.module", "func.func"):
             for region in op.regions:
                 apart.extend(inner.operation for block in region for inner in block)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
     for number, op in enumerate(apart):
         op.attributes[_APART] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
     passmanager.PassManager.parse(_CSE_PIPELINE).run(module.operation)
@@ -159,7 +150,7 @@ def parse_module(source: bytes | str) -> Any:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
-    if isinstance(source, bytes) and _is_portable(source):
+    if isinstance(source, bytes) and is_portable(source):
         source = stablehlo.deserialize_portable_artifact_str(source)
     try:
         return ir.Module.parse(source)
@@ -216,6 +207,6 @@ def place_in_module(message: str) -> Loc | None:
     return Loc(MODULE_FILE, int(match[1])) if match else None
 
 
-def _is_portable(source: bytes) -> bool:
-    """True for a portable artifact: MLIR bytecode whose producer string is StableHLO's."""
-    return source.startswith(_PORTABLE_MAGIC) and _PORTABLE_PRODUCER in source[:64]
+def is_portable(data: bytes, at: int = 0) -> bool:
+    """Whether a portable artifact begins at a byte of `data`."""
+    return data.startswith(BYTECODE, at) and _PORTABLE_PRODUCER in data[at : at + 64]

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.context import BYTECODE, is_portable
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
 from shardwright.compiler.ir.types import Graph
 
-_BYTECODE = b"ML\xefR"
-_PORTABLE = b"StableHLO_v"
 _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an HloModuleProto a name
 
 
@@ -36,9 +35,8 @@ def read_module(data: bytes) -> Module:
 
     Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms.
     """
-    if data.startswith(_BYTECODE):
-        portable = _PORTABLE in data[:64]
-        return Module("stablehlo artifact" if portable else "mlir bytecode", data)
+    if data.startswith(BYTECODE):
+        return Module("stablehlo artifact" if is_portable(data) else "mlir bytecode", data)
     exported = _exported_artifact(data)
     if exported is not None:
         return Module("jax.export", exported)
@@ -88,8 +86,8 @@ def _exported_artifact(data: bytes) -> bytes | None:
 
     The file is a flatbuffer that holds the artifact as a vector: its length, then its bytes.
     """
-    at = data.find(_BYTECODE)
-    if at < 4 or _PORTABLE not in data[at : at + 64]:
+    at = data.find(BYTECODE)
+    if at < 4 or not is_portable(data, at):
         return None
     size = int.from_bytes(data[at - 4 : at], "little")
     return data[at : at + size] if at + size <= len(data) else None

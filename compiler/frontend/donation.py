@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from shardwright.compiler.frontend.mlir import functions_of
 from shardwright.compiler.ir.types import Graph
 
 Aliases = tuple[tuple[int, int], ...]
@@ -30,13 +31,11 @@ def read_aliases(module: Any, graph: Graph) -> Aliases:
 
 
 def _of_arguments(module: Any) -> Iterable[tuple[int, int]]:
-    for view in module.body.operations:
-        op = view.operation
-        public = op.name == "func.func" and op.attributes["sym_name"].value == "main"
-        if public and "arg_attrs" in op.attributes:
-            for number, found in enumerate(op.attributes["arg_attrs"]):
-                if _ARGUMENT in found:
-                    yield int(found[_ARGUMENT].value), number
+    main = functions_of(module).get("main")
+    given = main.attributes.get("arg_attrs") if main is not None else None
+    for number, found in enumerate(given or ()):
+        if _ARGUMENT in found:
+            yield int(found[_ARGUMENT].value), number
 
 
 def _of_module(module: Any) -> Iterable[tuple[int, int]]:

@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
-from shardwright.compiler.frontend.rules.registry import RefusedError, Rule, refuse
-from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.frontend.rules.registry import Check, RefusedError, Rule, refuse
+from shardwright.compiler.frontend.rules.site import Capture, Scope, Site, Values
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.surface.operators import refusal_code
-
-_DTYPES = {d.value: d for d in DType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,131 +33,8 @@ class ImportHooks:
     argument, before its ops. With hooks, every inlined call is visited again.
     """
 
-    on_op: Callable[[Any, Sequence[Value]], None] | None = None
-    on_block: Callable[[Any, Sequence[Value]], None] | None = None
-
-
-Check = Callable[["Site"], None]
-"""Looks at an op before its rule does: refuses it, or changes the operands of the site."""
-
-
-@dataclass(slots=True)
-class Capture:
-    """A value a region reads from the enclosing scope: the value there, and its carry inside."""
-
-    outer: Value
-    inner: Value
-
-
-class Scope:
-    """Values and ops of one region while it is built."""
-
-    __slots__ = ("captures", "env", "ops", "parent")
-
-    def __init__(self, parent: Scope | None = None) -> None:
-        self.parent = parent
-        self.env: dict[Any, Value] = {}
-        self.ops: list[Op] = []
-        self.captures: list[Capture] = []
-
-
-class Site:
-    """One MLIR op being imported: its converted operands, its attributes, and where its ops go."""
-
-    __slots__ = ("importer", "loc", "name", "op", "operands", "scope")
-
-    def __init__(
-        self, importer: Importer, scope: Scope, op: Any, operands: tuple[Value, ...], loc: Loc
-    ) -> None:
-        self.importer = importer
-        self.scope = scope
-        self.op = op
-        self.name: str = op.name
-        self.operands = operands
-        self.loc = loc
-
-    def emit(
-        self,
-        name: str,
-        operands: Sequence[Value],
-        attrs: Any = None,
-        regions: Sequence[Graph] = (),
-    ) -> Op:
-        """Append an op of our IR at this place. Refuses what its type rule refuses."""
-        try:
-            op = make_op(name, operands, attrs, regions, self.loc)
-        except ValueError as error:
-            refuse("NCC_EVRF064", str(error))
-        self.importer.append(self.scope, op)
-        return op
-
-    def result_type(self, index: int = 0) -> TensorType:
-        """The type of a result."""
-        return self.importer.type_of(self.op.results[index].type)
-
-    def optional(self, name: str) -> Any:
-        """The MLIR attribute, or None."""
-        return self.op.attributes.get(name)
-
-    def decode(self, name: str, decoder: Callable[[Any], Any]) -> Any:
-        """The attribute as `decoder` reads it, once per distinct attribute."""
-        attribute = self.op.attributes[name]
-        key = (self.name, name, attribute)
-        cache = self.importer.attributes
-        value = cache.get(key)
-        if value is None:
-            value = cache[key] = decoder(attribute)
-        return value
-
-    def ints(self, name: str) -> tuple[int, ...]:
-        """An integer array attribute."""
-        value: tuple[int, ...] = self.decode(name, tuple)
-        return value
-
-    def int(self, name: str) -> int:
-        """An integer attribute."""
-        return int(self.op.attributes[name].value)
-
-    def constant(self, value: Value) -> np.ndarray | None:
-        """The scalar a value always has, when it is a splat constant."""
-        op = self.importer.scalars.get(value)
-        while op is not None and op.name == "broadcast_in_dim":
-            op = self.importer.scalars.get(op.operands[0])
-        if op is None or op.name != "constant" or not op.attrs.is_splat:
-            return None
-        return np.asarray(op.attrs.array().flat[0])
-
-    def block_producer(self, block: Any, value: Any) -> Any:
-        """The MLIR op of `block` that makes the MLIR value `value`; None for a block argument."""
-        if value in set(block.arguments):
-            return None
-        return value.owner.operation if hasattr(value.owner, "operation") else value.owner
-
-
-def functions_of(module: Any) -> dict[str, Any]:
-    """The functions of a module by name."""
-    return {
-        op.operation.attributes["sym_name"].value: op.operation
-        for op in module.body.operations
-        if op.operation.name == "func.func"
-    }
-
-
-def entry_name(functions: Mapping[str, Any]) -> str:
-    """`main`, or the only public function. Raises ImportRuleError without one."""
-    if "main" in functions:
-        return "main"
-    public: list[str] = [
-        name
-        for name, op in functions.items()
-        if "sym_visibility" not in op.attributes
-        or op.attributes["sym_visibility"].value == "public"
-    ]
-    if len(public) != 1:
-        raise ImportRuleError(
-            "SW_STABLEHLO_ENTRY", f"the module requires one public function, got {public}"
-        )
-    return public[0]
+    on_op: Callable[[Any, Values], None] | None = None
+    on_block: Callable[[Any, Values], None] | None = None
 
 
 class Importer:
@@ -212,8 +86,7 @@ class Importer:
             return self.type_of(argument.type)
         except RefusedError as error:
             loc = self.locations.read(function.location)
-            message = f"argument {argument.arg_number}: {error}"
-            raise ImportRuleError(error.code, message, loc, error.hint) from error
+            raise error.at(loc, f"argument {argument.arg_number}: ") from error
 
     def _block(self, function: Any) -> Any:
         """The body of a function, which must be one block."""
@@ -263,9 +136,7 @@ class Importer:
         scope.captures.append(Capture(outer, inner))
         return inner
 
-    def block(
-        self, owner: Any, block: Any, scope: Scope, arguments: Sequence[Value]
-    ) -> tuple[Value, ...]:
+    def block(self, owner: Any, block: Any, scope: Scope, arguments: Values) -> tuple[Value, ...]:
         """Import the ops of `block` into `scope`; returns the values its terminator returns."""
         scope.env.update(zip(block.arguments, arguments, strict=True))
         if self.hooks.on_block is not None:
@@ -292,7 +163,7 @@ class Importer:
             self._bind(scope, op, values)
         except RefusedError as error:
             place = loc if loc.file else self._place_of_use(op, loc)
-            raise ImportRuleError(error.code, str(error), place, error.hint) from error
+            raise error.at(place) from error
         except DiagnosticError:
             raise  # of an op inside, with its own line
         except Exception as error:
@@ -306,7 +177,7 @@ class Importer:
         places = [self.locations.read(use.owner.location) for use in uses]
         return next((place for place in reversed(places) if place.file), loc)
 
-    def _bind(self, scope: Scope, op: Any, values: Sequence[Value]) -> None:
+    def _bind(self, scope: Scope, op: Any, values: Values) -> None:
         """Enter the results, after checking that our type rules agree with the module's types."""
         env = scope.env
         for result, value in zip(op.results, values, strict=True):
@@ -315,7 +186,7 @@ class Importer:
                 refuse("NCC_EVRF064", f"{op.name} requires a result of {value.type}, got {type}")
             env[result] = value
 
-    def call(self, site: Site, name: str) -> Sequence[Value]:
+    def call(self, site: Site, name: str) -> Values:
         """Inline a call of function `name` at `site`."""
         if name not in self.functions:
             refuse("SW_STABLEHLO_CALL", f"call requires a function of the module, got @{name}")
@@ -333,7 +204,7 @@ class Importer:
         finally:
             self._calling.pop()
 
-    def _inline_once(self, site: Site, name: str) -> Sequence[Value]:
+    def _inline_once(self, site: Site, name: str) -> Values:
         """Import the callee in place, under the locations of the call."""
         scope = Scope()
         function = self.functions[name]
@@ -370,18 +241,13 @@ class Importer:
 
     def _has_loop(self, op: Any) -> bool:
         """True when a loop is anywhere below `op`, calls included."""
-        for region in op.regions:
-            for view in (view for block in region.blocks for view in block.operations):
-                inner = view.operation
-                if inner.name == "stablehlo.while" or self._has_loop(inner):
-                    return True
-                if inner.name == "func.call":
-                    callee = inner.attributes["callee"].value
-                    if callee in self.functions and not self._is_reusable(callee):
-                        return True
-        return False
+        below = all_ops(op)
+        callees = {inner.attributes["callee"].value for inner in below if inner.name == "func.call"}
+        return any(inner.name == "stablehlo.while" for inner in below) or not all(
+            self._is_reusable(callee) for callee in callees & self.functions.keys()
+        )
 
-    def _inline_copy(self, site: Site, template: Graph) -> Sequence[Value]:
+    def _inline_copy(self, site: Site, template: Graph) -> Values:
         """Copy the ops of `template` (which have no regions) to `site` with its operands for the
         inputs.
         """
@@ -445,11 +311,11 @@ def _convert_type(mlir_type: Any) -> TensorType:
             "pad or bucket the inputs",
         )
     element = str(mlir_type.element_type)
-    dtype = _DTYPES.get(element)
-    if dtype is None:
-        code = _type_code(element)
-        refuse(code, f"elements require a type of {', '.join(_DTYPES)}; got {element}")
-    return tensor_type(tuple(mlir_type.shape), dtype)
+    try:
+        return tensor_type(tuple(mlir_type.shape), DType(element))
+    except ValueError:
+        known = ", ".join(dtype.value for dtype in DType)
+        refuse(_type_code(element), f"elements require a type of {known}; got {element}")
 
 
 def _type_code(element: str) -> str:

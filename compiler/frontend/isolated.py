@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from dataclasses import astuple
 from typing import Any
 
 import msgpack
@@ -27,6 +27,7 @@ from shardwright.compiler.diagnostics import (
 )
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.frontend.locations import MODULE_FILE
+from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.frontend.stablehlo import Facts
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
@@ -39,11 +40,6 @@ TIMEOUT_S = 1800.0
 _STDERR_TAIL = 2000
 _NO_TEXT = "conversion error"
 """What jaxlib's bindings say of a name or text that is not UTF-8, as any part of it is read."""
-_OTHER_BYTES = (
-    "the module requires names and texts in UTF-8, got other bytes",
-    None,
-    "correct the module, or dump it again with the framework that made it",
-)
 
 
 class Reader:
@@ -56,12 +52,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def read(
@@ -121,30 +112,19 @@ def _crashed(status: int, said: str) -> ImportRuleError:
 
 def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
     """What a child says of a file called `name`."""
-    findings = []
-    for code, message, loc, hint, severity in answer["findings"]:
-        findings.append(Diagnostic(code, message, _loc_of(loc, name), hint, severity))
-    facts = Facts(
-        answer["aliases"], answer["mesh"], tuple(findings), _shardings_of(answer["shardings"])
+    aliases, mesh, rows, shardings = answer["facts"]
+    findings = tuple(
+        Diagnostic(code, message, _loc_of(loc, name), hint, severity)
+        for code, message, loc, hint, severity in rows
     )
+    facts = Facts(aliases, mesh, findings, shardings and _shardings_of(*shardings))
     return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], facts)
 
 
-def _shardings_of(rows: tuple[Any, ...] | None) -> ModuleShardings | None:
+def _shardings_of(meshes: tuple[MeshAxes, ...], *sides: tuple[Any, ...]) -> ModuleShardings:
     """Shardings from their fields."""
-    if rows is None:
-        return None
-    meshes, *sides = rows
     given = [tuple(s and ShardingConstraintAttrs(*s) for s in side) for side in sides]
     return ModuleShardings(meshes, *given)
-
-
-def _rows_of(asked: ModuleShardings | None) -> tuple[Any, ...] | None:
-    """The fields of shardings."""
-    if asked is None:
-        return None
-    sides = [[s and (s.spec, s.open_dims) for s in side] for side in (asked.inputs, asked.outputs)]
-    return asked.meshes, *sides
 
 
 def _loc_of(row: tuple[str, int, str] | None, name: str) -> Loc | None:
@@ -164,7 +144,7 @@ def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> Diagnost
 
 def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
     from shardwright.compiler.frontend.detect import import_file
-    from shardwright.compiler.frontend.restrictions import checks_for
+    from shardwright.compiler.frontend.rules.restrictions import checks_for
 
     try:
         graph, module = import_file(data, base_dir, checks_for(Profile(version)))
@@ -172,28 +152,24 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "graph": dump(graph, with_locs=True),
             "form": module.form,
             "stablehlo": module.stablehlo,
-            "aliases": module.facts.aliases,
-            "mesh": module.facts.mesh,
-            "shardings": _rows_of(module.facts.shardings),
-            "findings": [_fields(finding) for finding in module.facts.findings],
+            "facts": astuple(module.facts),
         }
     except DiagnosticError as error:
         return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}
     except Exception as error:
         trace = traceback.format_exc()
         if _NO_TEXT in str(error):
-            refusal = ImportRuleError("SW_STABLEHLO_PARSE", *_OTHER_BYTES)
+            refusal = ImportRuleError(
+                "SW_STABLEHLO_PARSE",
+                "the module requires names and texts in UTF-8, got other bytes",
+                hint="correct the module, or dump it again with the framework that made it",
+            )
             return {"error": _row_of(refusal), "notes": []}
         return {"error": _row_of(InternalError.of(error, trace)), "notes": [trace]}
 
 
 def _row_of(error: DiagnosticError) -> tuple[Any, ...]:
-    return type(error).__name__, *_fields(error.diagnostic)
-
-
-def _fields(d: Diagnostic) -> tuple[Any, ...]:
-    loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
-    return d.code, d.message, loc, d.hint, d.severity
+    return type(error).__name__, *astuple(error.diagnostic)
 
 
 if __name__ == "__main__":

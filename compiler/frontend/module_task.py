@@ -57,7 +57,8 @@ def module_task(path: Path, tokens_per_sample: int = 0) -> TrainTask:
         raise _refused(path, "the step of one device", "one that is or asks to be partitioned")
     signature = _signature(path, graph, module.facts.aliases)
     samples = _samples(path, signature)
-    inputs, outputs = _inputs(signature), _outputs(signature)
+    inputs = _inputs(signature)
+    outputs = _outputs(signature, inputs)
     check_parameters(path.name, [(i.name, i.role) for i in inputs if i.role != "batch"])
     aliases = tuple((argument, result) for result, argument in signature.state.items())
 
@@ -152,12 +153,11 @@ def _inputs(signature: _Signature) -> tuple[ArgInfo, ...]:
 _PREFIX = {"batch": "batch", "parameter": "params", "optimizer": "opt_state", "rng": "rng"}
 
 
-def _outputs(signature: _Signature) -> tuple[ArgInfo, ...]:
-    named = {n: info for n, info in enumerate(_inputs(signature))}
+def _outputs(signature: _Signature, inputs: Sequence[ArgInfo]) -> tuple[ArgInfo, ...]:
     infos = []
     for n, value in enumerate(signature.graph.outputs):
         if n in signature.state:
-            infos.append(named[signature.state[n]])
+            infos.append(inputs[signature.state[n]])
         else:
             name = "loss" if n == signature.loss else f"out{n}"
             infos.append(_info(f"metrics/{name}", "metric", value))

@@ -66,11 +66,11 @@ def initial_leaves(task: TrainTask, seed: int, names: Collection[str]) -> Leaves
 
 def batch_leaves(batch: Any) -> Leaves:
     """A batch by path name."""
-    return {name: np.asarray(leaf) for name, leaf in named_leaves("batch", batch)}
+    return _leaves("batch", batch)
 
 
-def _metric_leaves(metrics: Any) -> Leaves:
-    return {name: np.asarray(leaf) for name, leaf in named_leaves("metrics", metrics)}
+def _leaves(prefix: str, tree: Any) -> Leaves:
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(prefix, tree)}
 
 
 def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
@@ -79,7 +79,7 @@ def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any)
     """
     results = _jitted(task)(*_unflatten(task, state), batch)
     new_state, metrics = split_results(task, results)
-    return _state_leaves(task, new_state) | _metric_leaves(metrics)
+    return _state_leaves(task, new_state) | _leaves("metrics", metrics)
 
 
 def losses_of_parts(
@@ -141,7 +141,7 @@ def run_reference(
         state, metrics = split_results(task, results)
         losses.append(float(metrics["loss"]))
         if number == 1:
-            first = _metric_leaves(metrics)
+            first = _leaves("metrics", metrics)
         if number in keep:
             states[number] = _state_leaves(task, state)
     return ReferenceRun(tuple(losses), states, first)
@@ -211,11 +211,8 @@ def _cpu() -> Any:
 
 def _state_leaves(task: TrainTask, state: tuple[Any, ...]) -> Leaves:
     """A state by path name."""
-    return {
-        name: np.asarray(leaf)
-        for prefix, part in zip(task.state_names, state, strict=True)
-        for name, leaf in named_leaves(prefix, part)
-    }
+    parts = zip(task.state_names, state, strict=True)
+    return {name: leaf for prefix, part in parts for name, leaf in _leaves(prefix, part).items()}
 
 
 def _unflatten(task: TrainTask, leaves: Mapping[str, np.ndarray]) -> tuple[Any, ...]:

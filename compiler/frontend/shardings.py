@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
-from shardwright.compiler.frontend.importer import entry_name, functions_of
+from shardwright.compiler.diagnostics import Diagnostic, Loc
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import all_ops, entry_of
 from shardwright.compiler.frontend.rules.gspmd import splits
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.rules.ranks import declared_grid, module_meshes
@@ -47,8 +47,7 @@ def read_shardings(module: Any) -> ModuleShardings:
     """
     from jaxlib.mlir import ir
 
-    functions = functions_of(module)
-    entry = functions[entry_name(functions)]
+    entry = entry_of(module)
     kind = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
     return ModuleShardings(
         tuple(dict.fromkeys(axes for axes, _ in module_meshes(module).values() if axes)),
@@ -69,7 +68,7 @@ def _of_slot(attributes: Any, what: str) -> ShardingConstraintAttrs | None:
     try:
         return constraint_attrs(attributes["sdy.sharding"])
     except RefusedError as error:
-        raise ImportRuleError(error.code, f"{what}: {error}", None, error.hint) from error
+        raise error.at(None, f"{what}: ") from error
 
 
 def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
@@ -80,14 +79,14 @@ def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic
     if not found:
         return ()
     text, loc = next(((t, where) for t, where in found if where.file), found[0])
-    count = (
-        "1 sharding splits a value" if len(found) == 1 else f"{len(found)} shardings split values"
-    )
+    told = f"{len(found)} shardings split values of the module and are"
+    if len(found) == 1:
+        told = "1 sharding splits a value of the module and is"
     return (
         Diagnostic(
             "SW_SHARDING_UNUSED",
-            f"{count} of the module and {'are' if found[1:] else 'is'} not applied, for"
-            f" example {text}: the file is one program for one core, on whole values",
+            f"{told} not applied, for example {text}: the file is one program for one core, on"
+            " whole values",
             loc,
             "write the module as StableHLO for a mesh of as many cores as mhlo.num_partitions, give"
             " the step to `shardwright run` or `plan` with --strategy manual, or compile what XLA's"
@@ -126,26 +125,12 @@ def _splitting(module: Any, locations: LocationReader) -> list[tuple[str, Loc]]:
 
 def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Loc]]:
     """Every sharding of a module as text, and where it stands."""
-    functions = functions_of(module)
-    entry = functions[entry_name(functions)]
+    entry = entry_of(module)
     where = locations.read(entry.location)
     for key in ("arg_attrs", "res_attrs"):
         rows = entry.attributes.get(key, ())
         yield from ((str(row[k]), where) for row in rows for k in _KEYS if k in row)
-    for op in _all_ops(module):
+    for op in all_ops(module):
         keys = [k for k in _KEYS if k in op.attributes]
         keys += [_CONSTRAINT[1]] if op.name == _CONSTRAINT[0] else []
         yield from ((str(op.attributes[k]), locations.read(op.location)) for k in keys)
-
-
-def _all_ops(module: Any) -> list[Any]:
-    from jaxlib.mlir import ir
-
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright.compiler.frontend.callbacks import erase_callbacks
+from shardwright.compiler.frontend.mlir import all_ops
 
 
 def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
@@ -34,17 +35,12 @@ def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
 
 def _without_shardings(module: Any, traced: Any, device: Any) -> Callable[..., Any] | None:
     """The program of `module` without its shardings and callbacks; None when it has none."""
-    found: list[Any] = []
+    from jaxlib.mlir import ir
+
     with module.context:
         has_callbacks = erase_callbacks(module)
-        from jaxlib.mlir import ir
-
-        def visit(op: Any) -> Any:
-            if op.name in ("sdy.mesh", "sdy.sharding_constraint"):
-                found.append(op)
-            return ir.WalkResult.ADVANCE
-
-        module.operation.walk(visit)
+        ops = all_ops(module)
+        found = [op for op in ops if op.name in ("sdy.mesh", "sdy.sharding_constraint")]
         if not found and not has_callbacks:
             return None
         for op in found:

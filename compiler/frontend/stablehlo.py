@@ -22,11 +22,12 @@ from shardwright.compiler.frontend.context import (
     parse_module,
 )
 from shardwright.compiler.frontend.donation import Aliases, read_aliases
-from shardwright.compiler.frontend.importer import Check, Importer, ImportHooks
+from shardwright.compiler.frontend.importer import Importer, ImportHooks
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.rules import RULES, Rule
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.rules.ranks import RankMesh, read_ranks, whole
+from shardwright.compiler.frontend.rules.registry import Check
 from shardwright.compiler.frontend.shardings import (
     ModuleShardings,
     asked_shardings,

@@ -57,9 +57,8 @@ class _Part:
 
     def arrays(self, leaves: Sequence[Any]) -> Any:
         """The pytree of arrays; None where a leaf is kept."""
-        kinds = [kind for _, kind in self.leaves]
-        rows = zip(leaves, kinds, strict=True)
-        return self.tree.unflatten([_array(leaf, kind) for leaf, kind in rows])
+        rows = zip(leaves, self.leaves, strict=True)
+        return self.tree.unflatten([_array(leaf, kind) for leaf, (_, kind) in rows])
 
     def whole(self, arrays: Any) -> Any:
         """The user's pytree around its arrays."""
@@ -71,10 +70,6 @@ class _Part:
         return self.tree.unflatten([_leaf(given, kind) for _, kind in self.leaves])
 
 
-def _is_kept(kind: Any) -> bool:
-    return isinstance(kind, _Kept | _Empty)
-
-
 @dataclass(frozen=True, slots=True)
 class StateTree:
     """The pytrees of a state. `arrays` has `jax.ShapeDtypeStruct` leaves, or a state's own."""
@@ -83,16 +78,19 @@ class StateTree:
     arrays: tuple[Any, ...]
 
     @property
+    def _leaves(self) -> Iterator[tuple[str, Any]]:
+        return (row for part in self.parts for row in part.leaves)
+
+    @property
     def keys(self) -> frozenset[str]:
         """Names of the typed keys."""
-        rows = (row for part in self.parts for row in part.leaves)
-        return frozenset(name for name, kind in rows if isinstance(kind, _Key))
+        return frozenset(name for name, kind in self._leaves if isinstance(kind, _Key))
 
     @property
     def kept(self) -> dict[str, Any]:
         """What is no array, or has no elements, by name."""
-        rows = (row for part in self.parts for row in part.leaves)
-        return {name: getattr(kind, "value", kind) for name, kind in rows if _is_kept(kind)}
+        rows = ((n, kind) for n, kind in self._leaves if isinstance(kind, _Kept | _Empty))
+        return {name: getattr(kind, "value", kind) for name, kind in rows}
 
     def whole(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The user's state around arrays in the structure of `self.arrays`."""

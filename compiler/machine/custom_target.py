@@ -9,64 +9,52 @@ values or as {"value": ..., "source": ...}. All findings are raised at once. Wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
 from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.compiler.support.schema import FLAG, Rule
 
 _MOST = 2**40  # of any figure in its unit: no machine is beyond, no arithmetic on it is either
 TOPOLOGIES = ("torus", "ring", "line", "switch", "none")
 RATE = "neuronlink_gb_per_s_per_link_per_direction"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """What a fact may be, in words and as a test."""
-
-    text: str
-    holds: Callable[[Any], bool]
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(low: int, high: int = _MOST) -> _Rule:
-    def holds(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
+def _count(low: int, high: int = _MOST) -> Rule:
     limit = "" if high == _MOST else f" up to {high}"
-    return _Rule(f"a whole number from {low}{limit}", holds)
+    text = f"a whole number from {low}{limit}"
+    return Rule(text, lambda value: type(value) is int and low <= value <= high)
 
 
-def _number(above: float = 0.0, at_least: bool = False) -> _Rule:
+def _number(above: float = 0.0, at_least: bool = False) -> Rule:
     def holds(value: Any) -> bool:
         return _is_number(value) and (value >= above if at_least else value > above)
 
-    return _Rule(f"a number {'of at least' if at_least else 'above'} {above:g}", holds)
+    return Rule(f"a number {'of at least' if at_least else 'above'} {above:g}", holds)
 
 
-def _one_of(*allowed: Any) -> _Rule:
-    return _Rule(f"one of {', '.join(map(str, allowed))}", lambda value: value in allowed)
+def _one_of(*allowed: Any) -> Rule:
+    return Rule(f"one of {', '.join(map(str, allowed))}", lambda value: value in allowed)
 
 
-def _list(rule: _Rule) -> _Rule:
-    def holds(value: Any) -> bool:
-        return isinstance(value, list) and bool(value) and all(map(rule.holds, value))
-
-    return _Rule(f"a list, each {rule.text}", holds)
+def _list(rule: Rule) -> Rule:
+    text = f"a list, each {rule.what}"
+    return Rule(text, lambda v: isinstance(v, list) and bool(v) and all(map(rule.holds, v)))
 
 
-def _either(first: _Rule, second: _Rule) -> _Rule:
-    return _Rule(f"{first.text}, or {second.text}", lambda v: first.holds(v) or second.holds(v))
+def _either(first: Rule, second: Rule) -> Rule:
+    return Rule(f"{first.what}, or {second.what}", lambda v: first.holds(v) or second.holds(v))
 
 
 _AT_LEAST_0 = _number(0, at_least=True)
-_SWITCH = _Rule("true or false", lambda value: isinstance(value, bool))
 RULES = {
     "chips_per_instance": _count(1, 4096),
     "physical_cores_per_chip": _count(1, 128),
@@ -103,7 +91,7 @@ RULES = {
     "collective_mesh": _one_of("flat", "grouped"),
     "mesh_max_bytes": _count(0),
     "rdh_max_bytes": _count(0),
-    "kangaring": _SWITCH,
+    "kangaring": FLAG,
     "flat_ring_min_bytes": _count(0),
 }
 
@@ -140,7 +128,7 @@ def check_together(path: Path, facts: Mapping[str, Any]) -> None:
                 "shape of a switch requires domains that divide each other up to"
                 f" chips_per_instance {chips}, got {shape}"
             )
-    elif _product(shape) != chips:
+    elif math.prod(shape) != chips:
         findings.append(f"shape requires a product of chips_per_instance {chips}, got {shape}")
     if topology in ("ring", "line", "none") and len(shape) != 1:
         findings.append(f"shape of a {topology} requires one side, got {shape}")
@@ -185,17 +173,16 @@ def refuse(path: Path, findings: list[str]) -> None:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        data = parse_json(read_text(path))
-    except OSError as error:
-        text = f"the file of a machine cannot be read: {error.strerror or error}"
-        raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error
-    except ValueError as error:
-        text = f"the file of a machine requires JSON, got {error}"
+        data: Any = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
+        wrong = f"requires JSON, got {error}"
+        if isinstance(error, OSError):
+            wrong = f"cannot be read: {error.strerror or error}"
+        text = f"the file of a machine {wrong}"
         raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error
     if not isinstance(data, dict):
         refuse(path, [f"the file of a machine requires an object, got {type(data).__name__}"])
-    found: dict[str, Any] = data
-    return found
+    return dict(data)
 
 
 def _value(fact: Any) -> Any:
@@ -207,13 +194,6 @@ def _wrong(key: str, value: Any) -> str:
     if rule is None:
         return ": ".join(filter(None, (f"unknown fact {key!r}", did_you_mean(key, RULES))))
     if not rule.holds(value):
-        return f"{key} requires {rule.text}, got {value!r}"
+        return f"{key} requires {rule.what}, got {value!r}"
     largest = max(filter(_is_number, value if isinstance(value, list) else [value]), default=0)
     return f"{key} requires at most {_MOST:g}, got {value!r}" if largest > _MOST else ""
-
-
-def _product(sides: list[int]) -> int:
-    total = 1
-    for side in sides:
-        total *= side
-    return total

@@ -56,19 +56,15 @@ def rank_costs(target: Target, profile: str, touch: float, **settings: Any) -> C
     """
     facts, core = target.collectives, target.core
     touches = COPY_TOUCHES * target.lnc * core.dma_engines * core.dma_engine_bytes_per_s * touch
+    same = ("launch_ps", "mesh", "mesh_max_bytes", "rdh_max_bytes", "kangaring")
     values: dict[str, Any] = {
         "profile": profile,
-        "launch_ps": facts.launch_ps,
+        **{name: getattr(facts, name) for name in (*same, "flat_ring_min_bytes")},
         "intra_hop_ps": core.dma_fixed_ps + core.semaphore_ps,
         "inter_hop_ps": facts.efa_hop_ps,
         "rank_copy_bytes_per_s": round(touches / COPY_TOUCHES),
         "rank_reduce_bytes_per_s": round(touches / REDUCE_TOUCHES),
         "rank_hbm_bytes_per_s": int(target.lnc * target.hbm_bytes_per_s_per_core),
-        "mesh": facts.mesh,
-        "mesh_max_bytes": facts.mesh_max_bytes,
-        "rdh_max_bytes": facts.rdh_max_bytes,
-        "kangaring": facts.kangaring,
-        "flat_ring_min_bytes": facts.flat_ring_min_bytes,
     }
     return CollectiveCosts(**(values | settings))
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.machine.custom_target import check_together, read_custom
@@ -47,6 +47,13 @@ class Fact:
     region: str = ""
 
 
+def _fact(name: str = "", factor: float = 1, otherwise: Any = None) -> Any:
+    """A field that is a fact of the data files, the one of its name unless given, times `factor`,
+    which makes its unit ours; `otherwise` where a file does not have the fact.
+    """
+    return field(metadata={"fact": (name, factor, otherwise)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a NeuronCore accepts of code.
@@ -56,20 +63,20 @@ class Limits:
     """
 
     generation: str
-    partitions: int
-    contraction_max: int
-    stationary_max: int
-    moving_max: int
-    transpose_max: int
-    psum_bytes: int
-    psum_bank_bytes: int
-    sbuf_bytes: int
-    free_dims: int
-    dim_size_max: int
-    dim_stride_max: int
-    free_elements_sbuf: int
-    free_elements_psum: int
-    semaphores: int
+    partitions: int = _fact("sbuf_partitions")
+    contraction_max: int = _fact("tensor_contraction_max")
+    stationary_max: int = _fact("tensor_stationary_max")
+    moving_max: int = _fact("tensor_moving_max")
+    transpose_max: int = _fact("tensor_transpose_max")
+    psum_bytes: int = _fact("psum_bytes_per_partition")
+    psum_bank_bytes: int = _fact("psum_bank_bytes_per_partition")
+    sbuf_bytes: int = _fact("sbuf_bytes_per_partition")
+    free_dims: int = _fact("access_free_dims")
+    dim_size_max: int = _fact("access_dim_size_max")
+    dim_stride_max: int = _fact("access_dim_stride_max")
+    free_elements_sbuf: int = _fact("access_elements_sbuf")
+    free_elements_psum: int = _fact("access_elements_psum")
+    semaphores: int = _fact()
 
     @property
     def psum_banks(self) -> int:
@@ -88,19 +95,21 @@ class CoreModel:
     generation: str
     clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
     limits: Limits
-    dma_engines: int
-    dma_engine_bytes_per_s: float
-    dma_fixed_ps: int
-    dma_descriptor_min_bytes: float  # a what-if may ask for parts of a byte, or of a cycle
-    dma_descriptor_extra_bytes: float
-    dma_descriptor_max_bytes: int
-    dma_partitions_per_engine: int
-    compute_latency_cycles: float
-    wide_stride_factor: float
-    semaphore_ps: int
-    program_start_ps: int
-    hbm_bank_cores: int  # physical cores that share the bandwidth of an HBM bank
-    peak_bf16_flops_per_s: float
+    dma_engines: int = _fact()
+    dma_engine_bytes_per_s: float = _fact("dma_engine_sustained_gb_per_s", 1e9)
+    dma_fixed_ps: int = _fact("dma_fixed_ns", 1e3)
+    # A what-if may ask for parts of a byte, or of a cycle.
+    dma_descriptor_min_bytes: float = _fact()
+    dma_descriptor_extra_bytes: float = _fact()
+    dma_descriptor_max_bytes: int = _fact()
+    dma_partitions_per_engine: int = _fact()
+    compute_latency_cycles: float = _fact()
+    wide_stride_factor: float = _fact()
+    semaphore_ps: int = _fact("cross_engine_semaphore_ns", 1e3)
+    program_start_ps: int = _fact("program_start_us", 1e6)
+    hbm_bank_cores: int = _fact("physical_cores_per_hbm_bank", otherwise=1)
+    """Physical cores that share the bandwidth of an HBM bank."""
+    peak_bf16_flops_per_s: float = _fact("tensor_bf16_tflops", 1e12)
     stall_recovery: float = 0.0
     """Share of the time in which a region waits, while none of its engines is the bottleneck, that
     neighbouring regions fill. Of runs only: code is chosen at `evaluate.JUDGED_RECOVERY`."""
@@ -114,14 +123,16 @@ class CollectiveFacts:
     turns an algorithm off.
     """
 
-    launch_ps: int
-    wire_ps: int  # of one NeuronLink, besides the DMA transfer that uses it
-    efa_hop_ps: int
-    mesh: str  # flat: every pair of ranks; grouped: between chips, then inside
-    mesh_max_bytes: int
-    rdh_max_bytes: int
-    kangaring: bool
-    flat_ring_min_bytes: int
+    launch_ps: int = _fact("collective_launch_us", 1e6)
+    wire_ps: int = _fact("neuronlink_wire_us", 1e6)
+    """Of one NeuronLink, besides the DMA transfer that uses it."""
+    efa_hop_ps: int = _fact("efa_hop_us", 1e6)
+    mesh: str = _fact("collective_mesh")
+    """flat: every pair of ranks; grouped: between chips, then inside."""
+    mesh_max_bytes: int = _fact()
+    rdh_max_bytes: int = _fact()
+    kangaring: bool = _fact()
+    flat_ring_min_bytes: int = _fact()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +144,22 @@ class Target:
 
     name: str
     core: CoreModel
-    chips: int
+    chips: int = _fact("chips_per_instance")
     cores_per_chip: int
     allowed_lnc: tuple[int, ...]
     hbm_bytes_per_core: int
     hbm_bytes_per_s_per_core: float  # of a physical core
     reserve_bytes_per_core: int
     published_flops_per_s_per_core: float  # bf16; the denominator of MFU
-    topology: str  # torus, ring, line, switch, or none for a chip alone
+    topology: str = _fact()  # torus, ring, line, switch, or none for a chip alone
     shape: tuple[int, ...]  # chips along each side; domains of a switch, from the smallest
     link_bytes_per_s: tuple[float, ...]  # one direction of a link, per side or domain
-    efa_bytes_per_s: float  # whole instance
-    efa_devices: int
+    efa_bytes_per_s: float = _fact("efa_gbps", 1e9 / 8)  # whole instance
+    efa_devices: int = _fact()
     collectives: CollectiveFacts
     host_memory_bytes: int  # of an instance; 0: not known
-    host_link_bytes_per_s: float  # of a chip, each way; 0: not known
+    host_link_bytes_per_s: float = _fact("host_link_gb_per_s", 1e9, otherwise=0)
+    """Of a chip, each way; 0: not known."""
     prices: Mapping[str, Fact]  # USD per hour by kind (PRICE_KINDS), those that are published
     digest: str  # of the data files
     lnc: int = 1  # physical cores per logical core
@@ -273,25 +285,21 @@ def _described(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
 
 
 def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
-    if name not in target_names():
-        known = ", ".join(target_names())
+    known = target_names()
+    if name not in known:
         raise UsageError(
             "NCC_EARG001",
-            f"target requires one of {known}, or a JSON file, got {name!r}",
-            hint=did_you_mean(name, target_names()),
+            f"target requires one of {', '.join(known)}, or a JSON file, got {name!r}",
+            hint=did_you_mean(name, known),
         )
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
+    given = core_data["facts"] | data["facts"]
+    named = {f.name for f in fields(Fact)}
     facts = {
-        key: Fact(
-            fact["value"],
-            fact["status"],
-            fact["source"],
-            fact.get("date", ""),
-            fact.get("region", ""),
-        )
-        for key, fact in (core_data["facts"] | data["facts"]).items()
+        key: Fact(**{name: value for name, value in fact.items() if name in named})
+        for key, fact in given.items()
     }
     return core_data, facts, digest
 
@@ -306,50 +314,34 @@ def _values(facts: Mapping[str, Fact]) -> dict[str, Any]:
 
 
 def _prices_of(facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    prices = {kind: facts[key] for kind, key in _PRICES.items() if key in facts}
-    return {kind: fact for kind, fact in prices.items() if fact.value is not None}
+    prices = {kind: facts.get(key) for kind, key in _PRICES.items()}
+    return {kind: fact for kind, fact in prices.items() if fact and fact.value is not None}
+
+
+Made = TypeVar("Made", Limits, CoreModel, CollectiveFacts, Target)
+
+
+def _made(kind: type[Made], f: Mapping[str, Any], **others: Any) -> Made:
+    """A `kind` of what its fields say they are, and of `others`."""
+    found = {}
+    for one in fields(kind):
+        if one.metadata:
+            fact, factor, otherwise = one.metadata["fact"]
+            value = f.get(fact, otherwise) if otherwise is not None else f[fact or one.name]
+            scaled = value if factor == 1 else value * factor
+            found[one.name] = round(scaled) if one.type == "int" and factor != 1 else scaled
+    return kind(**found, **others)
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
-    engines = ("tensor", "vector", "scalar", "gpsimd")
-    return CoreModel(
-        name=data["name"],
+    generation, engines = data["name"], ("tensor", "vector", "scalar", "gpsimd")
+    return _made(
+        CoreModel,
+        f,
+        name=generation,
         generation=data["generation"],
         clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
-        limits=_limits(data["name"], f),
-        dma_engines=f["dma_engines"],
-        dma_engine_bytes_per_s=f["dma_engine_sustained_gb_per_s"] * 1e9,
-        dma_fixed_ps=round(f["dma_fixed_ns"] * 1e3),
-        dma_descriptor_min_bytes=f["dma_descriptor_min_bytes"],
-        dma_descriptor_extra_bytes=f["dma_descriptor_extra_bytes"],
-        dma_descriptor_max_bytes=f["dma_descriptor_max_bytes"],
-        dma_partitions_per_engine=f["dma_partitions_per_engine"],
-        compute_latency_cycles=f["compute_latency_cycles"],
-        wide_stride_factor=f["wide_stride_factor"],
-        semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
-        program_start_ps=round(f["program_start_us"] * 1e6),
-        hbm_bank_cores=f.get("physical_cores_per_hbm_bank", 1),
-        peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
-    )
-
-
-def _limits(generation: str, f: Mapping[str, Any]) -> Limits:
-    return Limits(
-        generation=generation,
-        partitions=f["sbuf_partitions"],
-        contraction_max=f["tensor_contraction_max"],
-        stationary_max=f["tensor_stationary_max"],
-        moving_max=f["tensor_moving_max"],
-        transpose_max=f["tensor_transpose_max"],
-        psum_bytes=f["psum_bytes_per_partition"],
-        psum_bank_bytes=f["psum_bank_bytes_per_partition"],
-        sbuf_bytes=f["sbuf_bytes_per_partition"],
-        free_dims=f["access_free_dims"],
-        dim_size_max=f["access_dim_size_max"],
-        dim_stride_max=f["access_dim_stride_max"],
-        free_elements_sbuf=f["access_elements_sbuf"],
-        free_elements_psum=f["access_elements_psum"],
-        semaphores=f["semaphores"],
+        limits=_made(Limits, f, generation=generation),
     )
 
 
@@ -357,24 +349,21 @@ def _target(name: str, core: Mapping[str, Any], facts: Mapping[str, Fact], diges
     f = _values(facts)
     cores_per_chip = f["physical_cores_per_chip"]
     reserve_mb = f["model_code_overhead_mb_per_physical_core"] + f["dma_ring_reserve_mb_per_core"]
-    return Target(
+    return _made(
+        Target,
+        f,
         name=name,
         core=_core(core, f),
-        chips=f["chips_per_instance"],
         cores_per_chip=cores_per_chip,
         allowed_lnc=tuple(f["allowed_lnc"]),
         hbm_bytes_per_core=int(f["hbm_gib_per_chip"] * 2**30) // cores_per_chip,
         hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
         reserve_bytes_per_core=reserve_mb * 10**6,
         published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,
-        topology=f["topology"],
         shape=tuple(f["shape"]),
         link_bytes_per_s=_link_rates(f),
-        efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
-        efa_devices=f["efa_devices"],
-        collectives=_collectives(f),
+        collectives=_made(CollectiveFacts, f),
         host_memory_bytes=int(f.get("host_memory_gib", 0) * 2**30),
-        host_link_bytes_per_s=f.get("host_link_gb_per_s", 0) * 1e9,
         prices=_prices_of(facts),
         digest=digest,
     )
@@ -385,16 +374,3 @@ def _link_rates(f: Mapping[str, Any]) -> tuple[float, ...]:
     given = f["neuronlink_gb_per_s_per_link_per_direction"]
     rates = given if isinstance(given, list) else [given] * len(f["shape"])
     return tuple(rate * 1e9 for rate in rates)
-
-
-def _collectives(f: Mapping[str, Any]) -> CollectiveFacts:
-    return CollectiveFacts(
-        launch_ps=round(f["collective_launch_us"] * 1e6),
-        wire_ps=round(f["neuronlink_wire_us"] * 1e6),
-        efa_hop_ps=round(f["efa_hop_us"] * 1e6),
-        mesh=f["collective_mesh"],
-        mesh_max_bytes=f["mesh_max_bytes"],
-        rdh_max_bytes=f["rdh_max_bytes"],
-        kangaring=f["kangaring"],
-        flat_ring_min_bytes=f["flat_ring_min_bytes"],
-    )

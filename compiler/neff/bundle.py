@@ -89,9 +89,8 @@ def write_bundle(
 def _remove_others(path: Path, manifest: Manifest) -> None:
     """Remove the files of an earlier bundle in the same directory."""
     cores = manifest.num_cores
-    packed = cores > MAX_CORE_FILES
     kept = {f"{sha}.neff" for sha in manifest.programs.values()}
-    kept |= {"cores.neff"} if packed else {f"core-{rank:05d}.neff" for rank in range(cores)}
+    kept |= {"cores.neff"} if cores > MAX_CORE_FILES else set(map(_core_file, range(cores)))
     for pattern in ("programs/*.neff", "cores/core-*.neff", "cores.neff"):
         for file in path.glob(pattern):
             if file.name not in kept:
@@ -119,8 +118,12 @@ def _write_cores(path: Path, manifest: Manifest, digest: str) -> None:
         write_atomic(path / "cores.neff", pack("cores", {"count": len(bindings)}, table))
         return
     for binding in bindings:
-        name = f"core-{binding.rank:05d}.neff"
-        write_atomic(path / "cores" / name, pack("core", binding.to_meta(), {}))
+        data = pack("core", binding.to_meta(), {})
+        write_atomic(path / "cores" / _core_file(binding.rank), data)
+
+
+def _core_file(rank: int) -> str:
+    return f"core-{rank:05d}.neff"
 
 
 def load_bundle(path: Path, target: str | None = None) -> Bundle:
@@ -142,12 +145,10 @@ def load_bundle(path: Path, target: str | None = None) -> Bundle:
     programs = {name: _load_program(path, name, sha) for name, sha in manifest.programs.items()}
     for name, program in programs.items():
         if program.functions and program.lnc != manifest.lnc:
-            raise LoadError(
+            raise _mixed_up(
                 "SW_NEFF_BINDING",
                 f"{path}: program {name} requires logical NeuronCores of {program.lnc}, the"
                 f" manifest binds it to those of {manifest.lnc}",
-                None,
-                "compile again or copy the bundle again",
             )
     return Bundle(path, manifest, programs)
 
@@ -156,25 +157,20 @@ def _load_program(path: Path, name: str, sha: str) -> Program:
     container = Container.open(path / "programs" / f"{sha}.neff", "program", path)
     container.verify()
     if hashlib.sha256(container.data).hexdigest() != sha:
-        raise LoadError(
-            "SW_NEFF_CHECKSUM",
-            f"{container.name}: program {name} is not the one the manifest names",
-            None,
-            "compile again or copy the bundle again",
-        )
+        message = f"{container.name}: program {name} is not the one the manifest names"
+        raise _mixed_up("SW_NEFF_CHECKSUM", message)
     return read_program(container)
 
 
+def _mixed_up(code: str, message: str) -> LoadError:
+    return LoadError(code, message, None, "compile again or copy the bundle again")
+
+
 def _check_cores(path: Path, manifest: Manifest, digest: str) -> None:
-    cores = manifest.num_cores
-    for rank, binding in enumerate(_read_cores(path, cores)):
+    for rank, binding in enumerate(_read_cores(path, manifest.num_cores)):
         if binding != core_binding(manifest, digest, rank):
-            raise LoadError(
-                "SW_NEFF_BINDING",
-                f"{path}: core {rank} is bound to another manifest or to other programs",
-                None,
-                "compile again or copy the bundle again",
-            )
+            message = f"{path}: core {rank} is bound to another manifest or to other programs"
+            raise _mixed_up("SW_NEFF_BINDING", message)
 
 
 def _read_cores(path: Path, cores: int) -> Sequence[CoreBinding]:
@@ -186,8 +182,6 @@ def _read_cores(path: Path, cores: int) -> Sequence[CoreBinding]:
                 "SW_NEFF_BINDING", f"{path}: {cores} cores are required, got {len(rows)}"
             )
         return [CoreBinding.from_meta(row, container.name) for row in rows]
-    files = [
-        Container.open(path / "cores" / f"core-{rank:05d}.neff", "core", path)
-        for rank in range(cores)
-    ]
+    names = map(_core_file, range(cores))
+    files = [Container.open(path / "cores" / name, "core", path) for name in names]
     return [CoreBinding.from_meta(file.meta, file.name) for file in files]

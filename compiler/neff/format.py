@@ -59,29 +59,16 @@ class Header:
         return self._packed(zlib.crc32(blank))
 
     def _packed(self, crc: int) -> bytes:
-        packed = _HEADER.pack(
-            self.magic,
-            self.major,
-            self.minor,
-            crc,
-            self.features,
-            self.kind.encode(),
-            self.toc_offset,
-            self.toc_bytes,
-            self.toc_crc32,
-            self.toc_sha256,
-            self.file_bytes,
-        )
-        return packed.ljust(HEADER_BYTES, b"\0")
+        begins = (self.magic, self.major, self.minor, crc, self.features, self.kind.encode())
+        toc = (self.toc_offset, self.toc_bytes, self.toc_crc32, self.toc_sha256)
+        return _HEADER.pack(*begins, *toc, self.file_bytes).ljust(HEADER_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Header:
         """Read the fields without judging them; `reader.py` does."""
-        magic, major, minor, _, features, kind, offset, size, crc, sha, total = _HEADER.unpack_from(
-            data
-        )
+        magic, major, minor, _, features, kind, at, size, crc, sha, end = _HEADER.unpack_from(data)
         name = kind.rstrip(b"\0").decode("ascii", "replace")
-        return cls(name, features, offset, size, crc, sha, total, major, minor, magic)
+        return cls(name, features, at, size, crc, sha, end, major, minor, magic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,11 @@ def _steps(steps: Sequence[Call | Repeat], program: Program, depth: int) -> Iter
             yield f"{_STEP * depth}repeat p{step.register} {step.trip} times"
             yield from _steps(step.steps, program, depth + 1)
             continue
-        given = ", ".join(str(b) for b in step.inputs)
-        made = ", ".join(str(b) for b in step.outputs)
+        given, made = (", ".join(map(str, numbers)) for numbers in (step.inputs, step.outputs))
         registers = "".join(f" {affine_text(a, 'p')}" for a in step.parameters)
-        name = program.functions[step.function].name
-        zone = f" scratch+{step.scratch}" if program.functions[step.function].scratch_bytes else ""
-        yield f"{_STEP * depth}call {name}{registers} ({given}) -> ({made}){zone}"
+        function = program.functions[step.function]
+        zone = f" scratch+{step.scratch}" if function.scratch_bytes else ""
+        yield f"{_STEP * depth}call {function.name}{registers} ({given}) -> ({made}){zone}"
 
 
 def _region(
@@ -96,11 +95,9 @@ def _region(
     locations: Sequence[tuple[str, int, str]],
     engines: Collection[Engine],
 ) -> Iterator[str]:
-    meaning = region.program
-    where = ""
+    meaning, where = region.program, ""
     if 0 <= meaning.loc < len(locations):
-        file, line, _ = locations[meaning.loc]
-        where = f" from {file}:{line}"
+        where = " from {}:{}".format(*locations[meaning.loc])
     order = f" after {region.after} of the other core" if region.after else ""
     start = "" if region.borders is None else " without a barrier"
     yield f"{_STEP}region {number} {head_text(meaning)}{where}{order}{start}"
@@ -134,9 +131,10 @@ def _code(body: Sequence[Instr | Loop], depth: int, engines: Collection[Engine])
 
 
 def _instr(instr: Instr) -> str:
-    written = "".join(f" {_pattern(p)}" for p in instr.dsts)
+    written, sources = (
+        "".join(f" {_pattern(p)}" for p in side) for side in (instr.dsts, instr.srcs)
+    )
     target = f"{written} <-" if written else ""
-    sources = "".join(f" {_pattern(s)}" for s in instr.srcs)
     attrs = "".join(f" {k}={value_text(v)}" for k, v in sorted(instr.attrs.items()))
     tokens = "".join(f" border:{b}" for b in instr.borders)
     tokens += "".join(f" wait:{s}" for s in instr.waits)
@@ -145,8 +143,6 @@ def _instr(instr: Instr) -> str:
 
 
 def _pattern(pattern: AccessPattern) -> str:
-    dims = " ".join(
-        f"{size}" if stride == 1 else f"{size}:{stride}" for stride, size in pattern.dims
-    )
+    dims = " ".join(str(n) if stride == 1 else f"{n}:{stride}" for stride, n in pattern.dims)
     start = f" from partition {pattern.start}" if pattern.start else ""
     return f"{pattern.space.value}{pattern.buffer}+{affine_text(pattern.offset)}[{dims}{start}]"

@@ -16,7 +16,14 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
+from shardwright.compiler.neff.schedule import (
+    STAGE_AXIS,
+    LeafPart,
+    Schedule,
+    Staged,
+    Transfer,
+    run_counts,
+)
 
 MAX_CORE_FILES = 1024
 _MAX_AXIS = 2**24
@@ -24,7 +31,7 @@ _MAX_AXIS = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedBuffer:
+class NamedBuffer(Staged):
     """A named buffer of every core (see `compiler.program.BufferInfo`), placed at `offset_bytes` of
     its HBM, or of its part of the host's memory.
     """
@@ -42,14 +49,6 @@ class NamedBuffer:
     slots: tuple[int, ...] = ()
     memory: str = "device"
 
-    def on(self, stage: int) -> bool:
-        """True when the cores of `stage` have the buffer."""
-        return not self.stages or stage in self.stages
-
-    def slots_on(self, stage: int) -> int:
-        """How many micro-batches the cores of `stage` hold at a time."""
-        return self.slots[self.stages.index(stage)] if self.slots else 1
-
     @property
     def leaf(self) -> str:
         """The user's leaf it belongs to."""
@@ -58,10 +57,7 @@ class NamedBuffer:
     @property
     def num_bytes(self) -> int:
         """Bytes of one slot on one core."""
-        elements = 1
-        for size in self.local_shape:
-            elements *= size
-        return elements * self.dtype.bytes
+        return math.prod(self.local_shape) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +72,13 @@ class Manifest:
     buffers: Mapping[str, NamedBuffer]
     programs: Mapping[str, str]  # program name -> sha256 of its file
     schedules: tuple[Schedule, ...]  # per pipeline stage
+    transfers: tuple[Transfer, ...] = ()
     num_microbatches: int
     named_bytes: int  # named buffers per core
     arena_bytes: int  # largest arena plus scratch of any program
     compiler_version: str
-    transfers: tuple[Transfer, ...] = ()
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # leaves along dim 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # leaves along dim 0
 
     @property
     def num_cores(self) -> int:
@@ -116,23 +112,16 @@ class Manifest:
 
     def to_meta(self) -> dict[str, Any]:
         """Plain data for a container's meta; the mesh stays an ordered list."""
-        return {
-            "name": self.name,
-            "target": self.target,
-            "instances": self.instances,
-            "lnc": self.lnc,
+        written = {
             "mesh": [[axis, size] for axis, size in self.mesh.items()],
             "buffers": [_buffer_row(b) for b in self.buffers.values()],
             "programs": dict(self.programs),
             "schedules": [[[list(names), count] for names, count in s] for s in self.schedules],
             "transfers": [list(astuple(t)) for t in self.transfers],
-            "num_microbatches": self.num_microbatches,
-            "named_bytes": self.named_bytes,
-            "arena_bytes": self.arena_bytes,
-            "compiler_version": self.compiler_version,
             "metadata": dict(self.metadata),
             "stacks": [[name, list(leaves)] for name, leaves in self.stacks.items()],
         }
+        return {f.name: written.get(f.name, getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any], source: str) -> Manifest:
@@ -141,17 +130,15 @@ class Manifest:
         Raises LoadError (SW_NEFF_CONTENT) when a field is missing or of the wrong kind.
         """
         try:
-            buffers = [_read_buffer(row) for row in meta["buffers"]]
-            fields = {k: _plain(k, meta[k]) for k in _PLAIN_FIELDS}
             return cls(
+                buffers={b.name: b for b in map(_read_buffer, meta["buffers"])},
+                **{k: _plain(k, meta[k]) for k in _PLAIN_FIELDS},
                 mesh=_read_mesh(meta["mesh"]),
-                buffers={b.name: b for b in buffers},
                 schedules=tuple(
                     tuple((tuple(names), count) for names, count in s) for s in meta["schedules"]
                 ),
-                transfers=tuple(_read_transfer(row) for row in meta["transfers"]),
+                transfers=tuple(map(_read_transfer, meta["transfers"])),
                 stacks={name: tuple(leaves) for name, leaves in meta.get("stacks", ())},
-                **fields,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LoadError("SW_NEFF_CONTENT", f"{source}: manifest: {error!r}") from error
@@ -196,17 +183,15 @@ def _read_mesh(rows: Any) -> dict[str, int]:
 
 
 def _buffer_row(b: NamedBuffer) -> list[Any]:
-    axes = [list(a) for a in b.axes]
-    shapes = [list(b.local_shape), list(b.global_shape)]
+    shapes = [list(b.local_shape), list(b.global_shape), [list(a) for a in b.axes]]
     part = list(astuple(b.part)) if b.part else None
     place = [b.offset_bytes, part, list(b.stages), list(b.slots)]
     memory = [b.memory] if b.memory != "device" else []
-    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, *place, *memory]
+    return [b.name, b.role, b.dtype.value, *shapes, b.initial, *place, *memory]
 
 
 def _read_transfer(row: list[Any]) -> Transfer:
-    names = [f.name for f in fields(Transfer)]
-    return Transfer(**dict(zip(names, row, strict=True)))
+    return Transfer(**dict(zip((f.name for f in fields(Transfer)), row, strict=True)))
 
 
 def _read_part(row: list[Any]) -> LeafPart:
@@ -215,8 +200,9 @@ def _read_part(row: list[Any]) -> LeafPart:
 
 
 def _read_buffer(row: list[Any]) -> NamedBuffer:
-    name, role, dtype, local, global_, axes, initial, offset, *rest = row
-    part, stages, slots, *memory = rest
+    name, role, dtype, local, global_, axes, initial, offset, part, stages, slots, *memory = row
+    if memory not in ([], ["host"]):  # of a buffer in HBM a row does not say it
+        raise TypeError(f"memory is {memory!r}")
     return NamedBuffer(
         name=_text(name),
         role=_text(role),
@@ -229,15 +215,8 @@ def _read_buffer(row: list[Any]) -> NamedBuffer:
         part=_read_part(part) if part else None,
         stages=_counts(stages),
         slots=_counts(slots),
-        **_read_memory(memory),
+        memory="host" if memory else "device",
     )
-
-
-def _read_memory(given: list[Any]) -> dict[str, str]:
-    """Where a row says it, which one of HBM does not. Raises TypeError."""
-    if given not in ([], ["host"]):
-        raise TypeError(f"memory is {given!r}")
-    return {"memory": "host"} if given else {}
 
 
 def _text(value: Any) -> str:

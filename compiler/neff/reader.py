@@ -94,7 +94,7 @@ class Container:
             raise _content(self.name, f"section {name} is missing")
         stored = self.data[row.offset : row.offset + row.stored]
         if zlib.crc32(stored) != row.crc32:
-            raise LoadError("SW_NEFF_CHECKSUM", f"{self.name}: section {name}", None, _REBUILD)
+            raise _damaged(f"{self.name}: section {name}")
         raw = _decompressed(stored, row, self.name)
         if not row.dtype:
             return bytes(raw)
@@ -132,7 +132,11 @@ def _section(row: list[Any]) -> Section:
 
 
 def _content(name: str, what: str) -> LoadError:
-    return LoadError("SW_NEFF_CONTENT", f"{name}: {what}", None, _REBUILD)
+    return _damaged(f"{name}: {what}", "SW_NEFF_CONTENT")
+
+
+def _damaged(message: str, code: str = "SW_NEFF_CHECKSUM") -> LoadError:
+    return LoadError(code, message, None, _REBUILD)
 
 
 def _checked_header(data: memoryview, name: str) -> Header:
@@ -152,14 +156,10 @@ def _checked_header(data: memoryview, name: str) -> Header:
             "use the Shardwright release that wrote the file, or compile again",
         )
     if header.pack() != bytes(data[:HEADER_BYTES]) or header.kind not in KINDS:
-        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: header", None, _REBUILD)
+        raise _damaged(f"{name}: header")
     if header.file_bytes != len(data):
-        raise LoadError(
-            "SW_NEFF_TRUNCATED",
-            f"{name}: {header.file_bytes} bytes required, got {len(data)}",
-            None,
-            _REBUILD,
-        )
+        message = f"{name}: {header.file_bytes} bytes required, got {len(data)}"
+        raise _damaged(message, "SW_NEFF_TRUNCATED")
     return header
 
 
@@ -167,7 +167,7 @@ def _checked_toc(data: memoryview, header: Header, name: str) -> dict[str, Any]:
     toc = data[header.toc_offset : header.toc_offset + header.toc_bytes]
     good = len(toc) == header.toc_bytes and zlib.crc32(toc) == header.toc_crc32
     if not good or hashlib.sha256(toc).digest() != header.toc_sha256:
-        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: table of contents", None, _REBUILD)
+        raise _damaged(f"{name}: table of contents")
     try:
         table = msgpack.unpackb(bytes(toc))
     except (ValueError, msgpack.UnpackException) as error:
@@ -200,7 +200,7 @@ def _check_layout(data: memoryview, rows: list[Section], header: Header, name: s
 
 def _check_padding(gap: memoryview, name: str) -> None:
     if any(gap):
-        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: padding between sections", None, _REBUILD)
+        raise _damaged(f"{name}: padding between sections")
 
 
 def _decompressed(stored: memoryview, row: Section, name: str) -> bytes | memoryview:

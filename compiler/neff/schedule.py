@@ -52,6 +52,24 @@ class LeafPart:
     first: int
 
 
+class Staged:
+    """What pipeline stages hold: those in `stages` (empty: all of them), of `slots` micro-batches
+    at a time each (empty: of one).
+    """
+
+    __slots__ = ()
+    stages: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    def on(self, stage: int) -> bool:
+        """True when the cores of `stage` have it."""
+        return not self.stages or stage in self.stages
+
+    def slots_on(self, stage: int) -> int:
+        """How many micro-batches the cores of `stage` hold at a time."""
+        return self.slots[self.stages.index(stage)] if self.slots else 1
+
+
 def flat(schedule: Schedule) -> Iterator[str]:
     """The programs of a schedule, run by run."""
     return (name for names, count in schedule for _ in range(count) for name in names)
@@ -79,8 +97,7 @@ def counted_runs(schedule: Schedule) -> Counter[str]:
 
 def folded(names: Sequence[str]) -> Schedule:
     """Runs in order as entries: repeated programs, and repeated pairs, once with a count."""
-    entries: list[tuple[tuple[str, ...], int]] = []
-    at = 0
+    entries, at = list[tuple[tuple[str, ...], int]](), 0
     while at < len(names):
         size, count = max(((n, _repeats(names, at, n)) for n in (1, 2)), key=_covered)
         entries.append((tuple(names[at : at + size]), count))
@@ -104,7 +121,7 @@ def _repeats(names: Sequence[str], at: int, size: int) -> int:
 
 def run_counts(schedule: Schedule) -> Counter[str]:
     """How often each program runs in a step."""
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for names, count in schedule:
         for name in names:
             counts[name] += count

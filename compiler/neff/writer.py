@@ -54,15 +54,8 @@ def pack(
         out += stored
     out += b"\0" * (-len(out) % ALIGNMENT)
     toc: bytes = msgpack.packb({"meta": _plain(meta), "sections": rows})
-    header = Header(
-        kind,
-        features,
-        len(out),
-        len(toc),
-        zlib.crc32(toc),
-        hashlib.sha256(toc).digest(),
-        len(out) + len(toc),
-    )
+    sums = zlib.crc32(toc), hashlib.sha256(toc).digest()
+    header = Header(kind, features, len(out), len(toc), *sums, len(out) + len(toc))
     out += toc
     out[:HEADER_BYTES] = header.pack()
     return bytes(out)

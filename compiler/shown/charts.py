@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import PS_PER_US
 
 WIDTH = 64
@@ -17,6 +20,16 @@ def bytes_text(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes} B"
+
+
+def type_text(shape: Sequence[int], dtype: DType) -> str:
+    """Element type and sizes."""
+    return f"{dtype.value}[{'x'.join(map(str, shape)) or 'scalar'}]"
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """What a tensor is for, and its type."""
+    return f"{tensor.kind} {type_text(tensor.shape, tensor.dtype)}"
 
 
 def us_text(ps: int) -> str:
@@ -46,11 +59,10 @@ def share_bar(part: int, whole: int, width: int = WIDTH) -> str:
 def table(rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Iterator[str]:
     """Rows with columns side by side; columns in `right` are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
-    count = max(map(len, cells), default=0)
-    widths = [max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(count)]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     for row in cells:
         parts = [
-            cell.rjust(widths[i]) if i in right else cell.ljust(widths[i])
-            for i, cell in enumerate(row)
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         yield "  ".join(parts).rstrip()

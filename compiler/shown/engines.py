@@ -5,8 +5,10 @@ collectives beside them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from shardwright.compiler.isa.program import CollectiveCall, Function, Instr, Loop, Region
+from shardwright.compiler.isa.limits import walk
+from shardwright.compiler.isa.program import CollectiveCall, Function, Region
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.shown.charts import table, time_chart, us_text
 from shardwright.compiler.timing.evaluate import EngineSpan, engine_spans
@@ -53,11 +55,9 @@ def _collectives(function: Function) -> Iterator[str]:
             number = region.program.attrs["collective"]
             end = waits.get(number, len(regions))
             between = [n for n in range(at + 1, end) if regions[n].program.kind == "compute"]
-            beside = ", ".join(f"{n} {regions[n].program.name}" for n in between)
-            yield (
-                f"  {number} {_call(function.collectives[number])}: starts at region {at}, awaited"
-                f" at {end}; beside it {beside or 'nothing'}"
-            )
+            beside = ", ".join(f"{n} {regions[n].program.name}" for n in between) or "nothing"
+            when = f"starts at region {at}, awaited at {end}; beside it {beside}"
+            yield f"  {number} {_call(function.collectives[number])}: {when}"
 
 
 def _call(call: CollectiveCall) -> str:
@@ -68,16 +68,8 @@ def _call(call: CollectiveCall) -> str:
 
 def _stretches(regions: Sequence[Region]) -> Iterator[list[int]]:
     """Numbers of regions between collectives, which are in the subgraph of core 0."""
-    found: list[int] = []
-    for number, region in enumerate(regions):
-        if region.program.kind.startswith("collective"):
-            if found:
-                yield found
-            found = []
-        else:
-            found.append(number)
-    if found:
-        yield found
+    numbered = groupby(enumerate(regions), lambda row: row[1].program.kind.startswith("collective"))
+    yield from ([number for number, _ in rows] for is_apart, rows in numbered if not is_apart)
 
 
 def _stretch(
@@ -113,13 +105,5 @@ def _borders(region: Region, number: int) -> str:
 
 
 def _tokens(region: Region) -> str:
-    waits = sum(len(instr.waits) for instr in _instrs(region.body))
+    waits = sum(len(instr.waits) for instr in walk(region.body))
     return f"{len(region.tokens)} semaphores, {waits} waits in the code"
-
-
-def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from _instrs(item.body)
-        else:
-            yield item

@@ -10,7 +10,14 @@ from shardwright.compiler.isa.program import Function, Program
 from shardwright.compiler.linking.residency import Residency, tensor_bytes
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
-from shardwright.compiler.shown.charts import bytes_text, share_bar, span_chart, table
+from shardwright.compiler.shown.charts import (
+    bytes_text,
+    share_bar,
+    span_chart,
+    table,
+    tensor_text,
+    type_text,
+)
 
 _ROW = 24  # columns of the bars of bytes in use
 
@@ -40,15 +47,13 @@ def _function_lines(function: Function) -> Iterator[str]:
         if number not in spans:
             continue
         first, last = spans[number]
-        place = f"scratch+{tensor.offset_bytes}" if number in lives else "bound"
-        place = "constant" if tensor.kind == "constant" else place
+        place = "constant" if tensor.kind == "constant" else "bound"
         if tensor.alias >= 0:
             place = f"memory of {tensor.alias}"
-        chart = span_chart(first, last, count)
-        shape = "x".join(map(str, tensor.shape)) or "scalar"
-        kind = f"{tensor.kind} {tensor.dtype.value}[{shape}]"
-        size = bytes_text(tensor_bytes(tensor))
-        rows.append((number, kind, size, place, f"{first}..{last}", chart))
+        elif number in lives:
+            place = f"scratch+{tensor.offset_bytes}"
+        size, chart = bytes_text(tensor_bytes(tensor)), span_chart(first, last, count)
+        rows.append((number, tensor_text(tensor), size, place, f"{first}..{last}", chart))
     yield from table(rows, right=(0, 2))
     yield ""
     yield "Scratch bytes in use while each region runs:"
@@ -56,13 +61,11 @@ def _function_lines(function: Function) -> Iterator[str]:
         sum(hbm.aligned(life.size_bytes) for life in lives.values() if life.start <= at <= life.end)
         for at in range(count)
     ]
-    yield from table(
-        [
-            (at, f"{p.kind} {p.name}", bytes_text(size), share_bar(size, max(live), _ROW))
-            for at, (p, size) in enumerate(zip(programs, live, strict=True))
-        ],
-        right=(0, 2),
-    )
+    rows = [
+        (at, f"{p.kind} {p.name}", bytes_text(size), share_bar(size, max(live), _ROW))
+        for at, (p, size) in enumerate(zip(programs, live, strict=True))
+    ]
+    yield from table(rows, right=(0, 2))
 
 
 def program_memory(program: Program) -> str:
@@ -97,15 +100,12 @@ def _program_lines(program: Program) -> Iterator[str]:
         if not calls:
             continue
         buffer = program.buffers[number]
-        shape = "x".join(map(str, buffer.shape)) or "scalar"
-        size = bytes_text(found.buffer_bytes(number))
+        kind, size = type_text(buffer.shape, buffer.dtype), bytes_text(found.buffer_bytes(number))
         chart = span_chart(calls[0], calls[-1], count)
         place, span = f"arena+{buffer.offset_bytes}", f"{calls[0]}..{calls[-1]}"
-        rows.append((number, f"{buffer.dtype.value}[{shape}]", size, place, span, chart))
+        rows.append((number, kind, size, place, span, chart))
     yield from table(rows, right=(0, 2))
     yield ""
     yield "Tensors in memory at the peak:"
-    yield from table(
-        [(f"  {held.name}", bytes_text(held.num_bytes), held.loc) for held in found.at_peak()],
-        right=(1,),
-    )
+    peak = [(f"  {held.name}", bytes_text(held.num_bytes), held.loc) for held in found.at_peak()]
+    yield from table(peak, right=(1,))

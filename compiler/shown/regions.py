@@ -9,7 +9,7 @@ from shardwright.compiler.isa.region_text import to_text
 from shardwright.compiler.lower.explain import RegionStory, stories_of
 from shardwright.compiler.lower.function import Settled
 from shardwright.compiler.lower.write_out import Lowered
-from shardwright.compiler.shown.charts import bytes_text
+from shardwright.compiler.shown.charts import bytes_text, tensor_text
 
 
 def regions_text(lowered: Lowered) -> str:
@@ -26,9 +26,8 @@ def regions_text(lowered: Lowered) -> str:
 
 
 def _tensor(number: int, tensor: Tensor) -> str:
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
     alias = f", memory of tensor {tensor.alias}" if tensor.alias >= 0 else ""
-    return f"// tensor {number}: {tensor.kind} {tensor.dtype.value}[{shape}]{alias}\n"
+    return f"// tensor {number}: {tensor_text(tensor)}{alias}\n"
 
 
 def fusion_text(settled: Settled) -> str:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 from shardwright.compiler.codegen.domain import SINKS, Split
 from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import limits_for
+from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Tensor, View
 from shardwright.compiler.isa.region_text import head_text
 from shardwright.compiler.machine.target import Limits, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.schedule.allocate import Life, end_address, lifetimes
-from shardwright.compiler.shown.charts import bytes_text, span_chart, table, us_text
+from shardwright.compiler.shown.charts import bytes_text, span_chart, table, tensor_text, us_text
 from shardwright.compiler.timing.evaluate import RegionTime, function_segments
 
 Recipes = Sequence[Sequence[Recipe | None]]
@@ -92,8 +93,9 @@ class _Tiled:
         self, region: Region, tensors: Sequence[Tensor], target: Target, limits: Limits
     ) -> None:
         self.region, self.tensors, self.target, self.limits = region, tensors, target, limits
-        self.views = [n for n in region.program.nodes if "view" in n.attrs]
-        self.walked = dict(_walked(region))
+        self.moving = [n for n in region.program.nodes if "view" in n.attrs]
+        self.views = [n.attrs["view"] for n in self.moving]
+        self.walked = dict(self._walked())
 
     def lines(self) -> Iterator[str]:
         """Atoms, tiles, loops."""
@@ -101,30 +103,25 @@ class _Tiled:
         yield from self._atoms()
         yield from self._tiles()
         yield "  loops and what they hold:"
-        yield from _loops(self.region.body, self.walked, self.region.program, 2)
+        yield from _loops(self.region.body, self.walked, 2)
 
     def _touched(self) -> Iterator[str]:
         """The tensors that the region reads and writes in HBM."""
         for what, is_sink in (("reads", False), ("writes", True)):
-            nodes = [n for n in self.views if (n.op in SINKS) is is_sink]
-            numbers = dict.fromkeys(n.attrs["view"].tensor for n in nodes)
-            for number in numbers:
-                tensor = self.tensors[number]
-                shape = "x".join(map(str, tensor.shape)) or "scalar"
-                yield f"  {what:<6} tensor {number}: {tensor.kind} {tensor.dtype.value}[{shape}]"
+            nodes = [n for n in self.moving if (n.op in SINKS) is is_sink]
+            for number in dict.fromkeys(n.attrs["view"].tensor for n in nodes):
+                yield f"  {what:<6} tensor {number}: {tensor_text(self.tensors[number])}"
 
     def _along(self, atom: int) -> str:
         """The tensors that an atom walks along, and whether it is summed over."""
-        views = [n.attrs["view"] for n in self.views]
-        numbers = sorted({v.tensor for v in views if v.strides[atom]})
+        numbers = sorted({v.tensor for v in self.views if v.strides[atom]})
         folded = any(atom in n.attrs.get("over", ()) for n in self.region.program.nodes)
         tensors = f" along {', '.join(f'tensor {n}' for n in numbers)}" if numbers else ""
         return f"{tensors}{', folded' if folded else ''}"
 
     def _atoms(self) -> Iterator[str]:
         yield "  atoms:"
-        program = self.region.program
-        for atom, size in enumerate(program.atoms):
+        for atom, size in enumerate(self.region.program.atoms):
             loops = [
                 f"loop r{loop.register}: {loop.trip} blocks of {block}"
                 for loop in _all_loops(self.region.body)
@@ -138,33 +135,21 @@ class _Tiled:
         if not self.region.tiles:
             yield "  no tiles: a DMA moves HBM to HBM"
             return
-        for space, capacity in (
-            (Space.SBUF, self.limits.sbuf_bytes),
-            (Space.PSUM, self.limits.psum_bytes),
-        ):
+        sizes = {Space.SBUF: self.limits.sbuf_bytes, Space.PSUM: self.limits.psum_bytes}
+        for space, capacity in sizes.items():
             tiles = [t for t in self.region.tiles if t.space is space]
             if tiles:
                 used = max(map(end_address, tiles)) - min(t.address for t in tiles)
-                yield (
-                    f"  {space.value.upper()}: {bytes_text(used)} of {bytes_text(capacity)} per"
-                    " partition"
-                )
-        lives = lifetimes(self.region)
-        rows: list[Sequence[object]] = [
-            ("tile", "space", "partitions x elements", "slots", "bytes", "at", "in use")
-        ]
-        rows += [
-            (
-                f"{n} {t.name}",
-                t.space.value,
-                f"{t.partitions} x {t.elements} {t.dtype.value}",
-                f"{t.slots}{f' by r{t.loop}' if t.slots > 1 else ''}",
-                t.slots * t.slot_bytes,
-                t.address,
-                self._life(life),
-            )
-            for n, (t, life) in enumerate(zip(self.region.tiles, lives, strict=True))
-        ]
+                of = f"{bytes_text(used)} of {bytes_text(capacity)}"
+                yield f"  {space.value.upper()}: {of} per partition"
+        rows: list[Sequence[object]]
+        rows = [("tile", "space", "partitions x elements", "slots", "bytes", "at", "in use")]
+        lives = zip(self.region.tiles, lifetimes(self.region), strict=True)
+        for n, (t, life) in enumerate(lives):
+            size = f"{t.partitions} x {t.elements} {t.dtype.value}"
+            slots = f"{t.slots}{f' by r{t.loop}' if t.slots > 1 else ''}"
+            place = (t.slots * t.slot_bytes, t.address, self._life(life))
+            rows.append((f"{n} {t.name}", t.space.value, size, slots, *place))
         yield "  tiles (bytes and address are per partition):"
         yield from (f"    {line}" for line in table(rows, right=(4, 5)))
 
@@ -172,24 +157,19 @@ class _Tiled:
         """When a tile is in use, in elements of the body of the loop it belongs to."""
         if life.last < 0:
             return "never"
-        body: Sequence[Instr | Loop] = self.region.body
-        where = "region"
+        body, where = self.region.body, "region"
         for at in life.home:
             item = body[at]
             assert isinstance(item, Loop)
             body, where = item.body, f"r{item.register}"
         return f"{span_chart(life.first, life.last, len(body), _CHART)} of {where}"
 
-
-def _walked(region: Region) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
-    views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
-    for loop in _all_loops(region.body):
-        for instr in _instrs(loop.body):
-            found = next(iter(_moves(loop, instr, views, region.program.atoms)), None)
-            if found is not None:
-                yield loop.register, found
-                break
+    def _walked(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
+        atoms = self.region.program.atoms
+        for loop in _all_loops(self.region.body):
+            moves = (m for i in walk(loop.body) for m in _moves(loop, i, self.views, atoms))
+            yield from ((loop.register, move) for move in islice(moves, 1))
 
 
 def _moves(
@@ -198,11 +178,8 @@ def _moves(
     """The (atom, block) that explain how far a turn of the loop moves a DMA in HBM."""
     for pattern in (*instr.srcs, *instr.dsts):
         step = abs(dict(pattern.offset.terms).get(loop.register, 0))
-        if pattern.space is not Space.HBM or not step:
-            continue
-        for view in views:
-            if view.tensor != pattern.buffer:
-                continue
+        is_moved = pattern.space is Space.HBM and step
+        for view in (v for v in views if is_moved and v.tensor == pattern.buffer):
             for atom in sorted(range(len(atoms)), key=lambda a: -abs(view.strides[a])):
                 stride = abs(view.strides[atom])
                 if stride and step % stride == 0 and step // stride * loop.trip <= atoms[atom]:
@@ -216,19 +193,8 @@ def _all_loops(body: Sequence[Instr | Loop]) -> Iterator[Loop]:
             yield from _all_loops(item.body)
 
 
-def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from _instrs(item.body)
-        else:
-            yield item
-
-
 def _loops(
-    body: Sequence[Instr | Loop],
-    walked: Mapping[int, tuple[int, int]],
-    program: RegionProgram,
-    depth: int,
+    body: Sequence[Instr | Loop], walked: Mapping[int, tuple[int, int]], depth: int
 ) -> Iterator[str]:
     """The nest, instructions counted where they stand."""
     pad = "  " * depth
@@ -246,11 +212,9 @@ def _loops(
             continue
         yield from told()
         along = walked.get(item.register)
-        what = (
-            f" along atom {along[0]} in blocks of {along[1]}" if along else " over what is on chip"
-        )
-        yield f"{pad}loop r{item.register}: {item.trip} turns{what}"
-        yield from _loops(item.body, walked, program, depth + 1)
+        what = "along atom {} in blocks of {}".format(*along) if along else "over what is on chip"
+        yield f"{pad}loop r{item.register}: {item.trip} turns {what}"
+        yield from _loops(item.body, walked, depth + 1)
     yield from told()
 
 
@@ -278,14 +242,14 @@ def plan_text(plan: object) -> str:
     """The plain choices of a planner, by the names of its plan."""
     if not is_dataclass(plan):
         return ""
-    values = ((f.name, getattr(plan, f.name)) for f in fields(plan))
-    shown = ((name, _plain(value)) for name, value in values if name not in _INSIDE)
+    names = (f.name for f in fields(plan) if f.name not in _INSIDE)
+    shown = ((name, _plain(getattr(plan, name))) for name in names)
     return ", ".join(f"{name}={text}" for name, text in shown if text)
 
 
 def _plain(value: Any) -> str:
     match value:
-        case None | False | () | "":
+        case None | False | "":
             return ""
         case bool() | int() | float() | str():
             return str(value)
@@ -293,9 +257,8 @@ def _plain(value: Any) -> str:
             return value.value
         case Split():
             return f"{value.major}:{value.minor}" + (f" tail {value.tail}" if value.tail else "")
-        case tuple() if all(isinstance(v, int) for v in value):
+        case tuple() if value and all(isinstance(v, int) for v in value):
             return f"({' '.join(map(str, value))})"
         case Mapping() if value and all(isinstance(v, int) for v in (*value, *value.values())):
             return f"{{{' '.join(f'{k}:{v}' for k, v in value.items())}}}"
-        case _:
-            return ""
+    return ""

@@ -78,11 +78,40 @@ TARGETS = families()
 
 STRATEGIES = ("generic", "llm-training", "fsdp")
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
-LEVELS = ("debug", "info", "warning", "error", "critical")
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-def _option(name: str, field: str, kind: Kind, **rest: Any) -> Flag:
-    return Flag(name=name, field=field, kind=kind, effect=Effect.OPTION, **rest)
+def _command(
+    name: str,
+    kind: Kind,
+    help: str,
+    source: str,
+    *,
+    field: str = "",
+    default: Any = None,
+    later: tuple[tuple[str, Any], ...] = (),
+    effect: Effect = Effect.COMMAND,
+    **rest: Any,
+) -> Flag:
+    """A flag that sets `field`, which is called as it is unless given; `later` are defaults of
+    releases after the first.
+    """
+    defaults = () if default is None else (("", default), *later)
+    field = field or name.replace("-", "_")
+    return Flag(
+        name=name,
+        kind=kind,
+        help=help,
+        source=source,
+        field=field,
+        defaults=defaults,
+        effect=effect,
+        **rest,
+    )
+
+
+def _option(name: str, kind: Kind, help: str, source: str, **rest: Any) -> Flag:
+    return _command(name, kind, help, source, effect=Effect.OPTION, **rest)
 
 
 def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any) -> Flag:
@@ -90,135 +119,123 @@ def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any)
 
 
 def _wrapper(name: str, kind: Kind) -> Flag:
-    return Flag(
-        name=name,
-        kind=kind,
-        effect=Effect.WRAPPER,
-        help="belongs to the caching wrapper",
-        source="persistent cache page",
-    )
+    help, source = "belongs to the caching wrapper", "persistent cache page"
+    return Flag(name=name, kind=kind, effect=Effect.WRAPPER, help=help, source=source)
 
 
 _NEURONX: tuple[Flag, ...] = (
-    Flag(
-        name="framework",
-        kind=Kind.CHOICE,
+    _command(
+        "framework",
+        Kind.CHOICE,
+        "form of the model; XLA is the only one",
+        _CLI,
         values=("xla",),
-        defaults=(("", "xla"),),
-        field="framework",
-        help="form of the model; XLA is the only one",
-        source=_CLI,
+        default="xla",
     ),
-    Flag(
-        name="target",
-        kind=Kind.TEXT,
-        field="target",
-        help=f"instance family ({', '.join(TARGETS)}) or instance type",
-        source=f"{_CLI}; trn3 {_USE}",
+    _command(
+        "target",
+        Kind.TEXT,
+        f"instance family ({', '.join(TARGETS)}) or instance type",
+        f"{_CLI}; trn3 {_USE}",
     ),
-    Flag(
-        name="output",
+    _command(
+        "output",
+        Kind.TEXT,
+        "the NEFF to write; a directory when several models are given",
+        _CLI,
         aliases=("-o",),
-        defaults=(("", "file.neff"),),
-        field="output",
-        help="the NEFF to write; a directory when several models are given",
-        source=_CLI,
+        default="file.neff",
     ),
-    Flag(
-        name="compiler-version-profile",
-        defaults=(("", "own"),),
+    _command(
+        "compiler-version-profile",
+        Kind.TEXT,
+        "take defaults and operator restrictions of this neuronx-cc release",
+        "ours",
+        default="own",
         field="profile",
-        help="take defaults and operator restrictions of this neuronx-cc release",
-        source="ours",
     ),
     _option(
         "model-type",
-        "model_type",
         Kind.CHOICE,
+        "family of the model",
+        f"{_CLI}; transformer-inference, cnn-training {_USE}",
         values=("generic", "transformer", "unet-inference"),
         old_values=(("transformer-inference", "transformer"), ("cnn-training", "generic")),
-        defaults=(("", "generic"),),
-        help="family of the model",
-        source=f"{_CLI}; transformer-inference, cnn-training {_USE}",
+        default="generic",
     ),
     _option(
         "auto-cast",
-        "auto_cast",
         Kind.CHOICE,
+        "which fp32 operations are cast",
+        f"{_CLI}; {_RN} 2.20.9961 and 2.22.12471",
         values=("none", "matmult", "all"),
         old_values=(("matmul", "matmult"),),
-        defaults=(("", "matmult"), ("2.22.12471", "none")),
-        help="which fp32 operations are cast",
-        source=f"{_CLI}; {_RN} 2.20.9961 and 2.22.12471",
+        default="matmult",
+        later=(("2.22.12471", "none"),),
     ),
     _option(
         "auto-cast-type",
-        "auto_cast_type",
         Kind.CHOICE,
+        "the type they are cast to",
+        _CLI,
         values=("bf16", "fp16", "tf32", "fp8_e4m3"),
-        defaults=(("", "bf16"),),
-        help="the type they are cast to",
-        source=_CLI,
+        default="bf16",
     ),
     _option(
         "native-int64",
-        "native_int64",
         Kind.CHOICE,
+        "refuse 64-bit integers that may not fit 32 bits instead of warning (trn2 and later)",
+        _CLI,
         values=("default", "enabled", "disabled"),
-        defaults=(("", "default"),),
+        default="default",
         since="2.27.5334",
-        help="refuse 64-bit integers that may not fit 32 bits instead of warning (trn2 and later)",
-        source=_CLI,
     ),
     _option(
         "implicit-integer-downcast",
-        "implicit_integer_downcast",
         Kind.NAMES,
+        "operations on integers that may be computed in fp32 or int32",
+        _CLI,
         values=("default", "all", "none", *DOWNCASTS),
-        defaults=(("", "default"),),
+        default="default",
         since="2.27.5334",
-        help="operations on integers that may be computed in fp32 or int32",
-        source=_CLI,
     ),
-    Flag(
-        name="distribution-strategy",
-        kind=Kind.CHOICE,
+    _command(
+        "distribution-strategy",
+        Kind.CHOICE,
+        "strategy of the whole model; recorded, one core's program does not depend on it",
+        f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
         values=STRATEGIES,
         old_values=(("nemo", "llm-training"),),
-        defaults=(("", "generic"),),
+        default="generic",
         field="strategy",
         since="2.6.0.19",
-        help="strategy of the whole model; recorded, one core's program does not depend on it",
-        source=f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
     ),
     _option(
         "logical-nc-config",
-        "lnc",
         Kind.INTEGER,
+        "physical cores per logical NeuronCore; default 2 on trn2 and trn3",
+        f"{_CLI}; error page EARG001",
+        field="lnc",
         aliases=("--lnc", "-lnc"),
         values=("1", "2"),
         since="2.16.345",
-        help="physical cores per logical NeuronCore; default 2 on trn2 and trn3",
-        source=f"{_CLI}; error page EARG001",
     ),
-    Flag(
-        name="hypothetical",
-        kind=Kind.SWITCH,
-        defaults=(("", False),),
-        field="hypothetical",
-        help="allow logical NeuronCores that the target cannot have; the file says so",
-        source="ours",
+    _command(
+        "hypothetical",
+        Kind.SWITCH,
+        "allow logical NeuronCores that the target cannot have; the file says so",
+        "ours",
+        default=False,
     ),
     _option(
         "optlevel",
-        "optlevel",
         Kind.INTEGER,
+        "1 quick compile, 2 balanced, 3 whole-model search",
+        f"{_CLI}; {_RN} 2.10.0.34",
         aliases=("-O", "--O"),
         values=("1", "2", "3"),
-        defaults=(("", 2),),
+        default=2,
         since="2.10.0.34",
-        help="1 quick compile, 2 balanced, 3 whole-model search",
-        source=f"{_CLI}; {_RN} 2.10.0.34",
     ),
     Flag(
         name="enable-experimental-o1",
@@ -240,46 +257,47 @@ _NEURONX: tuple[Flag, ...] = (
     ),
     _option(
         "enable-mixed-precision-accumulation",
-        "mixed_precision_accumulation",
         Kind.SWITCH,
-        defaults=(("", False), ("2.22.12471", True)),
+        "keep intermediates of reductions of short types in fp32",
+        f"{_RN} 2.13.66 and 2.22.12471",
+        field="mixed_precision_accumulation",
+        default=False,
+        later=(("2.22.12471", True),),
         since="2.13.66",
-        help="keep intermediates of reductions of short types in fp32",
-        source=f"{_RN} 2.13.66 and 2.22.12471",
     ),
     _option(
         "disable-mixed-precision-accumulation",
-        "mixed_precision_accumulation",
         Kind.SWITCH,
+        "round intermediates to the declared type",
+        f"{_RN} 2.22.12471",
+        field="mixed_precision_accumulation",
         constant=False,
         since="2.22.12471",
-        help="round intermediates to the declared type",
-        source=f"{_RN} 2.22.12471",
     ),
     _option(
         "enable-saturate-infinity",
-        "saturate_infinity",
         Kind.SWITCH,
-        defaults=(("", False),),
+        "clamp infinities in front of transposes done by the tensor engine (trn1)",
+        f"{_CLI}; {_RN} 2.7.0.40, 2.13.66, 2.17.194",
+        field="saturate_infinity",
+        default=False,
         since="2.7.0.40",
-        help="clamp infinities in front of transposes done by the tensor engine (trn1)",
-        source=f"{_CLI}; {_RN} 2.7.0.40, 2.13.66, 2.17.194",
     ),
-    Flag(
-        name="enable-fast-context-switch",
-        kind=Kind.SWITCH,
-        defaults=(("", False),),
+    _command(
+        "enable-fast-context-switch",
+        Kind.SWITCH,
+        "load constants at the start of an execution instead of at model load",
+        _CLI,
+        default=False,
         field="fast_context_switch",
-        help="load constants at the start of an execution instead of at model load",
-        source=_CLI,
     ),
-    Flag(
-        name="enable-fast-loading-neuron-binaries",
-        kind=Kind.SWITCH,
-        defaults=(("", False),),
+    _command(
+        "enable-fast-loading-neuron-binaries",
+        Kind.SWITCH,
+        "do not compress the file: larger, loads faster",
+        _CLI,
+        default=False,
         field="fast_loading",
-        help="do not compress the file: larger, loads faster",
-        source=_CLI,
     ),
     _recorded(
         "disable-dge",
@@ -288,57 +306,48 @@ _NEURONX: tuple[Flag, ...] = (
         _RN,
         since="2.15.128",
     ),
-    Flag(
-        name="hbm-scratchpad-page-size",
-        kind=Kind.INTEGER,
+    _command(
+        "hbm-scratchpad-page-size",
+        Kind.INTEGER,
+        "MB, a multiple of 512 below 4096; must equal the runtime's page size",
+        "device memory page",
         field="scratchpad_page_mb",
-        help="MB, a multiple of 512 below 4096; must equal the runtime's page size",
-        source="device memory page",
     ),
     _option(
         "experimental-unsafe-fp8e4m3fn-as-fp8e4m3",
-        "experimental_unsafe_fp8e4m3fn_as_fp8e4m3",
         Kind.SWITCH,
-        defaults=(("", False),),
-        help="take F8E4M3FN tensors as F8E4M3",
-        source="error page EVRF051",
+        "take F8E4M3FN tensors as F8E4M3",
+        "error page EVRF051",
+        default=False,
     ),
     _option(
         "instruction-limit",
-        "instruction_limit",
         Kind.INTEGER,
-        defaults=(("", 5_000_000),),
-        help="instructions a module may have (docs/compile.md)",
-        source="messages of EVRF007 in public logs: 5,000,000 per module",
+        "instructions a module may have (docs/compile.md)",
+        "messages of EVRF007 in public logs: 5,000,000 per module",
+        default=5_000_000,
     ),
-    Flag(
-        name="logfile",
-        defaults=(("", "log-neuron-cc.txt"),),
-        field="logfile",
-        help="where every message goes",
-        source=_CLI,
-    ),
-    Flag(
-        name="verbose",
+    _command("logfile", Kind.TEXT, "where every message goes", _CLI, default="log-neuron-cc.txt"),
+    _command(
+        "verbose",
+        Kind.TEXT,
+        f"{', '.join(LEVELS)}, or a number (35)",
+        _CLI,
         aliases=("-v",),
-        field="verbose",
-        defaults=(("", "warning"),),
-        help=f"{', '.join(LEVELS)}, or a number (35)",
-        source=_CLI,
+        default="warning",
     ),
-    Flag(
-        name="pipeline",
-        kind=Kind.WORDS,
+    _command(
+        "pipeline",
+        Kind.WORDS,
+        "`compile SaveTemps` keeps the intermediates",
+        _USE,
         values=("compile", "savetemps"),
-        field="pipeline",
-        help="`compile SaveTemps` keeps the intermediates",
-        source=_USE,
     ),
-    Flag(
-        name="dump-dir",
-        field="dump_dir",
-        help="every stage as text goes there, numbered and named (docs/text-forms.md)",
-        source="this compiler only",
+    _command(
+        "dump-dir",
+        Kind.TEXT,
+        "every stage as text goes there, numbered and named (docs/text-forms.md)",
+        "this compiler only",
     ),
     _recorded("neuroncore-pipeline-cores", Kind.INTEGER, "removed in 2.4.0.21", _RN),
     _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
@@ -359,13 +368,12 @@ def _own(field: dataclasses.Field[Any]) -> Flag:
     choices = field.metadata.get("choices", ())
     return _option(
         field.name.replace("_", "-"),
-        field.name,
         Kind.CHOICE if choices else kinds[str(field.type)],
+        "option of this compiler only",
+        "compiler/options.py",
         values=tuple(map(str, choices)),
         constant=not field.default,
-        defaults=(("", field.default),),
-        help="option of this compiler only",
-        source="compiler/options.py",
+        default=field.default,
     )
 
 

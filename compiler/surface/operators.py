@@ -27,36 +27,44 @@ class Operator:
     error: str = ""  # the code of a documented refusal or restriction
 
 
-def _rows(names: str) -> tuple[Operator, ...]:
+_NEVER = "not supported"  # by the documentation
+_TAKEN_APART = "taken apart by the conversion to StableHLO"
+
+
+def _rows(names: str, documented: bool = True) -> tuple[Operator, ...]:
     """Rows without restriction: `Name=hlo_name`, or the name alone where it is the same."""
     pairs = (item.partition("=") for item in names.split())
-    return tuple(Operator(name, (hlo or name.lower(),)) for name, _, hlo in pairs)
+    return tuple(
+        Operator(name, (hlo or name.lower(),), documented=documented) for name, _, hlo in pairs
+    )
 
 
-_PLAIN = _rows(
-    "Abs Add Allgather=all_gather Allreduce=all_reduce Batchnorm=batch_norm_training"
-    " Batchnormgrad=batch_norm_grad Batchnorminference=batch_norm_inference Broadcast"
-    " BroadcastInDim=broadcast_in_dim Ceil Clamp Compare Concatenate Constant"
-    " ConstantLiteral=constant ConvertElementType=convert Cos=cosine Customcall=custom_call"
-    " Div=divide Dot DotGeneral=dot_general Eq=compare Exp=exponential Floor Ge=compare"
-    " Gt=compare Iota Le=compare Log LogicalAnd=and Lt=compare"
-    " Max=maximum Min=minimum Mul=multiply Ne=compare Neg=negate Pad Reshape RngUniform=rng Rsqrt"
-    " Scatter Select ShiftRightLogical=shift_right_logical Sign Sin=sine Slice Sqrt Sub=subtract"
-    " Tanh Transpose"
-)
-_ADDED = (
+def _extra(name: str, *hlo: str, note: str = "", error: str = "") -> Operator:
+    return Operator(name, hlo, note=note, documented=False, error=error)
+
+
+_TABLE = (
+    *_rows(
+        "Abs Add Allgather=all_gather Allreduce=all_reduce Batchnorm=batch_norm_training"
+        " Batchnormgrad=batch_norm_grad Batchnorminference=batch_norm_inference Broadcast"
+        " BroadcastInDim=broadcast_in_dim Ceil Clamp Compare Concatenate Constant"
+        " ConstantLiteral=constant ConvertElementType=convert Cos=cosine Customcall=custom_call"
+        " Div=divide Dot DotGeneral=dot_general Eq=compare Exp=exponential Floor Ge=compare"
+        " Gt=compare Iota Le=compare Log LogicalAnd=and Lt=compare"
+        " Max=maximum Min=minimum Mul=multiply Ne=compare Neg=negate Pad Reshape RngUniform=rng"
+        " Rsqrt Scatter Select ShiftRightLogical=shift_right_logical Sign Sin=sine Slice Sqrt"
+        " Sub=subtract Tanh Transpose"
+    ),
+    # Added by later releases.
     Operator("Atan2", ("atan2",), "2.2.0.73"),
     Operator("LogicalNot", ("not",), "2.2.0.73"),
     Operator("DynamicUpdateSlice", ("dynamic_update_slice",), "2.2.0.73", "constant index only"),
     Operator("Rev", ("reverse",), "2.3.0.4"),
     Operator("SelectAndScatter", ("select_and_scatter",), "2.4.0.21"),
     Operator("BitcastConvertType", ("bitcast_convert",), "2.6.0.19"),
-)
-_TUPLES = (
-    Operator("Tuple", (), note="taken apart by the conversion to StableHLO"),
-    Operator("GetTupleElement", (), note="taken apart by the conversion to StableHLO"),
-)
-_RESTRICTED = (
+    # With a restriction.
+    Operator("Tuple", (), note=_TAKEN_APART),
+    Operator("GetTupleElement", (), note=_TAKEN_APART),
     Operator(
         "Gather",
         ("gather",),
@@ -71,25 +79,19 @@ _RESTRICTED = (
         note="ignores the user's seed (to 2.9.0.16)",
         error="NCC_EVRF006",
     ),
-)
-
-
-_NEVER = "not supported"  # by the documentation
-
-
-def _extra(name: str, *hlo: str, note: str = "", error: str = "") -> Operator:
-    return Operator(name, hlo, note=note, documented=False, error=error)
-
-
-_EXTRAS = (
+    # Beyond the published table.
+    *_rows(
+        "ReduceScatter=reduce_scatter AllToAll=all_to_all CollectivePermute=collective_permute"
+        " PartitionId=partition_id ReplicaId=replica_id ShiftLeft=shift_left"
+        " DynamicSlice=dynamic_slice OptimizationBarrier=optimization_barrier"
+        " ReducePrecision=reduce_precision LogicalOr=or LogicalXor=xor Rem=remainder"
+        " Expm1=exponential_minus_one Log1p=log_plus_one Logistic Cbrt Tan IsFinite=is_finite"
+        " RoundNearestEven=round_nearest_even RoundNearestAfz=round_nearest_afz"
+        " PopulationCount=popcnt Clz=count_leading_zeros",
+        documented=False,
+    ),
     _extra("Conv", "convolution", note="not both dilations", error="NCC_EVRF010"),
     _extra("ReduceWindow", "reduce_window", note="dilations must be 1", error="NCC_EVRF017"),
-    _extra("ReduceScatter", "reduce_scatter"),
-    _extra("AllToAll", "all_to_all"),
-    _extra("CollectivePermute", "collective_permute"),
-    _extra("PartitionId", "partition_id"),
-    _extra("ReplicaId", "replica_id"),
-    _extra("ShiftLeft", "shift_left"),
     _extra(
         "ShiftRightArithmetic",
         "shift_right_arithmetic",
@@ -100,32 +102,13 @@ _EXTRAS = (
     _extra("TopK", "sort", note="float only; legalised to a sort", error="NCC_EVRF013"),
     _extra("While", "while", note="static trip count"),
     _extra("Conditional", "case", "if", note="not supported (JAX notes)"),
-    _extra("DynamicSlice", "dynamic_slice"),
-    _extra("OptimizationBarrier", "optimization_barrier"),
     _extra("Composite", "composite", note="taken as its decomposition"),
-    _extra("ReducePrecision", "reduce_precision"),
-    _extra("LogicalOr", "or"),
-    _extra("LogicalXor", "xor"),
-    _extra("Rem", "remainder"),
-    _extra("Expm1", "exponential_minus_one"),
-    _extra("Log1p", "log_plus_one"),
-    _extra("Logistic", "logistic"),
-    _extra("Cbrt", "cbrt"),
-    _extra("Tan", "tan"),
-    _extra("IsFinite", "is_finite"),
-    _extra("RoundNearestEven", "round_nearest_even"),
-    _extra("RoundNearestAfz", "round_nearest_afz"),
-    _extra("PopulationCount", "popcnt"),
-    _extra("Clz", "count_leading_zeros"),
     _extra("Complex", "complex", "real", "imag", note="complex types", error="NCC_EVRF004"),
     _extra("Fft", "fft", note=_NEVER),
     _extra("Cholesky", "cholesky", note=_NEVER),
     _extra("TriangularSolve", "triangular_solve", note=_NEVER, error="NCC_EUOC002"),
 )
-
-OPERATORS: tuple[Operator, ...] = tuple(
-    sorted((*_PLAIN, *_ADDED, *_TUPLES, *_RESTRICTED, *_EXTRAS), key=lambda row: row.name.lower())
-)
+OPERATORS: tuple[Operator, ...] = tuple(sorted(_TABLE, key=lambda row: row.name.lower()))
 DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 
 

@@ -18,47 +18,17 @@ from shardwright.compiler.diagnostics import UsageError
 Version = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """One published release; `date` and `sdk` are empty where the notes do not give them."""
-
-    version: str
-    date: str
-    sdk: str = ""
-
-
-RELEASES: tuple[Release, ...] = (
-    Release("2.1.76", "2022-10-05"),
-    Release("2.2.0.73", "2022-10-27"),
-    Release("2.3.0.4", "2022-12-09"),
-    Release("2.4.0.21", "2023-02-08"),
-    Release("2.5.0.28", "2023-03-28"),
-    Release("2.6.0.19", "2023-05-01"),
-    Release("2.7.0.40", "2023-06-14"),
-    Release("2.8.0.25", "2023-07-19"),
-    Release("2.9.0.16", "2023-08-28"),
-    Release("2.10.0.34", "2023-09-15"),
-    Release("2.10.0.35", "2023-09-26"),
-    Release("2.11.0.34", "2023-10-26", "2.15"),
-    Release("2.11.0.35", "2023-11-17"),
-    Release("2.12.54", "2023-12-21"),
-    Release("2.12.68", "2024-01-18"),
-    Release("2.13.66", "2024-04-01"),
-    Release("2.13.68", "2024-04-10"),
-    Release("2.13.72", "2024-04-25"),
-    Release("2.14.213", "2024-07-03"),
-    Release("2.15.128", "2024-09-16"),
-    Release("2.16.345", "", "2.21"),
-    Release("2.17.194", "2025-04-03"),
-    Release("2.18.121", ""),
-    Release("2.19.8089", "2025-06-24"),
-    Release("2.20.9961", "2025-07-31", "2.25"),
-    Release("2.21.18209", "", "2.26"),
-    Release("2.22.12471", "2025-12-19", "2.27"),
-    Release("2.24.5133", "2026-04-09", "2.29"),
-    Release("2.27.5334", "2026-08-17", "2.32"),
+RELEASES = (
+    *("2.1.76", "2.2.0.73", "2.3.0.4"),  # 2022
+    *("2.4.0.21", "2.5.0.28", "2.6.0.19", "2.7.0.40", "2.8.0.25", "2.9.0.16"),  # 2023
+    *("2.10.0.34", "2.10.0.35", "2.11.0.34", "2.11.0.35", "2.12.54"),
+    *("2.12.68", "2.13.66", "2.13.68", "2.13.72", "2.14.213", "2.15.128"),  # 2024
+    *("2.16.345", "2.17.194", "2.18.121", "2.19.8089", "2.20.9961"),  # to 2025
+    *("2.21.18209", "2.22.12471"),
+    *("2.24.5133", "2.27.5334"),  # 2026
 )
-OLDEST, LATEST = RELEASES[0].version, RELEASES[-1].version
+"""Versions of all published releases, the oldest first."""
+OLDEST, LATEST = RELEASES[0], RELEASES[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +90,10 @@ class Profile:
             return True
         return _padded(parse_version(self.version)) >= _padded(parse_version(since))
 
-    def within(self, since: str, until: str) -> bool:
-        """Whether the release is in [since, until)."""
-        return self.at_least(since) and not (until and self.at_least(until))
-
     def has(self, fact: str) -> bool:
         """Whether a row of `FACTS` holds."""
         row = FACTS[fact]
-        return self.within(row.since, row.until)
+        return self.at_least(row.since) and not (row.until and self.at_least(row.until))
 
     def __str__(self) -> str:
         return self.version or "own"

@@ -8,7 +8,7 @@ that the last of several competing ones counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
@@ -35,8 +35,6 @@ from shardwright.compiler.surface.releases import Profile
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
 """documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""
-
-_LEVEL_NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +64,17 @@ class Command:
     scratchpad_page_mb: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """Options, the command's settings, flags that are only recorded, and what to tell the user."""
 
     options: CompileOptions
     command: Command
-    recorded: dict[str, str] = field(default_factory=dict)
-    notices: tuple[Diagnostic, ...] = ()
+    recorded: dict[str, str]
+    notices: tuple[Diagnostic, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Values of flags before a machine is known: `given` those that were typed, `defaults` the
     release's, both by field; `effective` are the flags with deprecated ones replaced.
@@ -105,7 +103,8 @@ def settings_of(flags: Sequence[Given]) -> Settings:
     """The values of flags. Raises UsageError (SW_USAGE) for a flag or value that is not
     understood.
     """
-    profile = releases.profile(_last(flags, "compiler-version-profile") or "own")
+    named = [item.value for item in flags if item.flag.field == "profile"]
+    profile = releases.profile(named[-1] if named else "own")
     notices: list[Diagnostic] = []
     effective = tuple(_effective(item, profile, notices) for item in flags)
     defaults: dict[str, Any] = {}
@@ -120,14 +119,7 @@ def settings_of(flags: Sequence[Given]) -> Settings:
             recorded[item.flag.name] = item.value or "on"
         elif item.flag.field:
             given[item.flag.field] = value
-    return Settings(
-        profile=profile,
-        effective=effective,
-        given=given,
-        defaults=defaults,
-        recorded=recorded,
-        notices=tuple(notices),
-    )
+    return Settings(profile, effective, given, defaults, recorded, tuple(notices))
 
 
 def resolve(flags: Sequence[Given]) -> Resolved:
@@ -140,12 +132,7 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     command = _command(settings.values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
     notices = (*settings.notices, *_ineffective(settings.effective, options, command))
-    return Resolved(options=options, command=command, recorded=settings.recorded, notices=notices)
-
-
-def _last(given: Sequence[Given], name: str) -> str:
-    values = [item.value for item in given if item.flag.name == name]
-    return values[-1] if values else ""
+    return Resolved(options, command, settings.recorded, notices)
 
 
 def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Given:
@@ -188,8 +175,7 @@ def _value(item: Given, notices: list[Diagnostic]) -> Any:
             return _integer(item, text)
         case Kind.NAMES:
             return _names(item, text)
-        case _:
-            return text
+    return text
 
 
 def _choice(item: Given, text: str, notices: list[Diagnostic]) -> str:
@@ -214,10 +200,9 @@ def _integer(item: Given, text: str) -> int:
 
 def _names(item: Given, text: str) -> str:
     names = [n.strip().lower().replace("-", "_") for n in text.split(",") if n.strip()]
-    alone = {"default", "all", "none"} & set(names)
+    alone = set(names) - set(DOWNCASTS)
     if not names or not set(names) <= set(item.flag.values) or (alone and len(names) > 1):
-        allowed = f"default, all, none or a comma list of {', '.join(DOWNCASTS)}"
-        raise _refused(item, allowed)
+        raise _refused(item, f"default, all, none or a comma list of {', '.join(DOWNCASTS)}")
     return ",".join(n for n in item.flag.values if n in names)
 
 
@@ -239,19 +224,15 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
             f" got {page}",
         )
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
+    as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading")
     return Command(
         target=logical(target, lnc, hypothetical, "--logical-nc-config"),
-        hypothetical=hypothetical,
         profile=profile,
-        output=settings["output"],
-        logfile=settings["logfile"],
         verbose=_level(settings["verbose"]),
-        strategy=settings["strategy"],
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
-        fast_loading=settings["fast_loading"],
-        fast_context_switch=settings["fast_context_switch"],
         scratchpad_page_mb=page,
+        **{name: settings[name] for name in (*as_given, "fast_context_switch")},
     )
 
 
@@ -282,8 +263,8 @@ def find_target(text: str) -> Target:
 
 def _level(text: str) -> int:
     word = text.lower()
-    if word in _LEVEL_NUMBERS:
-        return _LEVEL_NUMBERS[word]
+    if word in LEVELS:
+        return LEVELS[word]
     if word.isascii() and word.isdigit():
         return int(word)
     allowed = f"one of {', '.join(LEVELS)} or a number"

@@ -51,8 +51,7 @@ def element_text(data: bytes, dtype: DType) -> str:
 
 def _encoded(number: float, dtype: DType) -> bytes:
     with np.errstate(over="ignore", invalid="ignore"):
-        data: bytes = np.asarray(number).astype(dtype.numpy).tobytes()
-    return data
+        return bytes(np.asarray(number).astype(dtype.numpy).tobytes())
 
 
 def read_element(cursor: Cursor, dtype: DType) -> bytes:

@@ -93,20 +93,8 @@ _TEXTS: dict[type | tuple[type, ...], Callable[[Any], str]] = {
 
 def read_value(cursor: Cursor) -> Any:
     """The value that stands next; sequences are tuples. Raises UsageError for anything else."""
-    token = cursor.token
-    if token.kind == "mark":
-        return _read_marked(cursor)
-    if token.kind == "word":
-        return _read_word(cursor)
-    if token.kind == "string":
-        return cursor.string("a string")
-    if token.kind == "type":
-        return read_type(cursor)
-    if token.kind == "hex":
-        return read_bytes(cursor)
-    if token.kind == "float":
-        return _read_float(cursor)
-    return cursor.integer("a value")
+    read = _READERS.get(cursor.token.kind)
+    return read(cursor) if read else cursor.integer("a value")
 
 
 def _read_float(cursor: Cursor) -> float:
@@ -137,8 +125,7 @@ def _read_word(cursor: Cursor) -> Any:
             return _read_bound(cursor)
         case "bits":
             return struct.unpack("<d", read_bits(cursor, 8))[0]
-        case word:
-            return _WORDS.get(word, word)
+    return _WORDS.get(token.text, token.text)
 
 
 def read_mapping(cursor: Cursor) -> Given:
@@ -218,7 +205,16 @@ def read_integers(cursor: Cursor, what: str) -> tuple[int, ...]:
     return tuple(cursor.separated(lambda: cursor.integer("a number"), "]"))
 
 
-def _read_bound(cursor: Cursor) -> Bound:
-    start = cursor.token
-    bound: Bound = from_fields(cursor, start, Bound, read_mapping(cursor), "a bound")
-    return bound
+def _read_bound(cursor: Cursor) -> Any:
+    return from_fields(cursor, cursor.token, Bound, read_mapping(cursor), "a bound")
+
+
+_READERS: dict[str, Callable[[Cursor], Any]] = {
+    "mark": _read_marked,
+    "word": _read_word,
+    "string": lambda cursor: cursor.string("a string"),
+    "type": read_type,
+    "hex": read_bytes,
+    "float": _read_float,
+}
+"""How a value is read, by the kind of its first token; any other is a whole number."""

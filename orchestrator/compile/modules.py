@@ -85,7 +85,7 @@ def _read(
     reader: Reader,
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
-    from shardwright.compiler.frontend.restrictions import check_outputs
+    from shardwright.compiler.frontend.rules.restrictions import check_outputs
 
     with log.stage("import"):
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))

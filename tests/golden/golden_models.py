@@ -32,7 +32,7 @@ def experts() -> TrainTask:
 
 def dropless() -> TrainTask:
     """Rows sorted by expert, none dropped: gathers, scatters and a sort."""
-    return _mixture(mixtral.Experts.dropless(8))
+    return _mixture(mixtral.Experts(8, 2, 4.0, "sorted"))
 
 
 def grouped() -> TrainTask:

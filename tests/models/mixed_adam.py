@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.frontend.models import llama, text
+from shardwright.compiler.frontend.models.layers import How, Precision
 from shardwright.compiler.frontend.task import TrainTask
 
 
@@ -29,7 +30,7 @@ def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:
 
     def step(params: Any, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
         def loss(weights: Any) -> jax.Array:
-            return llama.loss(config, weights, batch, jnp.bfloat16, "full")
+            return llama.loss(config, weights, batch, How(Precision(activations="bf16"), "full"))
 
         value, narrow = jax.value_and_grad(loss)(params)
         grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)

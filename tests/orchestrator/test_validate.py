@@ -14,7 +14,8 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import families
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.road.build import layout_of

@@ -11,7 +11,8 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import gpt
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.types import Graph, Op, tensor_type

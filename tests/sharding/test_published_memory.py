@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes

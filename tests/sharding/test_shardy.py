@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -22,6 +21,7 @@ import tests.support.xla_spmd as xla_spmd
 from shardwright.compiler.diagnostics import ExecutionError, Loc, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.models.layers import How
 from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.build import Builder
@@ -301,9 +301,9 @@ def optimizer_task(transform: optax.GradientTransformation) -> TrainTask:
         return params, transform.init(params)
 
     def step(params: dict, state: tuple, batch: dict) -> tuple:
-        value, grads = jax.value_and_grad(
-            lambda p: llama.loss(SIZES, p, batch, jnp.float32, "full")
-        )(params)
+        value, grads = jax.value_and_grad(lambda p: llama.loss(SIZES, p, batch, How(remat="full")))(
+            params
+        )
         updates, state = transform.update(grads, state, params)
         return optax.apply_updates(params, updates), state, {"loss": value}
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.frontend.models import llama
+from shardwright.compiler.frontend.models.layers import How
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 
@@ -42,7 +43,7 @@ def unrolled_step(seq_len: int, **sizes: int) -> tuple[Graph, int]:
         tables = llama.rope_tables(config, seq_len)
         x = params["embed"].astype(jnp.bfloat16)[batch["tokens"]]
         for one in params["layers"]:
-            x = llama.decoder_layer(config, x, one, tables)
+            x = llama.decoder_layer(config, x, one, How(), tables)
         x = llama.rms_norm(x, params["final_norm"], config.rms_norm_eps)
         logits = (x @ params["lm_head"].astype(x.dtype)).astype(jnp.float32)
         picked = jnp.take_along_axis(

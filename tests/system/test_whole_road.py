@@ -67,7 +67,7 @@ def sorted_experts(how: moe.Experts | None = None) -> TrainTask:
         vocab_size=256,
         head_dim=8,
     )
-    how = how or moe.Experts.dropless(4)
+    how = how or moe.Experts(4, 2, 2.0, "sorted")
     return moe.train_task(config, how, TaskOptions(seq_len=8, remat="full"))
 
 

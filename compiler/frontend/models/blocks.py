@@ -1,5 +1,5 @@
-"""Parts that the encoder and the GPT decoder share: precision, projections, norm, attention, MLP,
-and the training task around a loss.
+"""Parts that the encoder, the GPT decoder and the vision transformer share: projections, norm,
+attention, MLP, and the training task around a loss of any family.
 
 Written as a JAX user writes them, without any sharding annotation. Layers are stacked on a leading
 dim for `lax.scan`; every width is a free number.
@@ -20,69 +20,20 @@ import optax
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import text
 from shardwright.compiler.frontend.models.layers import (
+    EXACT,
+    INIT_STD,
     NO_DROPOUT,
     Dropout,
+    How,
     Params,
+    Precision,
     Site,
     check_remat,
 )
-from shardwright.compiler.frontend.models.llama import make_optimizer
+from shardwright.compiler.frontend.models.layers import causal as without_later
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
-TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations
-_MASKED = -1e30  # finite, so that a row without keys stays a number
-
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """Element types: stored parameters, activations between operations and operands of matmuls,
-    what norms, softmax and loss compute in, and what norms, softmax and embeddings hand on
-    (`stream`; empty: activations). Sums with a longer stream are of its type, as in PyTorch's
-    autocast. bf16 statistics are what a framework makes of an fp32 model that turns every fp32
-    tensor into bf16; a compiler that casts matmuls of one is `CompileOptions.auto_cast`.
-    Raises UsageError for an unknown type.
-    """
-
-    params: str = "f32"
-    activations: str = "f32"
-    statistics: str = "f32"
-    stream: str = ""
-
-    def __post_init__(self) -> None:
-        named = (self.params, self.activations, self.statistics)
-        for name in (*named, self.stream or self.activations):
-            if name not in TYPES:
-                raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
-
-    @property
-    def param_dtype(self) -> Any:
-        """Type of stored parameters."""
-        return TYPES[self.params]
-
-    @property
-    def dtype(self) -> Any:
-        """Type of activations."""
-        return TYPES[self.activations]
-
-    @property
-    def stream_dtype(self) -> Any:
-        """Type of what norms, softmax and embeddings hand on."""
-        return TYPES[self.stream or self.activations]
-
-    def wide(self, x: jax.Array) -> jax.Array:
-        """`x` in the type of statistics."""
-        return x.astype(TYPES[self.statistics])
-
-    def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
-        """A product of two operands as activations, an activation."""
-        return jnp.einsum(spec, left.astype(self.dtype), right.astype(self.dtype))
-
-    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """`x + bias`, an activation."""
-        return x + bias.astype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,25 +67,25 @@ class Sizes:
                 )
 
 
-def normal_leaves(key: jax.Array, shapes: Shapes, dtype: Any) -> Params:
-    """Normal 0.02 leaves of the given shapes."""
+def normal_leaves(key: jax.Array, shapes: Shapes) -> Params:
+    """Normal 0.02 leaves of the given shapes, fp32."""
     keys = jax.random.split(key, len(shapes))
     return {
-        name: (INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)).astype(dtype)
+        name: INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
         for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
 
-def constant_leaves(shapes: Shapes, dtype: Any) -> Params:
-    """Ones for norm scales (names ending in `scale`), zeros for biases."""
+def constant_leaves(shapes: Shapes) -> Params:
+    """Ones for norm scales (names ending in `scale`), zeros for biases, fp32."""
     return {
-        name: jnp.full(shape, 1.0 if name.endswith("scale") else 0.0, dtype)
+        name: jnp.full(shape, 1.0 if name.endswith("scale") else 0.0, jnp.float32)
         for name, shape in shapes.items()
     }
 
 
-def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
-    """Parameters of all layers, stacked on dim 0. Keys have a bias only where `complete`."""
+def init_layers(sizes: Sizes, key: jax.Array) -> Params:
+    """Parameters of all layers, stacked on dim 0, fp32. Keys have a bias only where `complete`."""
     s, inner = sizes, sizes.heads * sizes.head_dim
     matrices: dict[str, tuple[int, ...]]
     matrices = {name: (s.layers, s.hidden, inner) for name in ("wq", "wk", "wv")}
@@ -150,7 +101,14 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     biases = ("bq", "bk", "bv") if s.complete else ("bq", "bv")
     vectors |= {name: (s.layers, inner) for name in biases}
     vectors["b_up"] = (s.layers, s.ffn)
-    return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
+    return normal_leaves(key, matrices) | constant_leaves(vectors)
+
+
+def init_params(sizes: Sizes, key: jax.Array, matrices: Shapes, vectors: Shapes) -> Params:
+    """Fresh parameters, fp32: layers, and the matrices and vectors around them."""
+    outer_key, layer_key = jax.random.split(key)
+    outer = normal_leaves(outer_key, matrices) | constant_leaves(vectors)
+    return outer | {"layers": init_layers(sizes, layer_key)}
 
 
 def layer_norm(
@@ -181,20 +139,19 @@ def _projected(p: Precision, layer: Params, x: jax.Array) -> list[jax.Array]:
 
 
 def attention(
-    precision: Precision,
+    how: How,
     layer: Params,
     x: jax.Array,
     heads: int,
     *,
     causal: bool,
-    drop: Dropout = NO_DROPOUT,
     mask: jax.Array | None = None,
 ) -> jax.Array:
     """Multi-head attention with biases, every position against every other (or every earlier).
 
     `mask` is added to the scores: far below zero where a position is not to be seen.
     """
-    p, (b, t, _) = precision, x.shape
+    p, (b, t, _) = how.precision, x.shape
     q, k, v = _projected(p, layer, x)
     q, v = p.add_bias(q, layer["bq"]), p.add_bias(v, layer["bv"])
     k = p.add_bias(k, layer["bk"]) if "bk" in layer else k
@@ -203,9 +160,8 @@ def attention(
     if mask is not None:
         scores = scores + mask.astype(scores.dtype)
     if causal:
-        positions = jnp.arange(t)
-        scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
-    weights = drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
+        scores = without_later(scores)
+    weights = how.drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
     mixed = p.einsum("bhts,bshe->bthe", weights, v)
     return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
 
@@ -216,6 +172,25 @@ def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.A
     inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
     inner = jax.nn.gelu(inner, approximate=not exact)
     return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
+
+
+def pre_norm_layer(
+    sizes: Sizes,
+    x: jax.Array,
+    layer: Params,
+    how: How,
+    *,
+    eps: float,
+    causal: bool,
+    exact: bool,
+) -> jax.Array:
+    """Attention and MLP, each behind a norm of `eps` and added to the residual."""
+    p = how.precision
+    normed = layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], eps)
+    attended = attention(how, layer, normed, sizes.heads, causal=causal)
+    x = x + how.drop(attended, Site.ATTENDED)
+    normed = layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], eps)
+    return x + how.drop(mlp(p, layer, normed, exact), Site.FED)
 
 
 def cross_entropy(
@@ -242,7 +217,7 @@ class TaskOptions:
     """
 
     seq_len: int
-    precision: Precision = Precision()
+    precision: Precision = EXACT
     optimizer: str = "adamw"
     clip: float = 1.0
     lr: float = 3e-4
@@ -271,12 +246,14 @@ class Samples:
     tokens: int
 
 
-Loss = Callable[[Params, dict[str, jax.Array], Precision, Dropout], jax.Array]
-"""Loss of parameters on a batch, computed at a precision with a dropout."""
+Loss = Callable[[Params, dict[str, jax.Array], How], jax.Array]
+"""Loss of parameters on a batch."""
+Init = Callable[[jax.Array], Params]
+"""Fresh parameters from a key, fp32."""
 
 
 def language_task(
-    init_params: Callable[[jax.Array, Precision], Params],
+    init_params: Init,
     loss: Loss,
     vocab: int,
     positions: int,
@@ -299,28 +276,24 @@ def token_samples(vocab: int, positions: int, options: TaskOptions) -> Samples:
     )
 
 
-def sample_task(
-    init_params: Callable[[jax.Array, Precision], Params],
-    loss: Loss,
-    samples: Samples,
-    options: TaskOptions,
-) -> TrainTask:
-    """The training step of a model on `samples`; with dropout its state has a seed and counts
-    steps.
+def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOptions) -> TrainTask:
+    """The training step of a model on `samples`, its parameters stored as the precision says; with
+    dropout its state has a seed and counts steps.
     """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
-    exact = Precision()
 
     def task(precision: Precision) -> TrainTask:
         def init(key: jax.Array) -> tuple[Any, ...]:
-            params = init_params(key, precision)
+            made = init_params(key)
+            params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), made)
             rng = (Dropout.first_state(key),) if options.dropout else ()
             return params, chain.init(params), *rng
 
         def step(params: Params, opt_state: Any, *rest: Any) -> Any:
             *rng, batch = rest
             drop = Dropout(rate=options.dropout, state=rng[0]) if rng else NO_DROPOUT
-            value, grads = jax.value_and_grad(lambda p: loss(p, batch, precision, drop))(params)
+            how = How(precision, options.remat, drop)
+            value, grads = jax.value_and_grad(lambda p: loss(p, batch, how))(params)
             updates, opt_state = chain.update(grads, opt_state, params)
             after = (drop.next_state(),) if rng else ()
             return optax.apply_updates(params, updates), opt_state, *after, {"loss": value}
@@ -332,11 +305,27 @@ def sample_task(
             batches=samples.batches,
             state_names=("params", "opt_state", *(("rng",) if options.dropout else ())),
             tokens_per_sample=samples.tokens,
-            full_precision=None if precision == exact else task(exact),
+            full_precision=None if precision == EXACT else task(EXACT),
             name=options.name,
         )
 
     return task(options.precision)
+
+
+def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
+    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1),
+    adam, lamb (decay 0.01) or sgd.
+    """
+    makers = {
+        "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
+        "adam": lambda: optax.adam(lr),
+        "lamb": lambda: optax.lamb(lr, weight_decay=0.01),
+        "sgd": lambda: optax.sgd(lr),
+    }
+    if name not in makers:
+        raise UsageError("SW_OPTIMIZER", f"optimizer requires {', '.join(makers)}, got {name}")
+    steps = [optax.clip_by_global_norm(clip)] if clip else []
+    return optax.chain(*steps, makers[name]())
 
 
 def _check_length(seq_len: int, positions: int) -> None:

@@ -30,13 +30,16 @@ def sizes(config: Config, required: Iterable[str], optional: Iterable[str] = ())
     wanted = [*required, *(key for key in optional if config.get(key) is not None)]
     wrong = [key for key in wanted if not _is_size(config.get(key))]
     if wrong:
-        raise UsageError(
-            "SW_MODEL_CONFIG",
-            f"config requires {_positive(wrong)}{_bound(config, wrong)}, got"
-            f" {_given(config, wrong)}",
-            hint=_near(config, wrong) or "take them from the model's own config.json",
-        )
+        required = f"{_positive(wrong)}{_bound(config, wrong)}"
+        given = ", ".join(json.dumps(config[k]) if k in config else "nothing" for k in wrong)
+        hint = _near(config, wrong) or "take them from the model's own config.json"
+        raise _refused(required, given, hint)
     return {key: config[key] for key in wanted}
+
+
+def _refused(required: str, given: str, hint: str = "") -> UsageError:
+    message = f"config requires {required}, got {given}"
+    return UsageError("SW_MODEL_CONFIG", message, hint=hint)
 
 
 def _is_size(value: object) -> bool:
@@ -54,10 +57,6 @@ def _bound(config: Config, keys: list[str]) -> str:
     return f" of at most {MOST_SIZE}" if is_large else ""
 
 
-def _given(config: Config, keys: list[str]) -> str:
-    return ", ".join(json.dumps(config[k]) if k in config else "nothing" for k in keys)
-
-
 def _near(config: Config, keys: list[str]) -> str:
     """Keys of the config that are like a missing one."""
     pairs = ((key, nearest(key, config)) for key in keys if key not in config)
@@ -69,10 +68,7 @@ def numbers(config: Config, keys: Iterable[str]) -> dict[str, float]:
     found = {key: config[key] for key in keys if config.get(key) is not None}
     for key, value in found.items():
         if not _is_number(value):
-            raise UsageError(
-                "SW_MODEL_CONFIG",
-                f"config requires a positive number {key}, got {json.dumps(value)}",
-            )
+            raise _refused(f"a positive number {key}", json.dumps(value))
     return {key: float(value) for key, value in found.items()}
 
 
@@ -87,11 +83,8 @@ def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> Non
     for key, values in plain.items():
         if key in config and config[key] not in values:
             wanted = " or ".join(json.dumps(value) for value in values)
-            raise UsageError(
-                "SW_MODEL_CONFIG",
-                f"config requires {key} = {wanted}, got {json.dumps(config[key])}",
-                hint=_meant(config[key], values),
-            )
+            given = json.dumps(config[key])
+            raise _refused(f"{key} = {wanted}", given, _meant(config[key], values))
 
 
 def _meant(value: object, values: tuple[Any, ...]) -> str:
@@ -125,21 +118,14 @@ def rope(config: Config) -> dict[str, Any]:
     """
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
-        raise UsageError(
-            "SW_MODEL_CONFIG",
-            f"config requires rope_scaling as an object, got {json.dumps(parameters)}",
-        )
+        raise _refused("rope_scaling as an object", json.dumps(parameters))
     found: dict[str, Any] = {**numbers({**config, **parameters}, ("rope_theta",))}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return found
     if kind not in ("linear", "llama3"):
-        raise UsageError(
-            "SW_MODEL_CONFIG",
-            "config requires rope_type default, linear or llama3 of rope_scaling, got "
-            f"{json.dumps(kind)}",
-            hint=OWN_MODEL,
-        )
+        required = "rope_type default, linear or llama3 of rope_scaling"
+        raise _refused(required, json.dumps(kind), OWN_MODEL)
     return found | {"rope_scaling": _scaling(parameters, kind)}
 
 
@@ -148,21 +134,14 @@ def _scaling(parameters: Config, kind: str) -> RopeScaling:
     given = numbers(parameters, keys)
     missing = [key for key in keys if key not in given]
     if missing:
-        raise UsageError(
-            "SW_MODEL_CONFIG", f"config requires {', '.join(missing)} of rope_scaling, got nothing"
-        )
+        raise _refused(f"{', '.join(missing)} of rope_scaling", "nothing")
     if kind == "linear":
         return RopeScaling(factor=given["factor"])
     low, high = (given[key] for key in _RAMP)
     if low >= high:
-        raise UsageError(
-            "SW_MODEL_CONFIG",
-            f"config requires low_freq_factor below high_freq_factor, got {low:g} and {high:g}",
-        )
-    positions = sizes(parameters, ["original_max_position_embeddings"])
-    return RopeScaling(
-        factor=given["factor"], low=low, high=high, positions=next(iter(positions.values()))
-    )
+        raise _refused("low_freq_factor below high_freq_factor", f"{low:g} and {high:g}")
+    (positions,) = sizes(parameters, ["original_max_position_embeddings"]).values()
+    return RopeScaling(factor=given["factor"], low=low, high=high, positions=positions)
 
 
 MOST_PRETRAINED = 8192

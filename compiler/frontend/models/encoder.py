@@ -17,37 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Site,
-    run_layers,
-)
+from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params, Precision, Site, run_layers
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
 
 
-def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
-    """Fresh parameters: normal 0.02 matrices, zero biases, unit norms."""
-    c, dtype = sizes, precision.param_dtype
-    outer = {
+def init_params(sizes: Sizes, key: jax.Array) -> Params:
+    """Fresh parameters: normal 0.02 matrices, zero biases, unit norms, fp32."""
+    c = sizes
+    matrices = {
         "embed": (c.vocab, c.hidden),
         "positions": (c.positions, c.hidden),
         "w_transform": (c.hidden, c.hidden),
     }
-    pair = {"b_pool": (c.hidden,), "b_next": (2,)} if c.complete else {}
+    names = ("b_transform", "embed_scale", "embed_shift", "head_scale", "head_shift")
+    vectors = {name: (c.hidden,) for name in names} | {"b_vocab": (c.vocab,)}
     if c.complete:
-        outer |= {"segments": (2, c.hidden), "w_pool": (c.hidden, c.hidden)}
-        outer["w_next"] = (c.hidden, 2)
-    vectors = ("b_transform", "embed_scale", "embed_shift", "head_scale", "head_shift")
-    outer_key, layer_key = jax.random.split(key)
-    params = blocks.normal_leaves(outer_key, outer, dtype)
-    params |= blocks.constant_leaves({name: (c.hidden,) for name in vectors}, dtype)
-    params |= blocks.constant_leaves({"b_vocab": (c.vocab,)} | pair, dtype)
-    return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
+        matrices |= {"segments": (2, c.hidden), "w_pool": (c.hidden, c.hidden)}
+        matrices["w_next"] = (c.hidden, 2)
+        vectors |= {"b_pool": (c.hidden,), "b_next": (2,)}
+    return blocks.init_params(c, key, matrices, vectors)
 
 
 def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
@@ -59,45 +50,34 @@ def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
 
 
 def encoder_layer(
-    sizes: Sizes,
-    precision: Precision,
-    x: jax.Array,
-    layer: Params,
-    drop: Dropout = NO_DROPOUT,
-    mask: jax.Array | None = None,
+    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: jax.Array | None = None
 ) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
-    attended = blocks.attention(
-        precision, layer, x, sizes.heads, causal=False, drop=drop, mask=mask
-    )
-    x = x + drop(attended, Site.ATTENDED)
-    x = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + drop(blocks.mlp(precision, layer, x, exact=True), Site.FED)
-    return blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
+    p = how.precision
+    attended = blocks.attention(how, layer, x, sizes.heads, causal=False, mask=mask)
+    x = x + how.drop(attended, Site.ATTENDED)
+    x = blocks.layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], _EPS)
+    x = x + how.drop(blocks.mlp(p, layer, x, exact=True), Site.FED)
+    return blocks.layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
 def hidden_states(
-    sizes: Sizes,
-    params: Params,
-    batch: Mapping[str, jax.Array],
-    precision: Precision,
-    options: TaskOptions,
-    drop: Dropout = NO_DROPOUT,
+    sizes: Sizes, params: Params, batch: Mapping[str, jax.Array], how: How
 ) -> jax.Array:
     """What the layers make [B, T, D] of the tokens and, where `complete`, their segments and which
     of them are present.
     """
-    p, tokens = precision, batch["tokens"]
+    p, tokens = how.precision, batch["tokens"]
     kept = p.stream_dtype
     x = params["embed"].astype(kept)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(kept)
     if sizes.complete:
         x = x + params["segments"].astype(kept)[batch["segments"]]
     x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
-    x = drop(x, Site.STATES)
+    x = how.drop(x, Site.STATES)
     mask = padding_mask(p, batch["present"]) if sizes.complete else None
-    layer = partial(encoder_layer, sizes, p, mask=mask)
-    return run_layers(layer, x, params["layers"], options.remat, drop)
+    layer = partial(encoder_layer, sizes, mask=mask)
+    return run_layers(layer, x, params["layers"], how)
 
 
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
@@ -116,34 +96,21 @@ def next_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array
     return p.add_bias(p.einsum("bd,dk->bk", jnp.tanh(pooled), params["w_next"]), params["b_next"])
 
 
-def logits(
-    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
-) -> jax.Array:
-    """Logits [B, T, V] of the token at every position, of sizes that are not `complete`."""
-    x = hidden_states(sizes, params, {"tokens": tokens}, precision, options)
-    return token_logits(params, x, precision)
-
-
-def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainTask:
+def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
     """The training step of the encoder. Raises UsageError for sizes that do not fit."""
-    known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        x = hidden_states(known, params, batch, precision, options, drop)
-        one_hot = options.one_hot_loss
-        given = token_logits(params, x, precision)
-        found = blocks.cross_entropy(precision, given, batch["targets"], one_hot)
-        if not known.complete:
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        p, one_hot = how.precision, options.one_hot_loss
+        x = hidden_states(sizes, params, batch, how)
+        found = blocks.cross_entropy(p, token_logits(params, x, p), batch["targets"], one_hot)
+        if not sizes.complete:
             return found
-        given = next_logits(params, x, precision)
-        return found + blocks.cross_entropy(precision, given, batch["is_next"], one_hot)
+        return found + blocks.cross_entropy(p, next_logits(params, x, p), batch["is_next"], one_hot)
 
-    samples = blocks.token_samples(known.vocab, known.positions, options)
-    if known.complete:
+    samples = blocks.token_samples(sizes.vocab, sizes.positions, options)
+    if sizes.complete:
         samples = _pairs(samples)
-    return blocks.sample_task(partial(init_params, known), loss, samples, options)
+    return blocks.sample_task(partial(init_params, sizes), loss, samples, options)
 
 
 def _pairs(samples: Samples) -> Samples:

@@ -6,14 +6,9 @@ beside it or goes by another name there.
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import blocks, encoder, gpt, llama, vit
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import Dropout, Params
+from shardwright.compiler.frontend.models import encoder, gpt, llama, vit
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.task import TrainTask
 
 
@@ -45,15 +40,4 @@ def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
         fused=sizes.fused,
     )
     config.check()
-
-    def init(key: jax.Array, precision: Precision) -> Params:
-        params = llama.init_params(config, key)
-        stored: Params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), params)
-        return stored
-
-    def loss(
-        params: Params, batch: dict[str, Any], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        return llama.loss(config, params, batch, precision.dtype, options.remat, drop)
-
-    return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)
+    return llama.task_of(config, options)

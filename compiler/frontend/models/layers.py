@@ -1,5 +1,5 @@
-"""What all model families share about their stack of layers: dropout, and the scan under
-recomputation.
+"""What all model families share about their stack of layers: precision, dropout, the mask of a
+decoder, and the scan under recomputation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,62 @@ from jax.ad_checkpoint import checkpoint_name
 from shardwright.compiler.diagnostics import UsageError
 
 Params = dict[str, Any]
+INIT_STD = 0.02  # `initializer_range` of the published BERT, GPT and Llama configurations
+_MASKED = -1e30  # finite, so that a row without keys stays a number
+
+TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Element types: stored parameters, activations between operations and operands of matmuls,
+    what norms, softmax and loss compute in, and what norms, softmax and embeddings hand on
+    (`stream`; empty: activations). Sums with a longer stream are of its type, as in PyTorch's
+    autocast. bf16 statistics are what a framework makes of an fp32 model that turns every fp32
+    tensor into bf16; a compiler that casts matmuls of one is `CompileOptions.auto_cast`.
+    Raises UsageError for an unknown type.
+    """
+
+    params: str = "f32"
+    activations: str = "f32"
+    statistics: str = "f32"
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        named = (self.params, self.activations, self.statistics)
+        for name in (*named, self.stream or self.activations):
+            if name not in TYPES:
+                raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
+
+    @property
+    def param_dtype(self) -> Any:
+        """Type of stored parameters."""
+        return TYPES[self.params]
+
+    @property
+    def dtype(self) -> Any:
+        """Type of activations."""
+        return TYPES[self.activations]
+
+    @property
+    def stream_dtype(self) -> Any:
+        """Type of what norms, softmax and embeddings hand on."""
+        return TYPES[self.stream or self.activations]
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """`x` in the type of statistics."""
+        return x.astype(TYPES[self.statistics])
+
+    def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
+        """A product of two operands as activations, an activation."""
+        return jnp.einsum(spec, left.astype(self.dtype), right.astype(self.dtype))
+
+    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        """`x + bias`, an activation."""
+        return x + bias.astype(self.dtype)
+
+
+EXACT = Precision()
 
 
 class Site(IntEnum):
@@ -63,6 +119,22 @@ class Dropout:
 
 NO_DROPOUT = Dropout()
 
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a model is computed: its types, what is kept for its gradients, its dropout."""
+
+    precision: Precision = EXACT
+    remat: str = "none"
+    drop: Dropout = NO_DROPOUT
+
+
+def causal(scores: jax.Array) -> jax.Array:
+    """Attention scores [..., T, T] without those of later positions."""
+    positions = jnp.arange(scores.shape[-1])
+    return jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+
+
 _ENTERING = "entering"
 _PRODUCTS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 _STATES = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -95,31 +167,28 @@ def check_remat(remat: str) -> None:
 
 
 def run_layers(
-    body: Callable[[jax.Array, Params, Dropout], jax.Array],
-    x: jax.Array,
-    layers: Params,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
+    body: Callable[[jax.Array, Params, How], jax.Array], x: jax.Array, layers: Params, how: How
 ) -> jax.Array:
-    """Scan `body` over the stacked layers under the checkpoint policy of `remat`. With dropout
+    """Scan `body` over the stacked layers under the checkpoint policy of `how.remat`. With dropout
     layers are counted, from 1 on.
 
     "selective" keeps products with weights and redoes attention scores, "full" redoes the layer;
     "offload" keeps what "selective" keeps, in the memory of the host.
     """
+    drop = how.drop
 
     def step(carry: Any, layer: Params) -> tuple[Any, None]:
         if not drop.rate:
-            return body(entering(carry), layer, drop), None
+            return body(entering(carry), layer, how), None
         x, number = carry
-        dropping = replace(drop, layer=number)
+        dropping = replace(how, drop=replace(drop, layer=number))
         return (body(entering(x), layer, dropping), number + jnp.uint32(1)), None
 
     def entering(x: jax.Array) -> jax.Array:
-        return checkpoint_name(x, _ENTERING) if remat == "offload" else x
+        return checkpoint_name(x, _ENTERING) if how.remat == "offload" else x
 
-    if remat != "none":
-        step = jax.checkpoint(step, policy=_POLICIES[remat])
+    if how.remat != "none":
+        step = jax.checkpoint(step, policy=_POLICIES[how.remat])
     out, _ = jax.lax.scan(step, (x, jnp.uint32(1)) if drop.rate else x, layers)
     result: jax.Array = out[0] if drop.rate else out
     return result

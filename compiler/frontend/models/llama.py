@@ -12,31 +12,34 @@ Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import config_file, text
+from shardwright.compiler.frontend.models import blocks, config_file
+from shardwright.compiler.frontend.models.blocks import TaskOptions
 from shardwright.compiler.frontend.models.config_file import RopeScaling
 from shardwright.compiler.frontend.models.layers import (
-    NO_DROPOUT,
-    Dropout,
+    EXACT,
+    INIT_STD,
+    How,
     Params,
+    Precision,
     Site,
+    causal,
     check_remat,
     run_layers,
 )
 from shardwright.compiler.frontend.task import TrainTask
 
-_COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
-_COMPUTE_TYPES |= {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
-_MASKED = -1e30  # finite, so that a row without keys stays a number
-_INIT_STD = 0.02  # Hugging Face `initializer_range` of the Llama configs
+_COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
+Tables = tuple[jax.Array, jax.Array]
+"""Cosines and sines [T, E/2] of the rotary positions, fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def init_params(config: LlamaConfig, key: jax.Array) -> Params:
     keys = jax.random.split(key, len(shapes))
     params: Params = {"layers": {}}
     for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True):
-        value = _INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
+        value = INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
         (params if name in _OUTER else params["layers"])[name] = value
     layers, width = config.num_hidden_layers, config.hidden_size
     params["layers"]["attn_norm"] = jnp.ones((layers, width), jnp.float32)
@@ -159,8 +162,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rope_tables(config: LlamaConfig, seq_len: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [T, E/2] of the rotary positions, fp32."""
+def rope_tables(config: LlamaConfig, seq_len: int) -> Tables:
+    """The tables of as many positions."""
     half = config.head_dim // 2
     rates = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if config.rope_scaling:
@@ -178,7 +181,7 @@ def _scaled(rates: jax.Array, scaling: RopeScaling) -> jax.Array:
     return rates * (kept + (1.0 - kept) / scaling.factor)
 
 
-def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, tables: Tables) -> jax.Array:
     """Rotate the two halves of every head by its position."""
     cos, sin = (t[None, :, None, :].astype(x.dtype) for t in tables)
     low, high = jnp.split(x, 2, axis=-1)
@@ -196,11 +199,7 @@ def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
 
 
 def attention(
-    config: LlamaConfig,
-    layer: Params,
-    x: jax.Array,
-    tables: tuple[jax.Array, jax.Array],
-    drop: Dropout = NO_DROPOUT,
+    config: LlamaConfig, layer: Params, x: jax.Array, tables: Tables, how: How
 ) -> jax.Array:
     """Causal grouped-query attention."""
     c, (b, t, _), dtype = config, x.shape, x.dtype
@@ -210,9 +209,7 @@ def attention(
     q, k = rotate(q, tables), rotate(k, tables)
     q = q.reshape(b, t, kv_heads, group, c.head_dim)
     scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
-    positions = jnp.arange(t)
-    scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
-    weights = drop(jax.nn.softmax(scores, axis=-1).astype(dtype), Site.WEIGHTS)
+    weights = how.drop(jax.nn.softmax(causal(scores), axis=-1).astype(dtype), Site.WEIGHTS)
     mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
     return mixed.reshape(b, t, -1) @ layer["wo"].astype(dtype)
 
@@ -223,70 +220,56 @@ def swiglu(layer: Params, x: jax.Array) -> jax.Array:
     return (jax.nn.silu(gate) * up) @ layer["w_down"].astype(x.dtype)
 
 
+Feed = Callable[[Params, jax.Array], jax.Array]
+"""What a layer does with every position behind attention."""
+
+
 def decoder_layer(
     config: LlamaConfig,
     x: jax.Array,
     layer: Params,
-    tables: tuple[jax.Array, jax.Array],
-    drop: Dropout = NO_DROPOUT,
+    how: How,
+    tables: Tables,
+    feed: Feed = swiglu,
 ) -> jax.Array:
     """One layer: attention and feed-forward, each behind a norm and added to the residual."""
     normed = rms_norm(x, layer["attn_norm"], config.rms_norm_eps)
-    x = x + drop(attention(config, layer, normed, tables, drop), Site.ATTENDED)
-    fed = swiglu(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
-    return x + drop(fed, Site.FED)
+    x = x + how.drop(attention(config, layer, normed, tables, how), Site.ATTENDED)
+    fed = feed(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
+    return x + how.drop(fed, Site.FED)
 
 
-def logits(
-    config: LlamaConfig,
-    params: Params,
-    tokens: jax.Array,
-    dtype: Any,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
+def logits(config: LlamaConfig, params: Params, tokens: jax.Array, how: How) -> jax.Array:
     """Next-token logits [B, T, V] in fp32."""
     tables = rope_tables(config, tokens.shape[1])
-
-    def body(x: jax.Array, layer: Params, drop: Dropout) -> jax.Array:
-        return decoder_layer(config, x, layer, tables, drop)
-
-    x = drop(params["embed"].astype(dtype)[tokens], Site.STATES)
-    x = run_layers(body, x, params["layers"], remat, drop)
-    x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
-    return (x @ head.astype(dtype)).astype(jnp.float32)
+    return decoded(config, params, embedded(params, tokens, how), tables, how)
 
 
-def loss(
+def embedded(params: Params, tokens: jax.Array, how: How) -> jax.Array:
+    """What enters the layers [B, T, D]."""
+    return how.drop(params["embed"].astype(how.precision.dtype)[tokens], Site.STATES)
+
+
+def decoded(
     config: LlamaConfig,
     params: Params,
-    batch: dict[str, jax.Array],
-    dtype: Any,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
+    x: jax.Array,
+    tables: Tables,
+    how: How,
+    feed: Feed = swiglu,
 ) -> jax.Array:
+    """Next-token logits [B, T, V] in fp32 of embedded tokens [B, T, D]."""
+    layer = partial(decoder_layer, config, tables=tables, feed=feed)
+    x = run_layers(layer, x, params["layers"], how)
+    x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
+    return (x @ head.astype(x.dtype)).astype(jnp.float32)
+
+
+def loss(config: LlamaConfig, params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
     """Mean next-token cross entropy, in nat."""
-    given = logits(config, params, batch["tokens"], dtype, remat, drop)
-    log_probs = jax.nn.log_softmax(given, axis=-1)
-    picked = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)
-    return -jnp.mean(picked)
-
-
-def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
-    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1),
-    adam, lamb (decay 0.01) or sgd.
-    """
-    makers = {
-        "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
-        "adam": lambda: optax.adam(lr),
-        "lamb": lambda: optax.lamb(lr, weight_decay=0.01),
-        "sgd": lambda: optax.sgd(lr),
-    }
-    if name not in makers:
-        raise UsageError("SW_OPTIMIZER", f"optimizer requires {', '.join(makers)}, got {name}")
-    steps = [optax.clip_by_global_norm(clip)] if clip else []
-    return optax.chain(*steps, makers[name]())
+    given = logits(config, params, batch["tokens"], how)
+    return blocks.cross_entropy(EXACT, given, batch["targets"])
 
 
 def train_task(
@@ -310,32 +293,23 @@ def train_task(
         sizes.max_position_embeddings, sizes.rope_scaling, sizes.sliding_window
     )
     _check_options(sizes, seq_len, dtype, remat)
-    compute = _COMPUTE_TYPES[dtype]
-    chain = make_optimizer(optimizer, lr, clip)
-
-    def init(key: jax.Array) -> tuple[Params, Any]:
-        params = init_params(sizes, key)
-        return params, chain.init(params)
-
-    def step(params: Params, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
-        value, grads = jax.value_and_grad(lambda p: loss(sizes, p, batch, compute, remat))(params)
-        updates, opt_state = chain.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {"loss": value}
-
-    precise = None
-    if compute != jnp.float32:
-        precise = train_task(
-            sizes, seq_len=seq_len, optimizer=optimizer, clip=clip, lr=lr, remat=remat, name=name
-        )
-    return TrainTask(
-        step=step,
-        init=init,
-        batch=lambda n: text.token_structs(n, seq_len),
-        batches=text.batch_factory(seq_len, sizes.vocab_size),
-        tokens_per_sample=seq_len,
-        full_precision=precise,
+    precision = Precision(activations=_COMPUTE_TYPES[dtype])
+    options = TaskOptions(
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        clip=clip,
+        lr=lr,
+        remat=remat,
         name=name,
     )
+    return task_of(sizes, options)
+
+
+def task_of(config: LlamaConfig, options: TaskOptions) -> TrainTask:
+    """The training step at sizes that fit each other. Raises UsageError as `train_task`."""
+    init, positions = partial(init_params, config), config.max_position_embeddings
+    return blocks.language_task(init, partial(loss, config), config.vocab_size, positions, options)
 
 
 def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) -> None:

@@ -3,7 +3,7 @@
 Rows go to experts by products with one-hot tensors, within each sequence and up to a capacity per
 expert (GShard, Lepikhin et al. 2020): rows beyond it keep only their residual. `capacity_factor`
 times the even share is the capacity; at `experts / chosen` no row is ever dropped. With `routing =
-"sorted"` rows are sorted by expert and looked up instead (dropless: `Experts.dropless`); with
+"sorted"` rows are sorted by expert and looked up instead; with
 "grouped" the rows of all samples are one sorted list with a product per group, and no row is ever
 dropped (MegaBlocks, Gale et al. 2022; MaxText spells it with `ragged_dot` too). Gradients of the
 router come through the weights of the chosen experts; there is no auxiliary loss.
@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models import blocks, llama
-from shardwright.compiler.frontend.models.blocks import Precision, TaskOptions
-from shardwright.compiler.frontend.models.layers import Dropout, Params, Site, run_layers
+from shardwright.compiler.frontend.models.blocks import TaskOptions
+from shardwright.compiler.frontend.models.layers import How, Params
 from shardwright.compiler.frontend.models.llama import LlamaConfig
 from shardwright.compiler.frontend.task import TrainTask
 
@@ -49,11 +49,6 @@ class Experts:
                 f" {', '.join(ROUTINGS)}, got {self}",
             )
 
-    @classmethod
-    def dropless(cls, count: int, chosen: int = 2) -> Experts:
-        """Sorted routing with room for every row."""
-        return cls(count, chosen, count / chosen, "sorted")
-
     def capacity(self, rows: int) -> int:
         """Rows one expert takes of a sequence of `rows`."""
         return math.ceil(rows * self.chosen * self.capacity_factor / self.count)
@@ -70,7 +65,7 @@ def init_params(config: LlamaConfig, experts: Experts, key: jax.Array) -> Params
         "w_up": (layers, experts.count, width, ffn),
         "w_down": (layers, experts.count, ffn, width),
     }
-    params["layers"] |= blocks.normal_leaves(inner, shapes, jnp.float32)
+    params["layers"] |= blocks.normal_leaves(inner, shapes)
     return params
 
 
@@ -166,29 +161,14 @@ def _seats(experts: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, j
 def train_task(config: LlamaConfig, experts: Experts, options: TaskOptions) -> TrainTask:
     """The training step of the decoder. Raises UsageError for sizes that do not fit."""
     config.check()
-    tables = partial(llama.rope_tables, config, options.seq_len)
+    feed = partial(feed_forward, experts)
 
-    def layer(
-        tables: tuple[jax.Array, jax.Array], x: jax.Array, z: Params, drop: Dropout
-    ) -> jax.Array:
-        normed = llama.rms_norm(x, z["attn_norm"], config.rms_norm_eps)
-        x = x + drop(llama.attention(config, z, normed, tables, drop), Site.ATTENDED)
-        fed = feed_forward(experts, z, llama.rms_norm(x, z["mlp_norm"], config.rms_norm_eps))
-        return x + drop(fed, Site.FED)
-
-    def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
-    ) -> jax.Array:
-        x = drop(params["embed"].astype(precision.dtype)[batch["tokens"]], Site.STATES)
-        x = run_layers(partial(layer, tables()), x, params["layers"], options.remat, drop)
-        x = llama.rms_norm(x, params["final_norm"], config.rms_norm_eps)
-        given = x @ params["lm_head"].astype(x.dtype)
-        return blocks.cross_entropy(precision, given, batch["targets"])
-
-    def init(key: jax.Array, precision: Precision) -> Params:
-        params = init_params(config, experts, key)
-        stored: Params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), params)
-        return stored
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        x = llama.embedded(params, batch["tokens"], how)
+        tables = llama.rope_tables(config, options.seq_len)
+        given = llama.decoded(config, params, x, tables, how, feed)
+        return blocks.cross_entropy(how.precision, given, batch["targets"])
 
     positions = config.max_position_embeddings
+    init = partial(init_params, config, experts)
     return blocks.language_task(init, loss, config.vocab_size, positions, options)

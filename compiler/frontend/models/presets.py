@@ -50,39 +50,54 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 
-_BERT = {"vocab": 30522, "positions": 512}
-_GPT3 = {"vocab": 50257, "positions": 2048}
-_VIT = {"vocab": 1000, "positions": 197}  # classes; 14 x 14 patches and the class token
-
-
-def _whole(layers: int, hidden: int, heads: int, published: dict[str, int]) -> dict[str, int]:
-    """Sizes of a family whose MLP is four times as wide as the model."""
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "head_dim": hidden // heads}
-    return sizes | {"ffn": 4 * hidden} | published
+def _family(
+    family: str, vocab: int, positions: int, rows: dict[str, tuple[int, int, int]]
+) -> dict[str, tuple[str, dict[str, int]]]:
+    """Models of a family whose MLP is four times as wide as the model; rows are layers, width and
+    heads.
+    """
+    return {
+        name: (
+            family,
+            {
+                "layers": layers,
+                "hidden": hidden,
+                "heads": heads,
+                "head_dim": hidden // heads,
+                "ffn": 4 * hidden,
+                "vocab": vocab,
+                "positions": positions,
+            },
+        )
+        for name, (layers, hidden, heads) in rows.items()
+    }
 
 
 SIZED: MappingProxyType[str, tuple[str, dict[str, int]]] = MappingProxyType(
-    {
-        # Source: Devlin et al. 2019, "BERT" (arXiv 1810.04805), and the config.json of
-        # google-bert/bert-*-uncased.
-        "bert-base": ("encoder", _whole(12, 768, 12, _BERT)),
-        "bert-large": ("encoder", _whole(24, 1024, 16, _BERT)),
-        # Source: Brown et al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165),
-        # table 2.1. Its 1.3B row has heads of 128 whose number does not fit the width: 16 do. Its
-        # 13B row prints a width of 5140, which 40 heads of 128 make 5120.
-        "gpt3-125m": ("gpt", _whole(12, 768, 12, _GPT3)),
-        "gpt3-350m": ("gpt", _whole(24, 1024, 16, _GPT3)),
-        "gpt3-760m": ("gpt", _whole(24, 1536, 16, _GPT3)),
-        "gpt3-1.3b": ("gpt", _whole(24, 2048, 16, _GPT3)),
-        "gpt3-2.7b": ("gpt", _whole(32, 2560, 32, _GPT3)),
-        "gpt3-6.7b": ("gpt", _whole(32, 4096, 32, _GPT3)),
-        "gpt3-13b": ("gpt", _whole(40, 5120, 40, _GPT3)),
-        "gpt3-175b": ("gpt", _whole(96, 12288, 96, _GPT3)),
-        # Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words" (arXiv 2010.11929), table
-        # 1, and the config.json of google/vit-*-patch16-224.
-        "vit-base": ("vit", _whole(12, 768, 12, _VIT)),
-        "vit-large": ("vit", _whole(24, 1024, 16, _VIT)),
-    }
+    # Source: Devlin et al. 2019, "BERT" (arXiv 1810.04805), and the config.json of
+    # google-bert/bert-*-uncased.
+    _family("encoder", 30522, 512, {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)})
+    # Source: Brown et al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), table
+    # 2.1. Its 1.3B row has heads of 128 whose number does not fit the width: 16 do. Its 13B row
+    # prints a width of 5140, which 40 heads of 128 make 5120.
+    | _family(
+        "gpt",
+        50257,
+        2048,
+        {
+            "gpt3-125m": (12, 768, 12),
+            "gpt3-350m": (24, 1024, 16),
+            "gpt3-760m": (24, 1536, 16),
+            "gpt3-1.3b": (24, 2048, 16),
+            "gpt3-2.7b": (32, 2560, 32),
+            "gpt3-6.7b": (32, 4096, 32),
+            "gpt3-13b": (40, 5120, 40),
+            "gpt3-175b": (96, 12288, 96),
+        },
+    )
+    # Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words" (arXiv 2010.11929), table 1,
+    # and the config.json of google/vit-*-patch16-224: classes; 14 x 14 patches and the class token.
+    | _family("vit", 1000, 197, {"vit-base": (12, 768, 12), "vit-large": (24, 1024, 16)})
 )
 """Models that are no Llama: family (`families.py`) and sizes."""
 
@@ -132,8 +147,9 @@ def preset_task(
 
         options |= {"dtype": dtype, "remat": remat}
         return llama.train_task(config, seq_len=seq_len, name=name, **options)
-    from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
     from shardwright.compiler.frontend.models.families import family_task
+    from shardwright.compiler.frontend.models.layers import Precision
 
     family, sizes = SIZED[name][0], Sizes(**config, complete=True)
     precision = Precision(activations=dtype)

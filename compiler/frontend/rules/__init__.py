@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from shardwright.compiler.frontend.rules import (
-    batch_norm,
-    bits,
-    collective,
-    control,
-    convolution,
-    custom_call,
-    dot,
-    elementwise,
-    gather,
-    random,
-    reduce,
-    shape,
-    sort,
-    window,
-)
-from shardwright.compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
+from importlib import import_module
 
-__all__ = [
-    "RULES",
-    "RefusedError",
-    "Rule",
-    "batch_norm",
-    "bits",
-    "collective",
-    "control",
-    "convolution",
-    "custom_call",
-    "dot",
-    "elementwise",
-    "gather",
-    "imports",
-    "random",
-    "reduce",
-    "refuse",
-    "shape",
-    "sort",
-    "window",
-]
+from shardwright.compiler.frontend.rules.registry import RULES, Rule, imports
+
+__all__ = ["RULES", "Rule", "imports"]
+
+for _ops in (
+    *("batch_norm", "bits", "collective", "control", "convolution", "custom_call", "dot"),
+    *("elementwise", "gather", "gspmd", "random", "reduce", "shape", "sharding", "sort", "window"),
+):
+    import_module(f"{__name__}.{_ops}")

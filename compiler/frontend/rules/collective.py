@@ -7,35 +7,22 @@ of more than one rank are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.bits import constant, convert, splat
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllToAllAttrs,
     AxisIndexAttrs,
-    BroadcastInDimAttrs,
     CollectivePermuteAttrs,
-    CompareAttrs,
-    ConcatenateAttrs,
-    ConstantAttrs,
-    DynamicSliceAttrs,
     ReduceScatterAttrs,
-    ReshapeAttrs,
-    SliceAttrs,
 )
-from shardwright.compiler.ir.types import Value, tensor_type
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.ir.types import Value
 
 
 def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
@@ -52,61 +39,57 @@ def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
 
 
 @imports("stablehlo.all_gather")
-def all_gather(site: Site) -> Sequence[Value]:
+def all_gather(site: Site) -> Values:
     """One all_gather per operand and run of axes, the minor ones first."""
     ranks, runs = site.importer.ranks, _runs(site)
     values = list(site.operands)
     for axes in reversed(runs):
         attrs = AllGatherAttrs(site.int("all_gather_dim"), axes, ranks.size(axes))
-        values = [site.emit("all_gather", (v,), attrs).result for v in values]
+        values = [site.make.op("all_gather", v, attrs=attrs) for v in values]
     return values
 
 
 @imports("stablehlo.reduce_scatter")
-def reduce_scatter(site: Site) -> Sequence[Value]:
+def reduce_scatter(site: Site) -> Values:
     """One reduce_scatter per run of axes, the major ones first."""
     ranks, runs = site.importer.ranks, _runs(site)
     (value,) = site.operands
     for axes in runs:
         dim, kind = site.int("scatter_dimension"), body_kind(site)
         attrs = ReduceScatterAttrs(dim, axes, kind, ranks.size(axes))
-        value = site.emit("reduce_scatter", (value,), attrs).result
+        value = site.make.op("reduce_scatter", value, attrs=attrs)
     return (value,)
 
 
 @imports("stablehlo.all_reduce")
-def all_reduce(site: Site) -> Sequence[Value]:
+def all_reduce(site: Site) -> Values:
     """One all_reduce per operand; the order of ranks in a group does not matter."""
     runs = _runs(site, any_order=True)
     if not runs:
         return site.operands
     axes = tuple(axis for run in runs for axis in run)
     attrs = AllReduceAttrs(axes, body_kind(site), site.importer.ranks.size(axes))
-    return [site.emit("all_reduce", (v,), attrs).result for v in site.operands]
+    return [site.make.op("all_reduce", v, attrs=attrs) for v in site.operands]
 
 
 @imports("stablehlo.all_to_all")
-def all_to_all(site: Site) -> Sequence[Value]:
+def all_to_all(site: Site) -> Values:
     """One all_to_all per operand."""
     split, concat = site.int("split_dimension"), site.int("concat_dimension")
     return [_exchange(site, value, split, concat) for value in site.operands]
 
 
 @imports("mhlo.all_to_all")
-def tuple_all_to_all(site: Site) -> Sequence[Value]:
+def tuple_all_to_all(site: Site) -> Values:
     """HLO's form with one operand per rank: stacked, exchanged, taken apart."""
-    shape, count = site.operands[0].type.shape, len(site.operands)
-    rows = [site.emit("reshape", (v,), ReshapeAttrs((1, *shape))).result for v in site.operands]
-    stack = site.emit("concatenate", rows, ConcatenateAttrs(0)).result
+    shape, make = site.operands[0].type.shape, site.make
+    stack = make.concatenate([make.reshape(v, (1, *shape)) for v in site.operands], 0)
     moved = _exchange(site, stack, 0, 0)
-    ones = (1,) * (1 + len(shape))
-    return [_row(site, moved, n, (count, *shape), ones) for n in range(count)]
-
-
-def _row(site: Site, stack: Value, n: int, shape: Sequence[int], strides: Sequence[int]) -> Value:
-    starts = (n, *(0 for _ in shape[1:]))
-    row = site.emit("slice", (stack,), SliceAttrs(starts, (n + 1, *shape[1:]), tuple(strides)))
-    return site.emit("reshape", (row.result,), ReshapeAttrs(tuple(shape[1:]))).result
+    rest = (0,) * len(shape)
+    return [
+        make.reshape(make.slice(moved, (n, *rest), (n + 1, *shape)), shape)
+        for n in range(len(site.operands))
+    ]
 
 
 def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
@@ -121,11 +104,11 @@ def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
             "order the axes of the exchange as the mesh does",
         )
     attrs = AllToAllAttrs(split, concat, runs[0], site.importer.ranks.size(runs[0]))
-    return site.emit("all_to_all", (value,), attrs).result
+    return site.make.op("all_to_all", value, attrs=attrs)
 
 
 @imports("stablehlo.collective_broadcast")
-def collective_broadcast(site: Site) -> Sequence[Value]:
+def collective_broadcast(site: Site) -> Values:
     """Groups of one rank pass their operand on; others have no collective of the machine."""
     if _runs(site):
         refuse(
@@ -137,7 +120,7 @@ def collective_broadcast(site: Site) -> Sequence[Value]:
 
 
 @imports("stablehlo.collective_permute")
-def collective_permute(site: Site) -> Sequence[Value]:
+def collective_permute(site: Site) -> Values:
     """A permute over all ranks; who receives nothing has zeros."""
     ranks, (operand,) = site.importer.ranks, site.operands
     pairs = ranks.moves(site.op)
@@ -155,37 +138,30 @@ def collective_permute(site: Site) -> Sequence[Value]:
         strict=True,
     )
     attrs = CollectivePermuteAttrs(ranks.names, tuple(sorted([*pairs, *rest])), ranks.count)
-    moved = site.emit("collective_permute", (operand,), attrs).result
-    return (_only_on(site, moved, targets),)
+    moved = site.make.op("collective_permute", operand, attrs=attrs)
+    if len(targets) == ranks.count:
+        return (moved,)
+    return (_only_on(site.make, moved, np.isin(np.arange(ranks.count), targets), ranks.names),)
 
 
-def _only_on(site: Site, value: Value, receivers: Sequence[int]) -> Value:
-    """`value` on the ranks that received it, zeros on the others."""
-    count = site.importer.ranks.count
-    if len(receivers) == count:
-        return value
-    flags = np.isin(np.arange(count), receivers).astype(np.int32)
-    kind = tensor_type((count,), DType.I32)
-    table = site.emit("constant", (), ConstantAttrs(flags.tobytes(), kind)).result
-    number = _number(site, site.importer.ranks.names)
-    own = site.emit("dynamic_slice", (table, number), DynamicSliceAttrs((1,))).result
-    flag = site.emit("reshape", (own,), ReshapeAttrs(())).result
-    zero = constant(site, 0, flag.type)
-    is_sent = site.emit("compare", (flag, zero), CompareAttrs("NE")).result
-    attrs = BroadcastInDimAttrs((), value.type.shape)
-    spread = site.emit("broadcast_in_dim", (is_sent,), attrs).result
-    return site.emit("select", (spread, value, splat(site, 0, value))).result
+def _only_on(make: Maker, value: Value, receives: np.ndarray, axes: Axes) -> Value:
+    """`value` on the ranks over `axes` that received it, zeros on the others."""
+    table = make.dense(receives, DType.I32)
+    flag = make.reshape(make.dynamic_slice(table, (_number(make, axes),), (1,)), ())
+    is_sent = make.compare(flag, make.splat(0, flag.type), "NE")
+    spread = make.broadcast(is_sent, value.type.shape)
+    return make.op("select", spread, value, make.splat(0, value.type))
 
 
-def _number(site: Site, axes: Axes) -> Value:
+def _number(make: Maker, axes: Axes) -> Value:
     """This rank's number over `axes`, i32."""
-    return site.emit("axis_index", (), AxisIndexAttrs(axes)).result
+    return make.op("axis_index", attrs=AxisIndexAttrs(axes))
 
 
 @imports("stablehlo.partition_id", "stablehlo.replica_id")
-def rank(site: Site) -> Sequence[Value]:
+def rank(site: Site) -> Values:
     """This rank's partition, or replica; 0 where there is one."""
-    axes = site.importer.ranks.numbered(site.name)
+    axes, make, result = site.importer.ranks.numbered(site.name), site.make, site.result_type()
     if not axes:
-        return (constant(site, 0, site.result_type()),)
-    return (convert(site, _number(site, axes), site.result_type().dtype),)
+        return (make.splat(0, result),)
+    return (make.convert(_number(make, axes), result.dtype),)

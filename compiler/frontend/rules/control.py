@@ -6,10 +6,10 @@ calls) is refused here with what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.frontend.rules.registry import imports
+from shardwright.compiler.frontend.rules.site import Scope, Site, Values
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
     WhileParts,
@@ -17,33 +17,24 @@ from shardwright.compiler.frontend.rules.trip_count import (
     known_scalar,
 )
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Scope, Site
+from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
+from shardwright.compiler.ir.types import Graph, Op, Value
 
 
 @imports("func.call")
-def call(site: Site) -> Sequence[Value]:
+def call(site: Site) -> Values:
     """Inline the callee."""
     return site.importer.call(site, site.op.attributes["callee"].value)
 
 
 @imports("stablehlo.composite")
-def composite(site: Site) -> Sequence[Value]:
+def composite(site: Site) -> Values:
     """A composite is its decomposition."""
     return site.importer.call(site, site.op.attributes["decomposition"].value)
 
 
-@imports("stablehlo.optimization_barrier")
-def optimization_barrier(site: Site) -> Sequence[Value]:
-    """The barrier around rematerialised parts."""
-    return site.emit("optimization_barrier", site.operands).results
-
-
 @imports("stablehlo.while")
-def while_(site: Site) -> Sequence[Value]:
+def while_(site: Site) -> Values:
     """A counted loop; what the regions capture passes through as extra carries."""
     parts, body, count = _convert_regions(site)
     counter = find_counter(parts)
@@ -57,7 +48,7 @@ def while_(site: Site) -> Sequence[Value]:
     results = list(loop.results[:count])
     if not normal:
         last = counter.start + counter.trip * counter.step
-        results[counter.carry] = _number(site, results[counter.carry].type, last)
+        results[counter.carry] = site.make.splat(last, results[counter.carry].type)
     return results
 
 
@@ -65,9 +56,8 @@ def _convert_regions(site: Site) -> tuple[WhileParts, Scope, int]:
     """Condition and body over common carries, the scope of the body, and the number of the module's
     carries.
     """
-    importer, scope_type = site.importer, type(site.scope)
-    cond_region, body_region = site.op.regions
-    cond, body = scope_type(site.scope), scope_type(site.scope)
+    importer, (cond_region, body_region) = site.importer, site.op.regions
+    cond, body = Scope(site.scope), Scope(site.scope)
     cond_inputs = [Value(v.type) for v in site.operands]
     body_inputs = [Value(v.type) for v in site.operands]
     hooks = importer.hooks
@@ -99,31 +89,21 @@ def _normalise(
     """Let the counter carry count 0, 1, ...; the body computes its old counter from it."""
     old, type = inputs[counter.carry], inputs[counter.carry].type
     count = Value(type)
-    step, start, one = (_constant(site, type, n) for n in (counter.step, counter.start, 1))
+    step, start, one = (
+        make_op("constant", (), ConstantAttrs.full(n, type), (), site.loc)
+        for n in (counter.step, counter.start, 1)
+    )
     scaled = make_op("multiply", (count, step.result), None, (), site.loc)
     shifted = Op("add", (scaled.result, start.result), (old,), None, (), site.loc)
     following = make_op("add", (count, one.result), None, (), site.loc)
     body.ops[:0] = [step, start, one, scaled, shifted, following]
-    inits[counter.carry] = _number(site, type, 0)
+    inits[counter.carry] = site.make.splat(0, type)
     inputs[counter.carry] = count
     outputs[counter.carry] = following.result
 
 
-def _number(site: Site, type: TensorType, number: int) -> Value:
-    """A scalar integer constant at `site`."""
-    op = _constant(site, type, number)
-    site.importer.append(site.scope, op)
-    return op.result
-
-
-def _constant(site: Site, type: TensorType, number: int) -> Op:
-    """A scalar integer constant op, wrapped to its type, not yet in a scope."""
-    data = (number % (1 << (8 * type.dtype.bytes))).to_bytes(type.dtype.bytes, "little")
-    return make_op("constant", (), ConstantAttrs(data, type), (), site.loc)
-
-
 @imports("stablehlo.case")
-def case(site: Site) -> Sequence[Value]:
+def case(site: Site) -> Values:
     """The machine does not branch on data: every branch is computed, then one is chosen.
 
     Ops have no side effects, so this costs time and never changes a value. A number without a
@@ -137,14 +117,13 @@ def case(site: Site) -> Sequence[Value]:
         return _branch(site, branches[at if 0 <= at < len(branches) else -1])
     results = list(_branch(site, branches[-1]))
     for at in reversed(range(len(branches) - 1)):
-        wanted = _number(site, number.type, at)
-        is_taken = site.emit("compare", (number, wanted), CompareAttrs("EQ")).result
+        is_taken = site.make.compare(number, site.make.splat(at, number.type), "EQ")
         results = _chosen(site, is_taken, _branch(site, branches[at]), results)
     return results
 
 
 @imports("stablehlo.if")
-def if_(site: Site) -> Sequence[Value]:
+def if_(site: Site) -> Values:
     """As `case`, with a truth value."""
     (test,) = site.operands
     then, otherwise = (region.blocks[0] for region in site.op.regions)
@@ -154,13 +133,11 @@ def if_(site: Site) -> Sequence[Value]:
     return _chosen(site, test, _branch(site, then), _branch(site, otherwise))
 
 
-def _branch(site: Site, block: Any) -> Sequence[Value]:
+def _branch(site: Site, block: Any) -> Values:
     """Import a branch where the op stands; its ops read what is defined there."""
     return site.importer.block(site.op, block, site.scope, ())
 
 
-def _chosen(
-    site: Site, test: Value, on_true: Sequence[Value], on_false: Sequence[Value]
-) -> list[Value]:
+def _chosen(site: Site, test: Value, on_true: Values, on_false: Values) -> list[Value]:
     pairs = zip(on_true, on_false, strict=True)
-    return [a if a is b else site.emit("select", (test, a, b)).result for a, b in pairs]
+    return [a if a is b else site.make.op("select", test, a, b) for a, b in pairs]

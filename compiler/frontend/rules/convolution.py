@@ -6,35 +6,26 @@ gradients of strided convolutions that are dilated themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.ir.ops import ConvolutionAttrs, ReverseAttrs
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.ir.ops import ConvolutionAttrs
 
 _Dims = tuple[int, ...]
 
 
 @imports("stablehlo.convolution")
-def convolution(site: Site) -> Sequence[Value]:
+def convolution(site: Site) -> Values:
     """All of StableHLO's convolution but the refused dilations."""
     lhs, rhs = site.operands
-    numbers: tuple[_Dims, _Dims, _Dims] = site.decode("dimension_numbers", _dimension_numbers)
     count = lhs.type.rank - 2
-    low, high = paddings(site, count)
     attrs = ConvolutionAttrs(
-        lhs=numbers[0],
-        rhs=numbers[1],
-        out=numbers[2],
+        **site.decode("dimension_numbers", _dimension_numbers),
         strides=ints_or_ones(site, "window_strides", count),
-        low=low,
-        high=high,
+        **paddings(site, count),
         lhs_dilation=ints_or_ones(site, "lhs_dilation", count),
         rhs_dilation=ints_or_ones(site, "rhs_dilation", count),
         feature_groups=site.int("feature_group_count"),
@@ -45,7 +36,7 @@ def convolution(site: Site) -> Sequence[Value]:
     reversal = site.ints("window_reversal") if site.optional("window_reversal") else ()
     dims = tuple(d for d, flag in zip(attrs.rhs[2:], reversal, strict=False) if flag)
     if dims:
-        rhs = site.emit("reverse", (rhs,), ReverseAttrs(dims)).result
+        rhs = site.make.reverse(rhs, dims)
     return site.emit("convolution", (lhs, rhs), attrs).results
 
 
@@ -76,37 +67,37 @@ def ints_or_ones(site: Site, name: str, count: int) -> _Dims:
     return site.ints(name) if site.optional(name) is not None else (1,) * count
 
 
-def paddings(site: Site, count: int) -> tuple[_Dims, _Dims]:
-    """(low, high) of the optional `padding` attribute."""
+def paddings(site: Site, count: int) -> dict[str, _Dims]:
+    """`low` and `high` of the optional `padding` attribute."""
     if site.optional("padding") is None:
-        return (0,) * count, (0,) * count
-    pairs: tuple[tuple[int, int], ...] = site.decode("padding", _pairs)
-    return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+        return dict.fromkeys(("low", "high"), (0,) * count)
+    found: dict[str, _Dims] = site.decode("padding", _pairs)
+    return found
 
 
-def _pairs(attribute: Any) -> tuple[tuple[int, int], ...]:
-    values = np.array(attribute).reshape(-1, 2)
-    return tuple((int(low), int(high)) for low, high in values)
+def _pairs(attribute: Any) -> dict[str, _Dims]:
+    sides = np.array(attribute).reshape(-1, 2).T.tolist()
+    return {name: tuple(side) for name, side in zip(("low", "high"), sides, strict=True)}
 
 
-def _dimension_numbers(attribute: Any) -> tuple[_Dims, _Dims, _Dims]:
+def _dimension_numbers(attribute: Any) -> dict[str, _Dims]:
     from jaxlib.mlir.dialects import stablehlo
 
     dims = stablehlo.ConvDimensionNumbers(attribute)
-    return (
-        (
+    return {
+        "lhs": (
             dims.input_batch_dimension,
             dims.input_feature_dimension,
             *dims.input_spatial_dimensions,
         ),
-        (
+        "rhs": (
             dims.kernel_output_feature_dimension,
             dims.kernel_input_feature_dimension,
             *dims.kernel_spatial_dimensions,
         ),
-        (
+        "out": (
             dims.output_batch_dimension,
             dims.output_feature_dimension,
             *dims.output_spatial_dimensions,
         ),
-    )
+    }

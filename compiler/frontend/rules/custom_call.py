@@ -8,64 +8,61 @@ call. Names: error page NCC_EHCA005.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.callbacks import CALLBACKS
+from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules import gspmd, host, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
-from shardwright.compiler.frontend.rules.bits import binary, convert
-from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.registry import Rule, imports, refuse
+from shardwright.compiler.frontend.rules.site import Maker, Site, Values
 from shardwright.compiler.frontend.rules.sort import approx_top_k
 from shardwright.compiler.ir.types import Value
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
-
-Function = Callable[["Site", Value], Value]
-Composite = Callable[["Site"], Sequence[Value]]
+Function = Callable[[Maker, Value], Value]
 
 
-def _erf(site: Site, x: Value) -> Value:
-    return site.emit("erf", (x,)).result
+def _erf(make: Maker, x: Value) -> Value:
+    return make.op("erf", x)
 
 
-def _gelu(site: Site, x: Value) -> Value:
+def _gelu(make: Maker, x: Value) -> Value:
     """x * (1 + erf(x / sqrt 2)) / 2."""
-    return _gated(site, x, _erf(site, binary(site, "multiply", x, math.sqrt(0.5))))
+    return _gated(make, x, _erf(make, make.with_number("multiply", x, math.sqrt(0.5))))
 
 
-def _gelu_tanh(site: Site, x: Value) -> Value:
+def _gelu_tanh(make: Maker, x: Value) -> Value:
     """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2."""
-    square = site.emit("multiply", (x, x)).result
-    factor = binary(site, "add", binary(site, "multiply", square, 0.044715), 1.0)
-    inner = site.emit("multiply", (x, factor)).result
-    inner = binary(site, "multiply", inner, math.sqrt(2 / math.pi))
-    return _gated(site, x, site.emit("tanh", (inner,)).result)
+    cubic = make.with_number("multiply", make.multiply(x, x), 0.044715)
+    inner = make.multiply(x, make.with_number("add", cubic, 1.0))
+    return _gated(make, x, make.op("tanh", make.with_number("multiply", inner, _SQRT_2_PI)))
 
 
-def _gated(site: Site, x: Value, gate: Value) -> Value:
-    half = binary(site, "multiply", x, 0.5)
-    return site.emit("multiply", (half, binary(site, "add", gate, 1.0))).result
+def _gated(make: Maker, x: Value, gate: Value) -> Value:
+    half = make.with_number("multiply", x, 0.5)
+    return make.multiply(half, make.with_number("add", gate, 1.0))
 
 
-def _gelu_slope(site: Site, x: Value) -> Value:
+def _gelu_slope(make: Maker, x: Value) -> Value:
     """The derivative of Gelu, (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi); the caller
     multiplies it by the gradient (torch-neuronx: `AwsNeuronGeluBackward` has one operand).
     """
-    gate = binary(site, "add", _erf(site, binary(site, "multiply", x, math.sqrt(0.5))), 1.0)
-    square = site.emit("multiply", (x, x)).result
-    bell = site.emit("exponential", (binary(site, "multiply", square, -0.5),)).result
-    slope = binary(site, "multiply", bell, 1 / math.sqrt(2 * math.pi))
-    moving = site.emit("multiply", (x, slope)).result
-    return site.emit("add", (binary(site, "multiply", gate, 0.5), moving)).result
+    gate = _erf(make, make.with_number("multiply", x, math.sqrt(0.5)))
+    gate = make.with_number("add", gate, 1.0)
+    bell = make.op("exponential", make.with_number("multiply", make.multiply(x, x), -0.5))
+    slope = make.with_number("multiply", bell, 1 / math.sqrt(2 * math.pi))
+    moving = make.multiply(x, slope)
+    return make.add(make.with_number("multiply", gate, 0.5), moving)
 
 
-def _silu(site: Site, x: Value) -> Value:
-    return site.emit("multiply", (x, site.emit("logistic", (x,)).result)).result
+def _silu(make: Maker, x: Value) -> Value:
+    return make.multiply(x, make.op("logistic", x))
 
 
+_SQRT_2_PI = math.sqrt(2 / math.pi)
 ACTIVATIONS: dict[str, Function] = {
     "AwsNeuronErf": _erf,
     "AwsNeuronGelu": _gelu,
@@ -75,35 +72,24 @@ ACTIVATIONS: dict[str, Function] = {
 }
 _VENDOR = "AwsNeuron"
 _NO_PUBLIC_FORM = frozenset(
-    _VENDOR + name
+    f"{_VENDOR}{name}"
     for name in (
-        "CollectiveMatmul",
-        "CustomNativeKernel",
-        "CustomOp",
-        "DevicePrint",
-        "DropoutMaskV1",
-        "IntMatmult",
-        "SiluBackward",
+        *("CollectiveMatmul", "CustomNativeKernel", "CustomOp", "DevicePrint", "DropoutMaskV1"),
+        *("IntMatmult", "SiluBackward"),
     )
 )
 """Listed by the error page; what they take is written down nowhere public, so they stay refused."""
 PASSED_ON = frozenset(
     (
-        "AwsNeuronLNCShardingConstraint",
-        "AwsNeuronModuleMarkerEnd-Backward",
-        "AwsNeuronModuleMarkerEnd-Forward",
-        "AwsNeuronModuleMarkerStart-Backward",
-        "AwsNeuronModuleMarkerStart-Forward",
-        "AwsNeuronTransferWithStaticRing",
-        "NeuronBoundaryMarker-End",
-        "NeuronBoundaryMarker-Start",
+        *("AwsNeuronLNCShardingConstraint", "AwsNeuronTransferWithStaticRing"),
+        *("AwsNeuronModuleMarkerStart-Forward", "AwsNeuronModuleMarkerStart-Backward"),
+        *("AwsNeuronModuleMarkerEnd-Forward", "AwsNeuronModuleMarkerEnd-Backward"),
+        *("NeuronBoundaryMarker-Start", "NeuronBoundaryMarker-End"),
     )
 )
-
-
-COMPOSITES: dict[str, Composite] = {
-    "AwsNeuronArgMax": calls.arg_max,
-    "AwsNeuronArgMin": calls.arg_min,
+COMPOSITES: dict[str, Rule] = {
+    "AwsNeuronArgMax": partial(calls.first_extreme, kind="max"),
+    "AwsNeuronArgMin": partial(calls.first_extreme, kind="min"),
     "AwsNeuronRmsNorm": calls.rms_norm,
     "AwsNeuronSoftmax": calls.softmax,
     "AwsNeuronSoftmaxBackward": calls.softmax_backward,
@@ -120,28 +106,28 @@ COMPOSITES: dict[str, Composite] = {
 
 
 @imports("stablehlo.custom_call")
-def custom_call(site: Site) -> Sequence[Value]:
+def custom_call(site: Site) -> Values:
     """The ops a known target stands for; activations compute in fp32 and round once."""
-    target = site.op.attributes["call_target_name"].value
+    target = call_target(site.op)
     if target in COMPOSITES:
         return COMPOSITES[target](site)
     if target in CALLBACKS:
         return _callback(site)
     if target not in ACTIVATIONS and target not in PASSED_ON:
         _refuse(target)
-    results = [site.result_type(i) for i in range(len(site.op.results))]
-    given = [v.type for v in site.operands]
+    results, given = site.result_types(), [v.type for v in site.operands]
     passed = target in PASSED_ON
     if results != given or not (passed or (len(given) == 1 and given[0].dtype.is_float)):
         shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))}"
         refuse("NCC_EVRF064", f"custom call {target} requires results like its operands: {shown}")
     if passed:
         return site.operands
-    wide = convert(site, site.operands[0], DType.F32)
-    return (convert(site, ACTIVATIONS[target](site, wide), given[0].dtype),)
+    make = site.make
+    wide = make.convert(site.operands[0], DType.F32)
+    return (make.convert(ACTIVATIONS[target](make, wide), given[0].dtype),)
 
 
-def _callback(site: Site) -> Sequence[Value]:
+def _callback(site: Site) -> Values:
     """Nothing, of a callback that returns nothing (`frontend/callbacks.py` tells)."""
     if len(site.op.results):
         refuse(

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import DotGeneralAttrs
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 _Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @imports("stablehlo.dot_general")
-def dot_general(site: Site) -> Sequence[Value]:
+def dot_general(site: Site) -> Values:
     """Dimension numbers and the preferred element type, which is the result's."""
-    dims = site.decode("dot_dimension_numbers", _dimension_numbers)
-    return _contract(site, dims)
+    return _contract(site, site.decode("dot_dimension_numbers", _dimension_numbers))
 
 
 @imports("stablehlo.dot")
-def dot(site: Site) -> Sequence[Value]:
+def dot(site: Site) -> Values:
     """The last dim of lhs with the first of rhs."""
     lhs = site.operands[0].type
     if lhs.rank not in (1, 2):
@@ -31,7 +26,7 @@ def dot(site: Site) -> Sequence[Value]:
     return _contract(site, ((), (), (lhs.rank - 1,), (0,)))
 
 
-def _contract(site: Site, dims: _Dims) -> Sequence[Value]:
+def _contract(site: Site, dims: _Dims) -> Values:
     attrs = DotGeneralAttrs(*dims, dtype=site.result_type().dtype)
     return site.emit("dot_general", site.operands, attrs).results
 

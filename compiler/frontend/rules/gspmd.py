@@ -10,15 +10,11 @@ which only the tile counts of `devices=[...]` matter; counts behind those of dim
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED
 from shardwright.compiler.frontend.rules.registry import refuse, refuses
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.frontend.rules.site import Site, Values
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")
@@ -29,13 +25,10 @@ MANUAL_HINT = (
 )
 
 
-def annotation(site: Site) -> Sequence[Value]:
+def annotation(site: Site) -> Values:
     """`Sharding`, `SPMDFullToShardShape` and `SPMDShardToFullShape` of values that stay whole."""
-    name = site.op.attributes["call_target_name"].value
-    given = [v.type for v in site.operands]
-    results = [site.result_type(i) for i in range(len(site.op.results))]
-    attributes = site.op.attributes
-    text = attributes["mhlo.sharding"].value if "mhlo.sharding" in attributes else ""
+    name, text = call_target(site.op), text_of(site.op, "mhlo.sharding")
+    given, results = [v.type for v in site.operands], site.result_types()
     shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))} {text}".strip()
     if given != results and name == "Sharding":
         refuse("NCC_EVRF064", f"{name} requires results like its operands, got {shown}")
@@ -58,7 +51,7 @@ def _pieces(counts: str, rest: str) -> int:
 
 
 @refuses("sdy.manual_computation")
-def manual_computation(site: Site) -> Sequence[Value]:
+def manual_computation(site: Site) -> Values:
     """A `shard_map`: a part of the step that is written per core."""
     refuse(
         "NCC_EVRF001",

@@ -4,16 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from shardwright.compiler.frontend.rules.registry import refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import MoveToAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 ANNOTATION = "annotate_device_placement"
 ATTRIBUTES, PLACEMENT = "mhlo.frontend_attributes", "_xla_buffer_placement"
@@ -21,7 +15,7 @@ MEMORIES = {DEVICE: DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """JAX's kinds of memory -> ours. Host memory that a DMA reaches is pinned in either case."""
 
 
-def placement(site: Site) -> Sequence[Value]:
+def placement(site: Site) -> Values:
     """The operand, in another memory from here on."""
     attributes, kind = site.op.attributes, "none"
     if ATTRIBUTES in attributes and PLACEMENT in attributes[ATTRIBUTES]:

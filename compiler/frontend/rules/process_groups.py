@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,8 @@ class Mode(enum.Enum):
     @property
     def counted(self) -> str:
         """What the ids are ids of."""
-        return {Mode.CROSS_PARTITION: "partitions", Mode.FLATTENED_ID: "ranks"}.get(
-            self, "replicas"
-        )
+        names = {Mode.CROSS_PARTITION: "partitions", Mode.FLATTENED_ID: "ranks"}
+        return names.get(self, "replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,8 @@ class Grid:
 
     def ids(self, mode: Mode) -> int:
         """How many ids of `mode` there are."""
-        match mode:
-            case Mode.CROSS_PARTITION:
-                return self.partitions
-            case Mode.FLATTENED_ID:
-                return self.count
-        return self.replicas
+        counts = {Mode.CROSS_PARTITION: self.partitions, Mode.FLATTENED_ID: self.count}
+        return counts.get(mode, self.replicas)
 
     def ranks(self, mode: Mode, ids: np.ndarray) -> np.ndarray:
         """Process groups of ids, as ranks.
@@ -188,15 +183,17 @@ def _ids_of_axes(attribute: Any, meshes: Meshes) -> np.ndarray:
     if name not in meshes:
         refuse(CODE, f"replica groups require a mesh of the module, got {attribute}")
     axes, order = meshes[name]
+    refs = [(ref.name, *_span(ref, dict(axes))) for ref in map(stablehlo.AxisRefAttr, given.axes)]
     cut: list[tuple[str, int, int]] = []  # axis, what is major to a part of it, size of the part
     for axis, size in axes:
-        ends = {1, size}
-        for ref in map(stablehlo.AxisRefAttr, given.axes):
-            if ref.name == axis and ref.sub_axis_info is not None:
-                part = stablehlo.SubAxisInfoAttr(ref.sub_axis_info)
-                ends |= {int(part.pre_size), int(part.pre_size) * int(part.size)}
+        ends = {1, size}.union(*(ends for name, *ends in refs if name == axis))
         cut += [(axis, low, high // low) for low, high in itertools.pairwise(sorted(ends))]
-    inner = [n for ref in map(stablehlo.AxisRefAttr, given.axes) for n in _parts(cut, ref)]
+    inner = [
+        n
+        for name, low, high in refs
+        for n, (axis, before, _) in enumerate(cut)
+        if axis == name and low <= before < high
+    ]
     outer = [n for n in range(len(cut)) if n not in inner]
     count = math.prod(size for *_, size in cut)
     ranks = np.array(order or range(count)).reshape([size for *_, size in cut])
@@ -204,17 +201,14 @@ def _ids_of_axes(attribute: Any, meshes: Meshes) -> np.ndarray:
     return ranks.transpose(outer + inner).reshape(-1, width)
 
 
-def _parts(cut: Sequence[tuple[str, int, int]], ref: Any) -> list[int]:
-    """The parts of axes that a reference names."""
+def _span(ref: Any, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Where the part of an axis that a reference names begins and ends, as products of sizes."""
     from jaxlib.mlir.dialects import stablehlo
 
-    low, high = 1, math.inf
-    if ref.sub_axis_info is not None:
-        part = stablehlo.SubAxisInfoAttr(ref.sub_axis_info)
-        low, high = int(part.pre_size), int(part.pre_size) * int(part.size)
-    return [
-        n for n, (axis, before, _) in enumerate(cut) if axis == ref.name and low <= before < high
-    ]
+    if ref.sub_axis_info is None:
+        return 1, sizes.get(ref.name, 1)
+    part = stablehlo.SubAxisInfoAttr(ref.sub_axis_info)
+    return int(part.pre_size), int(part.pre_size) * int(part.size)
 
 
 def shown(ids: np.ndarray) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.mlir import all_ops
 from shardwright.compiler.frontend.rules.process_groups import (
     CODE,
     GROUPED,
@@ -150,8 +151,11 @@ def declared_grid(module: Any, locations: LocationReader) -> Grid | None:
     Raises: ImportRuleError SW_REPLICA_GROUPS for what is no count.
     """
     attributes = module.operation.attributes
-    said = {name: key for name, key in DECLARED.items() if key in attributes}
-    counts = {name: _count(module, key, attributes[key], locations) for name, key in said.items()}
+    counts = {
+        name: _count(module, key, attributes[key], locations)
+        for name, key in DECLARED.items()
+        if key in attributes
+    }
     return Grid(**counts) if counts else None
 
 
@@ -201,7 +205,7 @@ def _at(loc: Loc) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        raise ImportRuleError(error.code, str(error), loc, error.hint) from error
+        raise error.at(loc) from error
 
 
 def module_meshes(module: Any) -> Meshes:
@@ -271,17 +275,7 @@ def _axes(ends: Sequence[int], loc: Loc | None) -> MeshAxes:
 
 def _rank_ops(module: Any) -> list[Any]:
     """Collectives, and ops that ask for the rank."""
-    from jaxlib.mlir import ir
-
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name in GROUPED or op.name in RANK_IDS or op.name == PERMUTE:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found
+    return [op for op in all_ops(module) if op.name in (*GROUPED, *RANK_IDS, PERMUTE)]
 
 
 def ordered(groups: np.ndarray) -> np.ndarray:

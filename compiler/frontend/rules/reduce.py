@@ -8,38 +8,23 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    CompareAttrs,
-    ConstantAttrs,
-    ReduceAttrs,
-)
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Value
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
-
-_KINDS = {
-    "stablehlo.add": "add",
-    "stablehlo.multiply": "multiply",
-    "stablehlo.maximum": "max",
-    "stablehlo.minimum": "min",
-    "stablehlo.and": "and",
-    "stablehlo.or": "or",
-    "stablehlo.xor": "xor",
-}
+KINDS = {f"stablehlo.{name}": kind for kind, name in ELEMENTWISE_OF.items()}
+"""The op of a body -> the reduction it stands for."""
 
 
 @imports("stablehlo.reduce")
-def reduce(site: Site) -> Sequence[Value]:
+def reduce(site: Site) -> Values:
     """One `reduce` per operand."""
     count = len(site.operands) // 2
     dims = site.ints("dimensions")
@@ -55,44 +40,38 @@ def reduce(site: Site) -> Sequence[Value]:
 
 def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[int, ...]) -> Value:
     """Reduce `operand`, then combine with `init` unless it is the identity of `kind`."""
-    result = site.emit("reduce", (operand,), ReduceAttrs(kind, dims)).result
-    start = site.constant(init)
-    if start is not None and np.array_equal(start, identity(kind, operand.type.dtype)):
-        return result
-    return combine(site, kind, result, init)
+    return combine(site, kind, site.make.reduce(operand, kind, dims), init)
 
 
 def combine(site: Site, kind: str, result: Value, init: Value) -> Value:
-    """Apply the scalar `init` to every element of `result` by the reduction `kind`."""
+    """Apply the scalar `init` to every element of `result` by the reduction `kind`, unless it is
+    the identity of that.
+    """
+    start = site.constant(init)
+    if start is not None and np.array_equal(start, identity(kind, result.type.dtype)):
+        return result
     if result.type.rank:
-        init = site.emit(
-            "broadcast_in_dim", (init,), BroadcastInDimAttrs((), result.type.shape)
-        ).result
-    return site.emit(ELEMENTWISE_OF[kind], (result, init)).result
+        init = site.make.broadcast(init, result.type.shape)
+    return site.make.op(ELEMENTWISE_OF[kind], result, init)
 
 
 def body_kind(site: Site, region: int = 0) -> str:
     """The reduction of a body of two scalars."""
     block = site.op.regions[region].blocks[0]
-    (result,) = list(block.operations)[-1].operands
+    (result,) = results_of(block)
     return _kind(site, block, result, set(block.arguments))
 
 
-def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Sequence[Value]:
+def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Values:
     """The extreme value (NaN if there is one) and the smallest index among those that equal it."""
     operand, index, start, _ = site.operands
     best = _reduce_one(site, operand, start, kind, dims)
-    kept = tuple(d for d in range(operand.type.rank) if d not in dims)
-    attrs = BroadcastInDimAttrs(kept, operand.type.shape)
-    spread = site.emit("broadcast_in_dim", (best,), attrs).result
-    hit = site.emit("compare", (operand, spread), CompareAttrs("EQ")).result
+    make = site.make
+    hit = make.compare(operand, make.spread_back(best, dims, operand), "EQ")
     if operand.type.dtype.is_float:
-        is_nan = site.emit("compare", (operand, operand), CompareAttrs("NE")).result
-        hit = site.emit("or", (hit, is_nan)).result
-    last = ConstantAttrs.full(identity("min", index.type.dtype), index.type)
-    beyond = site.emit("constant", (), last).result
-    chosen = site.emit("select", (hit, index, beyond)).result
-    return best, site.emit("reduce", (chosen,), ReduceAttrs("min", dims)).result
+        hit = make.op("or", hit, make.compare(operand, operand, "NE"))
+    beyond = make.splat(identity("min", index.type.dtype), index.type)
+    return best, make.reduce(make.op("select", hit, index, beyond), "min", dims)
 
 
 _DEEPEST = 5
@@ -105,7 +84,7 @@ def _extreme(site: Site) -> str | None:
     """
     block = site.op.regions[0].blocks[0]
     a, i, b, j = block.arguments
-    given = [_expression(site, block, v, _DEEPEST) for v in list(block.operations)[-1].operands]
+    given = [_expression(v, _DEEPEST) for v in results_of(block)]
     earlier = ("LT", i, j)
     for kind, better in (("max", ("GT", a, b)), ("min", ("LT", a, b))):
         wins = ("or", frozenset((better, ("NE", a, a))))
@@ -116,18 +95,17 @@ def _extreme(site: Site) -> str | None:
     return None
 
 
-def _expression(site: Site, block: Any, value: Any, depth: int) -> Any:
+def _expression(value: Any, depth: int) -> Any:
     """A value of a reducer as a term: compares by direction, `and` and `or` without order, as far
     down as `depth` operators.
     """
-    op = site.block_producer(block, value)
+    op = producer(value)
     if op is None or not depth:
         return value
-    parts = [_expression(site, block, v, depth - 1) for v in op.operands]
+    parts = [_expression(v, depth - 1) for v in op.operands]
     name = op.name.removeprefix("stablehlo.")
     if name == "compare":
-        direction = str(op.attributes["comparison_direction"]).removesuffix(">").split()[-1]
-        return (direction, *parts)
+        return (direction(op.attributes["comparison_direction"]), *parts)
     return (name, frozenset(parts)) if name in ("and", "or") else (name, *parts)
 
 
@@ -135,24 +113,22 @@ def reduction_kinds(site: Site, count: int) -> list[str]:
     """The reduction of each operand, read off the body."""
     block = site.op.regions[0].blocks[0]
     arguments = list(block.arguments)
-    results = list(list(block.operations)[-1].operands)
-    return [
-        _kind(site, block, results[i], {arguments[i], arguments[count + i]}) for i in range(count)
-    ]
+    rows = zip(results_of(block), arguments[:count], arguments[count:], strict=True)
+    return [_kind(site, block, result, {old, new}) for result, old, new in rows]
 
 
 def _kind(site: Site, block: Any, result: Any, pair: set[Any]) -> str:
     """The reduction that makes `result` of the two arguments of `pair`."""
-    producer = site.block_producer(block, result)
-    if producer is not None and set(producer.operands) == pair and producer.name in _KINDS:
-        return _KINDS[producer.name]
+    made = producer(result)
+    if made is not None and set(made.operands) == pair and made.name in KINDS:
+        return KINDS[made.name]
     if len(block.arguments) > 2:
         refuse(
             "NCC_ISPP027",
             f"reduce requires one operand, got {len(block.arguments) // 2} that are mixed",
             "of such reductions only argmax and argmin are supported",
         )
-    what = producer.name if producer is not None else "an argument"
+    what = made.name if made is not None else "an argument"
     raise RefusedError(
         "NCC_EVRF001",
         f"{site.name.removeprefix('stablehlo.')} requires a body of add, multiply, maximum,"

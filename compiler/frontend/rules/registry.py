@@ -7,16 +7,18 @@ returns one value per result. Rules live in the files of this folder, named like
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.support.tables import entering
 
 if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
-    from shardwright.compiler.ir.types import Value
+    from shardwright.compiler.frontend.rules.site import Site, Values
 
-Rule = Callable[["Site"], "Sequence[Value]"]
+Rule = Callable[["Site"], "Values"]
+Check = Callable[["Site"], None]
+"""Looks at an op before its rule does: refuses it, or changes the operands of the site."""
 
 RULES: dict[str, Rule] = {}
 imports = entering(RULES, "import rule")
@@ -25,12 +27,16 @@ REFUSALS: set[str] = set()
 
 
 class RefusedError(Exception):
-    """An op that cannot be imported; the importer adds its location (`ImportRuleError`)."""
+    """An op that cannot be imported; the importer adds its location."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.hint = hint
+
+    def at(self, loc: Loc | None, before: str = "") -> ImportRuleError:
+        """The error to raise for the op at `loc`; `before` stands in front of the message."""
+        return ImportRuleError(self.code, f"{before}{self}", loc, self.hint)
 
 
 def refuse(code: str, message: str, hint: str = "") -> NoReturn:

@@ -8,24 +8,21 @@ are resampled one after the other: nearest picks rows, the others multiply by a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.bits import convert
+from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.registry import refuse
-from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs, GatherAttrs, TransposeAttrs
-from shardwright.compiler.ir.types import Value, tensor_type
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.ir.ops import GatherAttrs
+from shardwright.compiler.ir.types import Value
 
 _ROWS, _COLUMNS = 1, 2  # dims of the image in NHWC
 _CONFIGS = {"00": (False, False), "01": (False, True), "10": (True, False)}
 
 
-def nearest(site: Site) -> Sequence[Value]:
+def nearest(site: Site) -> Values:
     """Every output pixel is the input pixel its sampling point falls on."""
     image, (corners, centers) = _image(site, any_type=True)
     shape = site.result_type().shape
@@ -35,7 +32,7 @@ def nearest(site: Site) -> Sequence[Value]:
     return (image,)
 
 
-def nearest_grad(site: Site) -> Sequence[Value]:
+def nearest_grad(site: Site) -> Values:
     """Every input pixel gets the sum over the output pixels it went to."""
     grad, (corners, centers) = _image(site)
     shape = site.result_type().shape
@@ -46,7 +43,7 @@ def nearest_grad(site: Site) -> Sequence[Value]:
     return (_multiplied(site, grad, matrices),)
 
 
-def bilinear(site: Site) -> Sequence[Value]:
+def bilinear(site: Site) -> Values:
     """Every output pixel is the mean of its neighbours, weighted by 1 - distance."""
     image, (corners, centers) = _image(site)
     shape = site.result_type().shape
@@ -58,9 +55,11 @@ def bilinear(site: Site) -> Sequence[Value]:
 
 def _image(site: Site, any_type: bool = False) -> tuple[Value, tuple[bool, bool]]:
     """The operand and (align_corners, half_pixel_centers). Refuses other forms of the call."""
-    attributes, wanted = site.op.attributes, site.result_type()
-    name = attributes["call_target_name"].value
-    text = attributes["backend_config"].value if "backend_config" in attributes else ""
+    wanted, name, text = (
+        site.result_type(),
+        call_target(site.op),
+        text_of(site.op, "backend_config"),
+    )
     config = _CONFIGS.get(text.strip('"'))
     if config is None:
         known = ", ".join(_CONFIGS)
@@ -101,7 +100,7 @@ def _triangle(size: int, count: int, corners: bool, centers: bool) -> np.ndarray
 
 def _picked(site: Site, image: Value, dim: int, index: np.ndarray) -> Value:
     """Rows `index` of a dim."""
-    places = _constant(site, index[:, None])
+    places = site.make.dense(index[:, None], DType.I32)
     sizes = tuple(1 if d == dim else n for d, n in enumerate(image.type.shape))
     others = tuple(d for d in range(image.type.rank) if d != dim)
     attrs = GatherAttrs(
@@ -111,20 +110,14 @@ def _picked(site: Site, image: Value, dim: int, index: np.ndarray) -> Value:
         index_vector_dim=1,
         slice_sizes=sizes,
     )
-    return site.emit("gather", (image, places), attrs).result
+    return site.make.op("gather", image, places, attrs=attrs)
 
 
 def _multiplied(site: Site, image: Value, matrices: Sequence[np.ndarray]) -> Value:
     """The image with rows and columns replaced by their products with [out, in] matrices, fp32."""
-    wide = convert(site, image, DType.F32)
+    make = site.make
+    wide = make.convert(image, DType.F32)
     for dim, matrix in zip((_ROWS, _COLUMNS), matrices, strict=True):
-        attrs = DotGeneralAttrs((), (), (1,), (dim,), DType.F32)
-        product = site.emit("dot_general", (_constant(site, matrix), wide), attrs).result
-        order = (*range(1, dim + 1), 0, *range(dim + 1, wide.type.rank))
-        wide = site.emit("transpose", (product,), TransposeAttrs(order)).result
-    return convert(site, wide, image.type.dtype)
-
-
-def _constant(site: Site, values: np.ndarray) -> Value:
-    type = tensor_type(values.shape, DType.I32 if values.dtype == np.int32 else DType.F32)
-    return site.emit("constant", (), ConstantAttrs(values.tobytes(), type)).result
+        product = make.dot(make.dense(matrix, DType.F32), wide, ((1,), (dim,)))
+        wide = make.transpose(product, (*range(1, dim + 1), 0, *range(dim + 1, wide.type.rank)))
+    return make.convert(wide, image.type.dtype)

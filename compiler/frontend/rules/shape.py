@@ -1,15 +1,19 @@
-"""Shape ops: attributes one to one; constants become bytes, a splat only one element."""
+"""Shape ops, and the barrier: attributes one to one.
+
+Constants become bytes, a splat only one element.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
@@ -22,14 +26,11 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
     TransposeAttrs,
 )
-from shardwright.compiler.ir.types import TensorType, Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
+from shardwright.compiler.ir.types import TensorType
 
 
 @imports("stablehlo.constant")
-def constant(site: Site) -> Sequence[Value]:
+def constant(site: Site) -> Values:
     """A constant of the result's type."""
     type = site.result_type()  # refused before jaxlib is asked for elements that it cannot give
     attrs = site.decode("value", lambda a: ConstantAttrs(_data(a, type), type))
@@ -69,82 +70,47 @@ def _scalar(value: Any, dtype: DType) -> bytes:
 
 
 @imports("stablehlo.iota")
-def iota(site: Site) -> Sequence[Value]:
+def iota(site: Site) -> Values:
     """Counts along one dim of the result."""
     return site.emit("iota", (), IotaAttrs(site.int("iota_dimension"), site.result_type())).results
 
 
-@imports("stablehlo.broadcast_in_dim")
-def broadcast_in_dim(site: Site) -> Sequence[Value]:
-    """Broadcast to the result's shape."""
-    attrs = BroadcastInDimAttrs(site.ints("broadcast_dimensions"), site.result_type().shape)
-    return site.emit("broadcast_in_dim", site.operands, attrs).results
-
-
 @imports("stablehlo.broadcast")
-def broadcast(site: Site) -> Sequence[Value]:
+def broadcast(site: Site) -> Values:
     """The old form: new dims in front."""
     shape = site.result_type().shape
-    dims = tuple(range(len(shape) - site.operands[0].type.rank, len(shape)))
-    return site.emit("broadcast_in_dim", site.operands, BroadcastInDimAttrs(dims, shape)).results
+    rank = site.operands[0].type.rank
+    return (site.make.broadcast(site.operands[0], shape, range(len(shape))[len(shape) - rank :]),)
 
 
 @imports("mhlo.copy")
-def copy(site: Site) -> Sequence[Value]:
+def copy(site: Site) -> Values:
     """HLO's copy, which XLA's partitioner puts around manual regions: the same value."""
     return site.operands
 
 
-@imports("stablehlo.reshape")
-def reshape(site: Site) -> Sequence[Value]:
-    """Reshape to the result's shape."""
-    return site.emit("reshape", site.operands, ReshapeAttrs(site.result_type().shape)).results
+_ATTRIBUTES: dict[str, Callable[[Site], Any]] = {
+    "broadcast_in_dim": lambda site: BroadcastInDimAttrs(
+        site.ints("broadcast_dimensions"), site.result_type().shape
+    ),
+    "reshape": lambda site: ReshapeAttrs(site.result_type().shape),
+    "transpose": lambda site: TransposeAttrs(site.ints("permutation")),
+    "slice": lambda site: SliceAttrs(
+        site.ints("start_indices"), site.ints("limit_indices"), site.ints("strides")
+    ),
+    "concatenate": lambda site: ConcatenateAttrs(site.int("dimension")),
+    "pad": lambda site: PadAttrs(
+        site.ints("edge_padding_low"), site.ints("edge_padding_high"), site.ints("interior_padding")
+    ),
+    "reverse": lambda site: ReverseAttrs(site.ints("dimensions")),
+    "dynamic_slice": lambda site: DynamicSliceAttrs(site.ints("slice_sizes")),
+    "dynamic_update_slice": lambda site: None,
+    "optimization_barrier": lambda site: None,
+}
 
 
-@imports("stablehlo.transpose")
-def transpose(site: Site) -> Sequence[Value]:
-    """Permutation of dims."""
-    return site.emit("transpose", site.operands, TransposeAttrs(site.ints("permutation"))).results
-
-
-@imports("stablehlo.slice")
-def slice_(site: Site) -> Sequence[Value]:
-    """Static slice."""
-    attrs = SliceAttrs(site.ints("start_indices"), site.ints("limit_indices"), site.ints("strides"))
-    return site.emit("slice", site.operands, attrs).results
-
-
-@imports("stablehlo.concatenate")
-def concatenate(site: Site) -> Sequence[Value]:
-    """Operands one after the other."""
-    return site.emit("concatenate", site.operands, ConcatenateAttrs(site.int("dimension"))).results
-
-
-@imports("stablehlo.pad")
-def pad(site: Site) -> Sequence[Value]:
-    """Padding at the edges and between elements."""
-    attrs = PadAttrs(
-        site.ints("edge_padding_low"),
-        site.ints("edge_padding_high"),
-        site.ints("interior_padding"),
-    )
-    return site.emit("pad", site.operands, attrs).results
-
-
-@imports("stablehlo.reverse")
-def reverse(site: Site) -> Sequence[Value]:
-    """Reversal of dims."""
-    return site.emit("reverse", site.operands, ReverseAttrs(site.ints("dimensions"))).results
-
-
-@imports("stablehlo.dynamic_slice")
-def dynamic_slice(site: Site) -> Sequence[Value]:
-    """Slice at computed starts."""
-    attrs = DynamicSliceAttrs(site.ints("slice_sizes"))
-    return site.emit("dynamic_slice", site.operands, attrs).results
-
-
-@imports("stablehlo.dynamic_update_slice")
-def dynamic_update_slice(site: Site) -> Sequence[Value]:
-    """Write a slice at computed starts."""
-    return site.emit("dynamic_update_slice", site.operands).results
+@imports(*(f"stablehlo.{name}" for name in _ATTRIBUTES))
+def regular(site: Site) -> Values:
+    """An op of the same name and operands, with attributes one to one."""
+    name = site.name.partition(".")[2]
+    return site.emit(name, site.operands, _ATTRIBUTES[name](site)).results

@@ -5,19 +5,15 @@ They stay ops until partitioning. GSPMD's older annotations are in `gspmd.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("sdy.sharding_constraint")
-def sharding_constraint(site: Site) -> Sequence[Value]:
+def sharding_constraint(site: Site) -> Values:
     """The user's constraint."""
     attrs = site.decode("sharding", constraint_attrs)
     return site.emit("sharding_constraint", site.operands, attrs).results

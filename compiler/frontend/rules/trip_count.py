@@ -8,14 +8,14 @@ and captured values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
+from shardwright.compiler.frontend.rules.site import Values
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
@@ -41,15 +41,13 @@ class Counter:
 class WhileParts:
     """A converted `while`: initial values, and condition and body over the same carries."""
 
-    inits: Sequence[Value]
-    cond_inputs: Sequence[Value]
+    inits: Values
+    cond_inputs: Values
     cond_output: Value
-    body_inputs: Sequence[Value]
-    body_outputs: Sequence[Value]
+    body_inputs: Values
+    body_outputs: Values
     scalars: Mapping[Value, Op]
-    outer: dict[Value, Value] = field(
-        default_factory=dict
-    )  # inside -> outside, where they are equal
+    outer: dict[Value, Value]  # inside -> outside, where they are equal
 
 
 def find_counter(parts: WhileParts) -> Counter:
@@ -69,16 +67,16 @@ def _link_constant_carries(parts: WhileParts) -> None:
     rows = zip(parts.inits, parts.cond_inputs, parts.body_inputs, parts.body_outputs, strict=True)
     for init, cond_input, body_input, body_output in rows:
         if body_output is body_input:
-            parts.outer[cond_input] = init
-            parts.outer[body_input] = init
+            parts.outer |= {cond_input: init, body_input: init}
 
 
 def _condition(parts: WhileParts) -> tuple[str, int, Value]:
     """(direction, counter carry, bound) with the counter on the left."""
     compare = parts.scalars.get(parts.cond_output)
     if compare is None or compare.name != "compare":
-        what = compare.name if compare is not None else "a carry"
-        refuse("NCC_EVRF001", f"while requires a condition that compares, got {what}", _HINT)
+        raise _refused(
+            "a condition that compares", compare.name if compare is not None else "a carry"
+        )
     lhs, rhs = compare.operands
     carries = {value: k for k, value in enumerate(parts.cond_inputs)}
     for counter, bound, direction in (
@@ -88,10 +86,8 @@ def _condition(parts: WhileParts) -> tuple[str, int, Value]:
         if counter in carries and counter not in parts.outer:
             return direction, carries[counter], bound
     if lhs in carries or rhs in carries:
-        refuse("NCC_EVRF001", "while requires a counter that the body changes, got none", _HINT)
-    raise RefusedError(
-        "NCC_EVRF001", "while requires a condition on a counter carry, got none", _HINT
-    )
+        raise _refused("a counter that the body changes")
+    raise _refused("a condition on a counter carry")
 
 
 def _step(parts: WhileParts, carry: int) -> int:
@@ -103,9 +99,8 @@ def _step(parts: WhileParts, carry: int) -> int:
         return _known(parts, rhs if lhs is before else lhs, "step")
     if op is not None and op.name == "subtract" and op.operands[0] is before:
         return -_known(parts, op.operands[1], "step")
-    what = op.name if op is not None else "something else"
-    raise RefusedError(
-        "NCC_EVRF001", f"while requires a counter with a constant step, got {what}", _HINT
+    raise _refused(
+        "a counter with a constant step", op.name if op is not None else "something else"
     )
 
 
@@ -115,6 +110,10 @@ def _known(parts: WhileParts, value: Value, what: str) -> int:
     if number is None:
         refuse("NCC_EVRF001", f"while requires a {what} known when compiling", _HINT)
     return number
+
+
+def _refused(required: str, given: object = "none") -> RefusedError:
+    return RefusedError("NCC_EVRF001", f"while requires {required}, got {given}", _HINT)
 
 
 def known_scalar(
@@ -165,26 +164,15 @@ def _scalar(op: Op, value: Value, known: Sequence[int | None]) -> int | None:
 
 def _trip_count(direction: str, start: int, step: int, limit: int) -> int:
     """How often `start + i * step <direction> limit` holds, counting from i = 0."""
-    if direction in ("LE", "GE"):
-        limit += 1 if direction == "LE" else -1
-        direction = "LT" if direction == "LE" else "GT"
-    distance = limit - start
-    if direction == "EQ":
-        return _finite(distance != 0 or step != 0, int(distance == 0))
-    if direction == "NE":
-        reached = distance == 0 or (step != 0 and distance % step == 0 and distance // step > 0)
-        return _finite(reached, distance // step if step else 0)
-    if direction == "GT":
-        distance, step = -distance, -step
-    if distance <= 0:
+    limit += {"LE": 1, "GE": -1}.get(direction, 0)
+    holds = {"EQ": start == limit, "NE": start != limit, "LT": start < limit, "LE": start < limit}
+    if not holds.get(direction, start > limit):
         return 0
-    return _finite(step > 0, math.ceil(distance / step) if step > 0 else 0)
-
-
-def _finite(ends: bool, trip: int) -> int:
-    """`trip`, unless the loop never ends."""
-    if not ends:
-        refuse("NCC_EVRF001", "while requires a counter that reaches its bound, got none", _HINT)
+    if direction == "EQ" and step:
+        return 1
+    trip = -((start - limit) // step) if step else 0
+    if trip < 1 or (direction == "NE" and (limit - start) % step):
+        raise _refused("a counter that reaches its bound")
     return trip
 
 
@@ -194,4 +182,4 @@ def _check_range(counter: Value, last: int) -> None:
     signed = counter.type.dtype.value.startswith("i")
     low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
     if not low <= last < high:
-        refuse("NCC_EVRF001", f"while requires a counter within {counter.type}, got {last}", _HINT)
+        raise _refused(f"a counter within {counter.type}", last)

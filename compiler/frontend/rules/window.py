@@ -6,25 +6,17 @@ padding takes no part whatever the start value is. Dilated windows are refused a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
+from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
 from shardwright.compiler.frontend.rules.reduce import body_kind, combine
 from shardwright.compiler.frontend.rules.registry import imports, refuse
+from shardwright.compiler.frontend.rules.site import Site, Values
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
-from shardwright.compiler.ir.types import Value
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.importer import Site
 
 
 @imports("stablehlo.reduce_window")
-def reduce_window(site: Site) -> Sequence[Value]:
+def reduce_window(site: Site) -> Values:
     """One operand and its start value."""
     if len(site.operands) != 2:
         refuse(
@@ -42,41 +34,29 @@ def reduce_window(site: Site) -> Sequence[Value]:
                 f"reduce_window requires {name} of 1, got {given}",
                 "pad with interior padding, or take a strided slice, before the window",
             )
-    kind, (low, high) = body_kind(site), paddings(site, rank)
-    start = site.constant(init)
-    neutral = start is not None and np.array_equal(start, identity(kind, operand.type.dtype))
-    attrs = ReduceWindowAttrs(
-        kind,
-        sizes=site.ints("window_dimensions"),
-        strides=ints_or_ones(site, "window_strides", rank),
-        low=low,
-        high=high,
-    )
-    result = site.emit("reduce_window", (operand,), attrs).result
-    return [result if neutral else combine(site, kind, result, init)]
+    kind = body_kind(site)
+    attrs = ReduceWindowAttrs(kind, **_windows(site, rank))
+    return [combine(site, kind, site.make.op("reduce_window", operand, attrs=attrs), init)]
 
 
 @imports("stablehlo.select_and_scatter")
-def select_and_scatter(site: Site) -> Sequence[Value]:
+def select_and_scatter(site: Site) -> Values:
     """Selection by a comparison, sources added up."""
     operand, source, init = site.operands
-    rank = operand.type.rank
-    low, high = paddings(site, rank)
     if body_kind(site, region=1) != "add":
         refuse(
             "NCC_EVRF001", f"select_and_scatter requires sources to add up, got {body_kind(site)}"
         )
-    attrs = SelectAndScatterAttrs(
-        _selection(site),
-        sizes=ints_or_ones(site, "window_dimensions", rank),
-        strides=ints_or_ones(site, "window_strides", rank),
-        low=low,
-        high=high,
-    )
-    result = site.emit("select_and_scatter", (operand, source), attrs).result
-    start = site.constant(init)
-    neutral = start is not None and not start.any()
-    return [result if neutral else combine(site, "add", result, init)]
+    attrs = SelectAndScatterAttrs(_selection(site), **_windows(site, operand.type.rank))
+    result = site.make.op("select_and_scatter", operand, source, attrs=attrs)
+    return [combine(site, "add", result, init)]
+
+
+def _windows(site: Site, rank: int) -> dict[str, tuple[int, ...]]:
+    """The fields of attributes that say how windows move; sizes and steps are 1 unless given."""
+    sizes = ints_or_ones(site, "window_dimensions", rank)
+    strides = ints_or_ones(site, "window_strides", rank)
+    return {"sizes": sizes, "strides": strides, **paddings(site, rank)}
 
 
 def _selection(site: Site) -> str:
@@ -94,10 +74,10 @@ def _selection(site: Site) -> str:
 def _direction(site: Site) -> tuple[str, str]:
     """(direction, op name) of the selection body; no direction when it compares something else."""
     block = site.op.regions[0].blocks[0]
-    (kept,) = list(block.operations)[-1].operands
-    producer = site.block_producer(block, kept)
-    if producer is not None and producer.name == "stablehlo.compare":
-        words = str(producer.attributes["comparison_direction"]).strip("<>").split()
-        in_order = list(producer.operands) == list(block.arguments)
-        return (words[-1] if in_order else ""), producer.name
-    return "", producer.name if producer is not None else "an argument"
+    made = producer(*results_of(block))
+    if made is None:
+        return "", "an argument"
+    in_order = list(made.operands) == list(block.arguments)
+    if made.name != "stablehlo.compare" or not in_order:
+        return "", made.name
+    return direction(made.attributes["comparison_direction"]), made.name

@@ -19,6 +19,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import ArgInfo, capture
 from shardwright.compiler.frontend.models import encoder, llama, text
 from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
+from shardwright.compiler.frontend.models.layers import How
 from shardwright.compiler.frontend.models.presets import (
     PRESETS,
     preset_config,
@@ -419,7 +420,7 @@ def test_attention_is_causal() -> None:
     tokens = np.arange(10, dtype=np.int32)[None]
     changed = tokens.copy()
     changed[0, 6] = 77
-    logits = jax.jit(lambda t: llama.logits(config, params, t, jnp.float32, "none"))
+    logits = jax.jit(lambda t: llama.logits(config, params, t, How()))
     before, after = np.asarray(logits(tokens)), np.asarray(logits(changed))
     np.testing.assert_array_equal(before[:, :6], after[:, :6])
     assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-4

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.frontend.models import blocks, llama
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.models.layers import How
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import fsdp_plan, run_and_compare, worst
@@ -42,7 +43,7 @@ def test_a_fused_decoder_computes_what_the_separate_one_does(kv_heads: int) -> N
     assert {n: v.shape for n, v in made.items()} == {n: v.shape for n, v in layers.items()}
     tokens = jnp.arange(16).reshape(2, 8) * 7 % 64
     given = [
-        llama.logits(c, p, tokens, jnp.float32, "none")
+        llama.logits(c, p, tokens, How())
         for c, p in ((plain, params), (fused, params | {"layers": layers}))
     ]
     np.testing.assert_allclose(*given, rtol=1e-5, atol=1e-6)
@@ -53,11 +54,11 @@ _GATED = ("w_gate", "w_up")
 
 def test_fused_attention_computes_what_separate_projections_do() -> None:
     plain = replace(SIZES, fused=False)
-    layer = {n: v[0] for n, v in blocks.init_layers(plain, jax.random.key(1), jnp.float32).items()}
+    layer = {n: v[0] for n, v in blocks.init_layers(plain, jax.random.key(1)).items()}
     stacked = jnp.stack([layer[n] for n in ("wq", "wk", "wv")], axis=1)
     fused = {n: v for n, v in layer.items() if n not in ("wq", "wk", "wv")} | {"w_qkv": stacked}
     x = jax.random.normal(jax.random.key(2), (2, 8, 16))
-    given = [blocks.attention(Precision(), one, x, 4, causal=True) for one in (layer, fused)]
+    given = [blocks.attention(How(), one, x, 4, causal=True) for one in (layer, fused)]
     np.testing.assert_allclose(*given, rtol=1e-5, atol=1e-6)
 
 

@@ -14,8 +14,9 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
-from shardwright.compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.models.families import family_task
+from shardwright.compiler.frontend.models.layers import How, Params, Precision
 from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import TrainTask
@@ -51,8 +52,15 @@ def task_of(family: str, options: TaskOptions) -> TrainTask:
 
 
 def logits(module: object, tokens: jax.Array) -> np.ndarray:
-    params = module.init_params(SIZES, jax.random.key(3), EXACT)
-    return np.asarray(module.logits(SIZES, params, tokens, EXACT, OPTIONS))
+    params = module.init_params(SIZES, jax.random.key(3))
+    return np.asarray(logits_of(module, params, tokens, How()))
+
+
+def logits_of(module: object, params: Params, tokens: jax.Array, how: How) -> jax.Array:
+    if module is gpt:
+        return gpt.logits(SIZES, params, tokens, how)
+    states = encoder.hidden_states(SIZES, params, {"tokens": tokens}, how)
+    return encoder.token_logits(params, states, how.precision)
 
 
 def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
@@ -70,14 +78,14 @@ def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
 def test_what_is_absent_is_not_seen(statistics: str) -> None:
     """Else padding of one sample would change its other positions."""
     sizes, precision = replace(SIZES, complete=True), Precision(statistics=statistics)
-    params = encoder.init_params(sizes, jax.random.key(3), EXACT)
+    params = encoder.init_params(sizes, jax.random.key(3))
     present = jnp.ones_like(TOKENS).at[:, -2:].set(0)
     batch = {"tokens": TOKENS, "segments": jnp.zeros_like(TOKENS), "present": present}
     seen = {**batch, "present": jnp.ones_like(TOKENS)}
 
     def first(batch: dict[str, jax.Array], last: int) -> np.ndarray:
         changed = {**batch, "tokens": TOKENS.at[:, -1].set(last)}
-        states = encoder.hidden_states(sizes, params, changed, precision, OPTIONS)
+        states = encoder.hidden_states(sizes, params, changed, How(precision))
         return np.asarray(states[:, :-2])
 
     np.testing.assert_array_equal(first(batch, 99), first(batch, 5))
@@ -92,16 +100,16 @@ def test_positions_are_told_apart() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_ranks_of_a_tensor_parallel_layer_add_up(causal: bool) -> None:
-    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layers = blocks.init_layers(SIZES, jax.random.key(1))
     layer = {name: leaf[0] for name, leaf in layers.items()}
     x = jax.random.normal(jax.random.key(2), (2, 8, 16))
-    whole = blocks.attention(EXACT, layer, x, 2, causal=causal) + blocks.mlp(
+    whole = blocks.attention(How(), layer, x, 2, causal=causal) + blocks.mlp(
         EXACT, layer, x, exact=True
     )
     parts = 0.0
     for rank in range(2):
         share = _share(layer, rank)
-        parts += blocks.attention(EXACT, share, x, 1, causal=causal) + blocks.mlp(
+        parts += blocks.attention(How(), share, x, 1, causal=causal) + blocks.mlp(
             EXACT, share, x, exact=True
         )
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
@@ -192,20 +200,21 @@ def test_a_complete_encoder_sharded_equals_the_unsharded_one() -> None:
 def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
     """As under PyTorch's autocast: products are bf16, norms and sums are fp32."""
     precision = Precision(activations="bf16", stream=stream)
-    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layers = blocks.init_layers(SIZES, jax.random.key(1))
     layer = {name: leaf[0] for name, leaf in layers.items()}
     kept = jnp.float32 if stream else jnp.bfloat16
     x = jnp.ones((2, 8, SIZES.hidden), kept)
     ones = jnp.ones(SIZES.hidden)
     for body in (encoder.encoder_layer, gpt.decoder_layer, vit.encoder_layer):
-        assert body(SIZES, precision, x, layer).dtype == kept
+        assert body(SIZES, x, layer, How(precision)).dtype == kept
     assert blocks.layer_norm(precision, x, ones, ones, 1e-5).dtype == kept
-    assert blocks.attention(precision, layer, x, SIZES.heads, causal=True).dtype == jnp.bfloat16
+    assert (
+        blocks.attention(How(precision), layer, x, SIZES.heads, causal=True).dtype == jnp.bfloat16
+    )
     assert blocks.mlp(precision, layer, x, exact=True).dtype == jnp.bfloat16
-    options = replace(OPTIONS, precision=precision)
     for module in (encoder, gpt):
-        params = module.init_params(SIZES, jax.random.key(3), precision)
-        assert module.logits(SIZES, params, TOKENS, precision, options).dtype == jnp.bfloat16
+        params = module.init_params(SIZES, jax.random.key(3))
+        assert logits_of(module, params, TOKENS, How(precision)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("family", long_in_matrix((*FAMILIES, "moe"), ("encoder", "gpt", "vit")))

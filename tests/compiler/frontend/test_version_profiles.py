@@ -15,7 +15,7 @@ import pytest
 from shardwright.compiler.diagnostics import CompileError, ImportRuleError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.detect import import_file
-from shardwright.compiler.frontend.restrictions import check_outputs, checks_for
+from shardwright.compiler.frontend.rules.restrictions import check_outputs, checks_for
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import FLAGS
@@ -148,11 +148,11 @@ def test_the_published_table_has_its_62_rows_and_its_history() -> None:
 
 
 def test_releases_are_in_order_and_versions_between_them_are_taken() -> None:
-    numbers = [releases.parse_version(r.version) for r in releases.RELEASES]
+    numbers = [releases.parse_version(version) for version in releases.RELEASES]
     assert numbers == sorted(numbers)
     between = releases.profile("2.13.68.0")
     assert between.at_least("2.13.68") and not between.at_least("2.13.72")
-    assert np.all([releases.OWN.at_least(r.version) for r in releases.RELEASES])
+    assert np.all([releases.OWN.at_least(version) for version in releases.RELEASES])
 
 
 def test_the_seed_of_the_bit_generator_is_used_from_2_9_on() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.compiler.frontend.mlir import all_ops, call_target
+
 _UNARY = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i1e", "cosh", "digamma", "erf"),
     *("erf_inv", "erfc", "is_inf", "is_neg_inf", "is_pos_inf", "lgamma", "sinh", "square", "tan"),
@@ -23,24 +25,15 @@ def respell(module: Any) -> None:
     """Put the CHLO operator in the place of each of its other spellings in `module`, in place; its
     context must be entered.
     """
-    from jaxlib.mlir import ir
-
-    found: list[tuple[Any, str]] = []
-
-    def visit(op: Any) -> Any:
+    for op in all_ops(module):
         name = _meant(op)
         if name and (name != _TOP_K or _setting(op, "k") is not None):
-            found.append((op, name))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for op, name in found:
-        _replace(op, name)
+            _replace(op, name)
 
 
 def _meant(op: Any) -> str:
     """The CHLO operator that `op` is another spelling of, or nothing."""
-    spelled = op.attributes["call_target_name"].value if op.name == _CALL else op.name
+    spelled = call_target(op) if op.name == _CALL else op.name
     dialect, _, name = spelled.partition(".")
     is_other = dialect == "mhlo" or (dialect == "chlo" and op.name == _CALL)
     return _NAMES.get(name, "") if is_other else ""
