@@ -62,7 +62,7 @@ class ScatterAttrs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Windows:
+class Windows:
     """What gather and scatter share: how window positions and index entries address the operand.
 
     `moving_dims` are the dims of the moving tensor (gather result, scatter update) that walk a
@@ -86,19 +86,18 @@ class _Windows:
         return [n for d, n in enumerate(indices) if d != self.vector_dim]
 
 
-def _gather_windows(attrs: GatherAttrs) -> _Windows:
-    return _Windows(
-        attrs.offset_dims,
-        attrs.collapsed_slice_dims,
-        attrs.operand_batching_dims,
-        attrs.start_indices_batching_dims,
-        attrs.start_index_map,
-        attrs.index_vector_dim,
-    )
-
-
-def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
-    return _Windows(
+def windows_of(attrs: GatherAttrs | ScatterAttrs) -> Windows:
+    """What both say by names of their own."""
+    if isinstance(attrs, GatherAttrs):
+        return Windows(
+            attrs.offset_dims,
+            attrs.collapsed_slice_dims,
+            attrs.operand_batching_dims,
+            attrs.start_indices_batching_dims,
+            attrs.start_index_map,
+            attrs.index_vector_dim,
+        )
+    return Windows(
         attrs.update_window_dims,
         attrs.inserted_window_dims,
         attrs.input_batching_dims,
@@ -108,7 +107,7 @@ def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
     )
 
 
-def _check_windows(name: str, w: _Windows, operand: TensorType, indices: TensorType) -> None:
+def _check_windows(name: str, w: Windows, operand: TensorType, indices: TensorType) -> None:
     """Refuse dimension numbers that do not fit operand and index shapes."""
     if not indices.dtype.is_integer:
         raise mismatch(name, "integer indices", indices)
@@ -133,7 +132,7 @@ def _infer_gather(types: Types, attrs: Any, regions: Regions) -> tuple[TensorTyp
     check_attrs("gather", attrs, GatherAttrs)
     check_arity("gather", types, 2)
     operand, indices = types
-    windows = _gather_windows(attrs)
+    windows = windows_of(attrs)
     _check_windows("gather", windows, operand, indices)
     sizes = attrs.slice_sizes
     fits = len(sizes) == operand.rank
@@ -153,7 +152,7 @@ def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorTy
     check_attrs("scatter", attrs, ScatterAttrs)
     check_arity("scatter", types, 3)
     operand, indices, updates = types
-    windows = _scatter_windows(attrs)
+    windows = windows_of(attrs)
     _check_windows("scatter", windows, operand, indices)
     if attrs.kind not in SCATTER_KINDS:
         raise mismatch("scatter", f"a kind of {' '.join(SCATTER_KINDS)}", attrs.kind)
@@ -171,7 +170,7 @@ def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorTy
 
 
 def _positions(
-    w: _Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
+    w: Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Starts and offsets per operand dim, each broadcastable to the shape of the moving tensor."""
     rank = len(moving)
@@ -197,7 +196,7 @@ def _count(rank: int, dim: int, shape: Sequence[int]) -> np.ndarray:
 
 def _gather_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     operand, indices = args
-    sizes, windows = op.attrs.slice_sizes, _gather_windows(op.attrs)
+    sizes, windows = op.attrs.slice_sizes, windows_of(op.attrs)
     starts, offsets = _positions(windows, operand.shape, indices, op.result.type.shape)
     index = [
         np.clip(start, 0, n - size) + offset
@@ -211,7 +210,7 @@ def _gather_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, .
 
 def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     operand, indices, updates = args
-    windows, shape = _scatter_windows(op.attrs), operand.shape
+    windows, shape = windows_of(op.attrs), operand.shape
     starts, offsets = _positions(windows, shape, indices, updates.shape)
     keep: np.ndarray = np.ones((), np.bool_)
     flat: np.ndarray = np.zeros((), np.int64)
