@@ -81,6 +81,10 @@ class Windows:
         gone = self.dropped_dims + self.operand_batching
         return [d for d in range(rank) if d not in gone]
 
+    def walked(self, rank: int) -> dict[int, int]:
+        """Operand dim that the window keeps -> dim of the moving tensor that walks it."""
+        return dict(zip(self.window_dims(rank), self.moving_dims, strict=True))
+
     def batch_shape(self, indices: Sequence[int]) -> list[int]:
         """Index dims without the index vector."""
         return [n for d, n in enumerate(indices) if d != self.vector_dim]
@@ -184,7 +188,7 @@ def _positions(
         starts[d] = vectors[..., k].reshape(placed)
     for d, i in zip(w.operand_batching, w.indices_batching, strict=True):
         starts[d] = _count(rank, batch_dims[i - (i > w.vector_dim)], moving)
-    for d, m in zip(w.window_dims(len(operand)), w.moving_dims, strict=True):
+    for d, m in w.walked(len(operand)).items():
         offsets[d] = _count(rank, m, moving)
     return starts, offsets
 
