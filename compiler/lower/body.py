@@ -17,6 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import keeps_order, places_of, stored, takes_at
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -53,7 +54,8 @@ def is_constant_like(op: Op) -> bool:
     if op.name in LITERALS:
         held = stored(op)
         return held is None or held.is_splat
-    return OPS[op.name].elementwise or (op.name in VIEWS and op.name != "unfold")
+    is_view = op.name in VIEWS and not isinstance(op.attrs, UnfoldAttrs)
+    return is_view or OPS[op.name].elementwise
 
 
 class Body:
@@ -172,9 +174,9 @@ class Body:
     def _add_view(self, op: Op) -> None:
         """Note where each result looks; a slice at a start that is data gets memory to look at."""
         source = op.operands[0]
-        if op.name == "unfold":
+        if isinstance(op.attrs, UnfoldAttrs):
             source = self.stored(source, op)
-        elif op.name == "slice":
+        elif isinstance(op.attrs, SliceAttrs):
             starts = tuple(Affine(s) for s in op.attrs.start)
             self.windows[op.result] = Window(starts, op.result.type.shape, op.attrs.stride)
         elif takes_at(op):
@@ -361,7 +363,9 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
         target = base.get(op.operands[0], op.operands[0])
         if target in kept or (target in inputs and op.result not in donated):
             continue
-        if op.name == "scatter" and any(base.get(v, v) is target for v in op.operands[1:]):
+        if isinstance(op.attrs, ScatterAttrs) and any(
+            base.get(v, v) is target for v in op.operands[1:]
+        ):
             continue  # rows are read in another order than they are written
         others = [u for u in readers[target] if u is not op]
         updated = any(

@@ -10,7 +10,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.ir.facts import keeps_order
+from shardwright.compiler.ir.facts import keeps_order, resized_dim
+from shardwright.compiler.ir.ops import AllToAllAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
@@ -92,10 +93,11 @@ def call_of(task: Task, number: int) -> CollectiveCall:
 
 def _moving_dim(op: Op) -> int:
     """The gathered or scattered dim, -1 for what keeps its shape."""
-    if op.name == "all_to_all":
+    if isinstance(op.attrs, AllToAllAttrs):
         assert op.attrs.split_dim == op.attrs.concat_dim, "others are rewritten (canonical.py)"
-        return int(op.attrs.split_dim)
-    return int(getattr(op.attrs, "dim", -1))
+        return op.attrs.split_dim
+    dim = resized_dim(op)
+    return -1 if dim is None else dim
 
 
 def source_value(task: Task) -> Value:

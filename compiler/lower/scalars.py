@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import chooses, counted_dim, stored, takes_at
-from shardwright.compiler.ir.traits import LITERALS
+from shardwright.compiler.ir.ops import SliceAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import within
@@ -73,6 +74,8 @@ def _evaluate(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known 
         return _slice_of_iota(op, known, iotas)
     if chooses(op):
         return _select(op, known)
+    if op.name in IDENTITIES | VIEWS or isinstance(op.attrs, SliceAttrs):
+        return known.get(op.operands[0])
     rule = _RULES.get(op.name)
     operands = [known[v] for v in op.operands if v in known]
     return rule(op, operands) if rule is not None and len(operands) == len(op.operands) else None
@@ -182,10 +185,6 @@ def _convert(op: Op, k: Sequence[Known]) -> Known | None:
     return constant(0) if k[0].low == k[0].high == 0 else None
 
 
-def _same(op: Op, k: Sequence[Known]) -> Known:
-    return k[0]
-
-
 def _logic(op: Op, k: Sequence[Known]) -> Known | None:
     if op.result.type.dtype is not DType.PRED:
         return None
@@ -213,10 +212,4 @@ _RULES: dict[str, Rule] = {
     "or": _logic,
     "xor": _logic,
     "not": _not,
-    "reshape": _same,
-    "broadcast_in_dim": _same,
-    "transpose": _same,
-    "slice": _same,
-    "optimization_barrier": _same,
-    "sharding_constraint": _same,
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import keeps_order, permutation
+from shardwright.compiler.ir.ops import UnfoldAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Tensor
@@ -100,7 +101,7 @@ class Storage:
         bounds: tuple[Coordinate, ...] = ()
         for view in chain:
             op = self.body.views[view]
-            if op.name == "unfold" and op.attrs.padded:
+            if isinstance(op.attrs, UnfoldAttrs) and op.attrs.padded:
                 padded = views.padded_windows(seen.type.shape, layout, op.attrs)
                 if padded is None:
                     raise self.dense_copy_of(seen)

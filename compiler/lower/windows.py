@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import behind, pairing
-from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
 from shardwright.compiler.ir.traits import VIEWS
@@ -224,7 +224,7 @@ def stored_windows(graph: Graph) -> set[Value]:
 def _windows_behind(value: Value, made: Mapping[Value, Op]) -> Op | None:
     """The windows that `value` is a view of."""
     op = made.get(behind(value, made, lambda op: op.name in _SEEN_THROUGH))
-    return op if op is not None and op.name == "unfold" else None
+    return op if op is not None and isinstance(op.attrs, UnfoldAttrs) else None
 
 
 def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
