@@ -20,6 +20,7 @@ from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, gene
 from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View
 from shardwright.compiler.machine.network import expected_ps
@@ -110,9 +111,14 @@ class Trial:
         """
         if not self.options.latency_hiding:
             return 0
-        size = max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
         group = getattr(op.attrs, "group_size", 1)
-        key = op.name, size, op.result.type.dtype.bytes, group, getattr(op.attrs, "pairs", ())
+        key = (
+            op.name,
+            sent_bytes(op),
+            op.result.type.dtype.bytes,
+            group,
+            getattr(op.attrs, "pairs", ()),
+        )
         if key not in self._flights:
             self._flights[key] = expected_ps(self._logical, *key)
         return self._flights[key]

@@ -16,8 +16,8 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge
-from shardwright.compiler.lower.rule import Budget, Refusal
-from shardwright.compiler.lower.storage import Storage
+from shardwright.compiler.lower.rule import Budget
+from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from shardwright.compiler.lower.write_out import region_program
 from shardwright.compiler.model_types import MODEL_TYPES
@@ -81,11 +81,8 @@ def policy_of(options: CompileOptions) -> Policy:
 class Trials:
     """Trials of the regions of one body, and why merges were undone."""
 
-    def __init__(
-        self, groups: Groups, storage: Storage, judge: Judge | None, policy: Policy
-    ) -> None:
+    def __init__(self, groups: Groups, judge: Judge | None, policy: Policy) -> None:
         self.groups = groups
-        self.storage = storage
         self.policy = policy
         self.refused: dict[frozenset[int], Refusal] = {}
         self._judge = judge
@@ -98,7 +95,7 @@ class Trials:
             kept = list(self._best(part))
             if kept != [part]:
                 self.groups.replace(region, kept)
-        self.storage.reset()
+        self.groups.storage.reset()
 
     def _best(self, part: Part) -> Iterator[Part]:
         """`part`, or what is left of it after undoing merges that do not pay."""
@@ -163,8 +160,8 @@ class Trials:
 
     def _time(self, part: Part) -> int:
         assert self._judge is not None
-        program = region_program(self.groups, self.storage, part.members)
-        return self._judge(program, self.storage.tensors)
+        program = region_program(self.groups, part.members)
+        return self._judge(program, self.groups.storage.tensors)
 
 
 def _without(part: Part, phase: str) -> Iterator[Part]:

@@ -113,7 +113,7 @@ class Body:
         """Tasks that read each base value, through views or not."""
         found: dict[Value, list[Task]] = {}
         for task in self.tasks:
-            for base in dict.fromkeys(self.base(v)[0] for v in task.data):
+            for base in dict.fromkeys(self.base(v) for v in task.data):
                 found.setdefault(base, []).append(task)
         return found
 
@@ -221,7 +221,15 @@ class Body:
         """The first version of the memory `value` lives in."""
         return self._root.get(value, value)
 
-    def base(self, value: Value) -> tuple[Value, list[Value]]:
+    def base(self, value: Value) -> Value:
+        """The value behind the views."""
+        return self.path(value)[0]
+
+    def maker(self, value: Value) -> Task | None:
+        """The task that makes what `value` is a view of."""
+        return self.producer.get(self.base(value))
+
+    def path(self, value: Value) -> tuple[Value, list[Value]]:
         """(the value behind the views, the view results from there outward)."""
         chain: list[Value] = []
         while value in self.views:
@@ -277,7 +285,7 @@ class Body:
         nothing else reads it (`landing.py`). Not where a task has filled another part before: the
         collective would start behind that, and a copy of its result does not.
         """
-        base, chain = self.base(update)
+        base, chain = self.path(update)
         task = self.producer.get(base)
         if target in self.producer:
             return False
@@ -295,7 +303,7 @@ class Body:
 
     def owned(self, op: Op, value: Value) -> Value:
         """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""
-        base, chain = self.base(value)
+        base, chain = self.path(value)
         plain = all(self.views[v].name in IDENTITIES for v in chain)
         mutable = not self.is_free(value) and base not in self.constants
         if plain and mutable and op.result in self._in_place:

@@ -58,8 +58,7 @@ def _everywhere(emitter: Emitter, task: Task, k: int, summed: bool) -> int:
     """
     value = task.data[k]
     if emitter.space.is_inside(value):
-        base, _ = emitter.body.base(value)
-        raise ClashError(emitter.body.producer[base].number, task.number)
+        raise ClashError(emitter.body.producer[emitter.body.base(value)].number, task.number)
     if not summed:
         raise NeedsCopyError(value)
     return emitter.load(value, emitter.space.operand(task, k), everywhere=True)

@@ -109,7 +109,7 @@ class Emitter:
         if self.body.is_free(value):
             return remake(self, value, labels)
         if self.space.is_inside(value):
-            return self._results[self.body.base(value)[0]]
+            return self._results[self.body.base(value)]
         return self.load(value, labels)
 
     def load(

@@ -180,7 +180,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     for task in groups.body.tasks:
         if task.op.name not in CASTS or task.result.type.dtype is not DType.F32:
             continue
-        producer = groups.body.producer.get(groups.body.base(task.data[0])[0])
+        producer = groups.body.maker(task.data[0])
         if producer is None or region[producer.number] == region[task.number]:
             continue
         if _only_widened(groups, producer, task) and groups.is_stored(

@@ -310,24 +310,15 @@ def _attempt(given: _Try) -> Settled:
     number = {t.result: t.number for t in body.tasks}
     twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
-    arrivals = arrivals_ps(body, storage.order, given.judge) if given.judge is not None else {}
+    arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
     while True:
-        apart = clashes | twins
-        groups = Groups(
-            body,
-            storage.order,
-            storage.must_store,
-            apart,
-            given.early,
-            arrivals,
-            given.patience_ps,
-        )
+        groups = Groups(storage, clashes | twins, given.early, arrivals, given.patience_ps)
         try:
-            trials = _form(given, groups, storage, rules)
+            trials = _form(given, groups, rules)
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(body, storage, groups, len(counters), given.judge)
+            lowered = write_out(groups, len(counters), given.judge)
             return Settled(lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
@@ -364,11 +355,11 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
     }
 
 
-def _form(given: _Try, groups: Groups, storage: Storage, rules: Sequence[Rule]) -> Trials:
+def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
     """Grow the regions of a body, phase by phase, and take apart what does not pay."""
     for rule in rules:
         groups.grow(rule)
-    trials = Trials(groups, storage, given.judge, policy_of(given.options))
+    trials = Trials(groups, given.judge, policy_of(given.options))
     trials.settle()
     return trials
 

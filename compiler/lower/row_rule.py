@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.facts import is_sum
-from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, all_leaves
-from shardwright.compiler.lower.rule import Budget, Refusal, crowded, traffic
-from shardwright.compiler.lower.space import RefusedError, Space, label
+from shardwright.compiler.lower.rule import Rule, crowded, traffic
+from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
-from shardwright.compiler.lower.task import CONTRACT, STRIP, WRITE, Task
+from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
@@ -52,31 +51,24 @@ class Spans:
         return self.result.union(*self.operands)
 
 
-class RowRule:
+class RowRule(Rule):
     """Growth of regions that hold contractions."""
 
     phase = "row"
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Contractions, elementwise ops and reductions meet each other."""
-        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
-            return False
-        return {producer.kind, consumer.kind} <= {STRIP, CONTRACT}
+        kinds = {producer.kind, consumer.kind}
+        return self.joinable(producer, consumer) and kinds <= {STRIP, CONTRACT}
 
-    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
+    def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Some index of all contractions has to serve as the rows."""
         tasks = groups.tasks(a.members | b.members)
         if not any(t.kind == CONTRACT for t in tasks):
             return Refusal("kind", "no contraction among them")
         if found := crowded(groups, tasks, self.budget) or self._too_intense(groups, a, b):
             return found
-        try:
-            space = label(groups.body, tasks)
-        except RefusedError as error:
-            return Refusal(error.rule, str(error))
+        space = label(groups.body, tasks)
         spans = [_spans(space, task) for task in tasks]
         first: Refusal | None = None
         for rows in _candidates(spans):
@@ -93,8 +85,8 @@ class RowRule:
         saved = _saved(groups, a, b)
         if saved <= 0:
             return Refusal("traffic", "no byte less would move")
-        flops = sum(_flops(groups.body.tasks[n]) for p in (a, b) if p.phase != self.phase
-                    for n in p.members)  # fmt: skip
+        grown = [p for p in (a, b) if p.phase != self.phase]
+        flops = sum(groups.body.tasks[n].flops for part in grown for n in part.members)
         ratio, limit = flops / saved, self.budget.intensity
         if ratio <= limit:
             return None
@@ -109,7 +101,7 @@ class RowRule:
         roles = {s.task.result: _role(s, rows, looped) for s in spans}
         members = {s.task.number for s in spans}
         for one in spans:
-            after = roles.get(space.body.base(one.task.data[0])[0]) == SUM
+            after = roles.get(space.body.base(one.task.data[0])) == SUM
             if _may_follow(one.task) and after:
                 roles[one.task.result] = SUM
                 continue
@@ -140,10 +132,6 @@ def _saved(groups: Groups, a: Part, b: Part) -> float:
             inside = sum(u in b.members for u in users)
             saved += task.result.type.num_bytes * inside / len(users)
     return saved
-
-
-def _flops(task: Task) -> int:
-    return OPS[task.op.name].flops(task.op) if task.kind == CONTRACT else 0
 
 
 def _spans(space: Space, task: Task) -> Spans:
@@ -270,7 +258,7 @@ class _Memory:
         if task.kind == CONTRACT and self.long in summed:
             found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
         for value, atoms in zip(task.data, one.operands, strict=True):
-            base, size = self.body.base(value)[0], value.type.dtype.bytes * self._places(atoms)
+            base, size = self.body.base(value), value.type.dtype.bytes * self._places(atoms)
             if self.body.is_free(value):
                 continue
             if task.kind == CONTRACT and self.rows in atoms:
@@ -283,7 +271,7 @@ class _Memory:
 
     def _blocks(self) -> int:
         """Blocks of row values alive at a time, each in two places."""
-        last = {self.body.base(v)[0]: i for i, s in enumerate(self.spans) for v in s.task.data}
+        last = {self.body.base(v): i for i, s in enumerate(self.spans) for v in s.task.data}
         live: dict[Value, int] = {}
         highest = 0
         for i, one in enumerate(self.spans):
@@ -291,7 +279,7 @@ class _Memory:
             for value, atoms in made:
                 if self.rows in atoms and not self.body.is_free(value):
                     points = min(BLOCK, self._points(atoms))
-                    live[self.body.base(value)[0]] = 2 * points * value.type.dtype.bytes
+                    live[self.body.base(value)] = 2 * points * value.type.dtype.bytes
             highest = max(highest, sum(live.values()))
             live = {v: n for v, n in live.items() if last.get(v, -1) > i}
         return highest

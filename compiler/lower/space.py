@@ -8,6 +8,7 @@ region pass through reshapes, transposes and broadcasts; a slice of one is a bor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from shardwright.compiler.ir.traits import IDENTITIES, VIEWS
@@ -18,12 +19,24 @@ from shardwright.compiler.lower.labels import Labels, behind, distinct, fresh
 from shardwright.compiler.lower.task import WRITE, Task
 
 
-class RefusedError(Exception):
-    """These tasks have no common index space; the text says why, `rule` names the rule."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why tasks may not be one region.
 
-    def __init__(self, why: str, rule: str = "label") -> None:
-        super().__init__(why)
-        self.rule = rule
+    `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
+    traffic, intensity, code, slower.
+    """
+
+    rule: str
+    detail: str
+
+
+class RefusedError(Exception):
+    """These tasks have no common index space."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
 
 
 class Space:
@@ -46,7 +59,7 @@ class Space:
 
     def refuse(self, why: str, rule: str = "label") -> NoReturn:
         """Give up on this set of tasks."""
-        raise RefusedError(why, rule)
+        raise RefusedError(Refusal(rule, why))
 
     def operand(self, task: Task, k: int) -> Labels:
         """Labels of operand `k`; the same object on every call."""
@@ -61,10 +74,10 @@ class Space:
 
     def is_inside(self, value: Value) -> bool:
         """True when `value` is seen from a result of this region, not loaded."""
-        return self.body.base(value)[0] in self._inside
+        return self.body.base(value) in self._inside
 
     def _value(self, value: Value) -> Labels:
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         if base in self._inside:
             return self._internal(base, chain)
         if not self._share:

@@ -95,7 +95,7 @@ class Storage:
 
     def place(self, value: Value) -> Place:
         """Where `value` can be read. Raises NeedsCopyError when strides cannot say it."""
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         place = self.home(base)
         layout, seen = place.layout, base
         bounds: tuple[Coordinate, ...] = ()
@@ -123,7 +123,7 @@ class Storage:
         """The request for a dense form of `value`: a copy, or an output that is not permuted at
         its source.
         """
-        root = self.body.root(self.body.base(value)[0])
+        root = self.body.root(self.body.base(value))
         place = self.home(root)
         output = self.output_of(place.tensor)
         permuted = place.layout != dense(root.type.shape)
@@ -167,7 +167,7 @@ class Storage:
         views = {natural}
         for task in self.body.tasks:
             for value in task.data:
-                base, chain = self.body.base(value)
+                base, chain = self.body.path(value)
                 if base is not root:
                     continue
                 if task.kind == COLLECTIVE or task.target is root:
@@ -222,7 +222,7 @@ class Storage:
         """(base, its layout) such that storing the base that way gives `value` row-major; no base
         if a view is not 1:1.
         """
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         layout: Layout | None = dense(value.type.shape)
         for view in reversed(chain):
             op = self.body.views[view]
@@ -251,7 +251,7 @@ class Storage:
         """Copy `value` to output `k` after everything that reads the memory's old content."""
         body = self.body
         by = Op(COPY, (value,), (Value(value.type),), loc=body.loc_of(value))
-        base = body.base(value)[0]
+        base = body.base(value)
         if base in self._overwritten:
             value = body.copy(value, by)
         result = body.copy(value, by)
