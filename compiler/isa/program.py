@@ -8,6 +8,7 @@ executes and the evaluator times.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -252,6 +253,11 @@ class ProgramBuffer:
     dtype: DType
     kind: str  # named, host, arena
     offset_bytes: int = NO_PLACE  # arena only; named buffers are placed by the manifest
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its elements."""
+        return math.prod(self.shape) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)

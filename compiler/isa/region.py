@@ -11,11 +11,15 @@ equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
+
+STORES = ("store", "store_indexed")
+"""Nodes that have no value, and write a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ class Tensor:
     alias: int = -1
     offset_bytes: int = -1
     data: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its elements; `data` of a constant may be one of them."""
+        return math.prod(self.shape) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)

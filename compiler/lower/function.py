@@ -250,8 +250,7 @@ def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) 
 
 def _passed_bytes(lowered: Lowered) -> int:
     """What regions pass each other through HBM."""
-    passed = (t for t in lowered.tensors if t.kind == "scratch")
-    return sum(math.prod(t.shape) * t.dtype.bytes for t in passed)
+    return sum(t.num_bytes for t in lowered.tensors if t.kind == "scratch")
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.isa.program import Function, Program
-from shardwright.compiler.linking.residency import Residency, tensor_bytes
+from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
 from shardwright.compiler.shown.charts import bytes_text, share_bar, span_chart, table
@@ -24,9 +24,7 @@ def _function_lines(function: Function) -> Iterator[str]:
     programs = [region.program for region in function.regions]
     spans, count = tensor_spans(programs), len(programs)
     scratch = [i for i, t in enumerate(function.tensors) if t.kind == "scratch"]
-    lives = {
-        i: hbm.Lifetime(tensor_bytes(function.tensors[i]), *spans.get(i, (0, 0))) for i in scratch
-    }
+    lives = {i: hbm.Lifetime(function.tensors[i].num_bytes, *spans.get(i, (0, 0))) for i in scratch}
     bound = hbm.liveness_bound(list(lives.values()))
     yield "HBM of one call. `bound` tensors are buffers of the caller: its arena, or named buffers."
     yield "Scratch tensors lie in the function's own zone and share its bytes when they live apart."
@@ -47,7 +45,7 @@ def _function_lines(function: Function) -> Iterator[str]:
         chart = span_chart(first, last, count)
         shape = "x".join(map(str, tensor.shape)) or "scalar"
         kind = f"{tensor.kind} {tensor.dtype.value}[{shape}]"
-        size = bytes_text(tensor_bytes(tensor))
+        size = bytes_text(tensor.num_bytes)
         rows.append((number, kind, size, place, f"{first}..{last}", chart))
     yield from table(rows, right=(0, 2))
     yield ""
@@ -98,7 +96,7 @@ def _program_lines(program: Program) -> Iterator[str]:
             continue
         buffer = program.buffers[number]
         shape = "x".join(map(str, buffer.shape)) or "scalar"
-        size = bytes_text(found.buffer_bytes(number))
+        size = bytes_text(buffer.num_bytes)
         chart = span_chart(calls[0], calls[-1], count)
         place, span = f"arena+{buffer.offset_bytes}", f"{calls[0]}..{calls[-1]}"
         rows.append((number, f"{buffer.dtype.value}[{shape}]", size, place, span, chart))
