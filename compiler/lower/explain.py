@@ -62,7 +62,7 @@ def explain_fusion(
     describe: Describe | None = None,
 ) -> list[RegionStory]:
     """The regions of a function in program order; row regions with what `describe` says of them.
-    Raises what `lower_function` raises.
+    Raises what `settle` raises.
     """
     return stories_of(settle(graph, signature, options, judge), describe)
 

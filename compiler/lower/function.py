@@ -97,21 +97,6 @@ class _Try:
         return replace(self, **unknown, **changes)
 
 
-def lower_function(
-    graph: Graph,
-    signature: Signature = Signature(),
-    options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
-    budget: Budget | None = None,
-) -> Lowered:
-    """Lower a loop-free graph.
-
-    `judge` times regions, so that merges can be refused for being slow; without one every legal
-    merge stands. Raises CompileError for what the target cannot do, with the op's location.
-    """
-    return settle(graph, signature, options, judge, budget).lowered
-
-
 def settle(
     graph: Graph,
     signature: Signature = Signature(),
@@ -119,7 +104,11 @@ def settle(
     judge: Judge | None = None,
     budget: Budget | None = None,
 ) -> Settled:
-    """`lower_function` with the regions' history."""
+    """Lower a loop-free graph, with the choices that were made on the way.
+
+    `judge` times regions, so that merges can be refused for being slow; without one every legal
+    merge stands. Raises CompileError for what the target cannot do, with the op's location.
+    """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget

@@ -2,8 +2,7 @@
 
 Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a
 tile lives from its first to its last use inside the body of the loop it rotates with.
-`engine_order.py` orders what shares memory, and `overlaps` checks the result without knowing how it
-was found.
+`engine_order.py` orders what shares memory.
 """
 
 from __future__ import annotations
@@ -200,19 +199,6 @@ def _overflow(region: Region, tile: Tile, needed: int, capacity: int) -> Capacit
         f" partition, the limit is {capacity}",
         hint="a smaller sharded size or a smaller block of the region fits",
     )
-
-
-def overlaps(region: Region) -> list[str]:
-    """Pairs of tiles that share bytes while both are alive: what `allocate` must never produce."""
-    lives = lifetimes(region)
-    found = []
-    for n, a in enumerate(region.tiles):
-        for m in range(n):
-            b = region.tiles[m]
-            apart = not share_bytes(a, b) or lives[n].last < 0 or lives[m].last < 0
-            if not apart and lives[n].meets(lives[m]):
-                found.append(f"{region.program.name}: tiles {b.name} and {a.name} overlap")
-    return found
 
 
 def share_bytes(a: Tile, b: Tile) -> bool:

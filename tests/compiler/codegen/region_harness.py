@@ -14,9 +14,9 @@ from shardwright.compiler.isa.limits import check_region, limits_for, walk
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.machine.target import Limits
-from shardwright.compiler.schedule.allocate import overlaps
 from shardwright.sim_cluster.instructions import l0
 from shardwright.sim_cluster.values import regions
+from tests.support.region_checks import overlaps
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"
