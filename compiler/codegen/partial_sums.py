@@ -11,9 +11,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.space import SINKS
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View, root_of
 
 _JOINS = {"max": "maximum", "min": "minimum"}  # other kinds are names of elementwise operators
 

@@ -17,12 +17,11 @@ from functools import lru_cache
 from typing import Any
 
 from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View, root_of
 from shardwright.compiler.machine.network import expected_ps
 from shardwright.compiler.machine.target import Target, logical
 from shardwright.compiler.options import CompileOptions

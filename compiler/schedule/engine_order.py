@@ -17,10 +17,11 @@ from itertools import permutations
 
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Tensor, View
+from shardwright.compiler.isa.region import Tensor, View, root_of
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import end_address, share_bytes
 from shardwright.compiler.schedule.engine_spans import Span, Spans, apart, fixed
+from shardwright.compiler.schedule.reach import patterns_of
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.
@@ -123,7 +124,7 @@ class Memory:
 
     def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
         self.tiles = region.tiles
-        self.root = {n: _root(tensors, n) for n in range(len(tensors))}
+        self.root = {n: root_of(tensors, n) for n in range(len(tensors))}
         self.sharing = _sharing(region.tiles)
         self.pointwise = _pointwise(region, self.root)
         self.spans = Spans()
@@ -150,21 +151,7 @@ class Memory:
         slots do not come round or each has its own part: the next run of the loop must wait for
         this one.
         """
-        if self.is_window(key, loop):
-            return True
-        return (
-            key[0] == "tile"
-            and self.back(key, loop.register) > 1
-            and (loop.trip % self.tiles[key[1]].slots != 0)
-        )
-
-
-def _root(tensors: Sequence[Tensor], number: int) -> int:
-    seen = set()
-    while tensors[number].alias >= 0 and number not in seen:
-        seen.add(number)
-        number = tensors[number].alias
-    return number
+        return self.is_window(key, loop) or loop.trip % self.back(key, loop.register) != 0
 
 
 def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
@@ -216,12 +203,15 @@ def _sharing(tiles: Sequence[Tile]) -> dict[int, list[int]]:
 def touched(instr: Instr, memory: Memory) -> Touched:
     """What an instruction touches."""
     result: Touched = {}
-    operands = (*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts))
-    for pattern, writes in operands:
+    for pattern, writes in patterns_of(instr):
         for key in memory.keys(pattern):
-            mine = result.setdefault(key, {})
-            mine[instr.engine] = mine.get(instr.engine, False) or writes
+            _note(result, key, instr.engine, writes)
     return result
+
+
+def _note(found: Touched, key: Key, engine: Engine, writes: bool) -> None:
+    mine = found.setdefault(key, {})
+    mine[engine] = mine.get(engine, False) or writes
 
 
 def _order_body(
@@ -249,9 +239,8 @@ def _together(uses: Iterable[Touched]) -> Touched:
     result: Touched = {}
     for one in uses:
         for key, engines in one.items():
-            mine = result.setdefault(key, {})
             for engine, writes in engines.items():
-                mine[engine] = mine.get(engine, False) or writes
+                _note(result, key, engine, writes)
     return result
 
 
