@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.compiler.codegen.in_place import reaches, root_of
+from shardwright.compiler.codegen.in_place import reaches
 from shardwright.compiler.codegen.partial_sums import split_at_sums
 from shardwright.compiler.codegen.space import SINKS
-from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, root_of
 
 Halves = tuple[RegionProgram, RegionProgram]
 

@@ -196,11 +196,11 @@ class Body:
         self._source[result] = source
 
     def _add_tasks(self, op: Op) -> None:
-        lowering = registry.find(op.name)
-        if lowering is None or lowering.make is None:
+        make = registry.maker_of(op.name)
+        if make is None:
             hint = "replace it by supported operators (see list-operators)"
             raise unsupported(op, "has no lowering for this target", hint)
-        lowering.make(self, op)
+        make(self, op)
 
     def add_task(
         self, op: Op, kind: str, data: Sequence[Value], target: Value | None = None

@@ -7,7 +7,6 @@ the code is the same on every core. Groups of one rank move nothing and become v
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.facts import keeps_order, resized_dim
@@ -15,14 +14,11 @@ from shardwright.compiler.ir.ops import AllToAllAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.lower.labels import Labels, fresh
-from shardwright.compiler.lower.registry import Lowering, register
-from shardwright.compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
+from shardwright.compiler.lower.registry import register_maker
+from shardwright.compiler.lower.task import COLLECTIVE, Task, unsupported
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
-    from shardwright.compiler.lower.emit import Emitter
-    from shardwright.compiler.lower.space import Space
 
 REDUCTIONS = ("add", "max", "min")
 
@@ -100,21 +96,5 @@ def _moving_dim(op: Op) -> int:
     return -1 if dim is None else dim
 
 
-def source_value(task: Task) -> Value:
-    """What a collective sends."""
-    return task.data[0]
-
-
-def _label(space: Space, task: Task) -> Labels:
-    return fresh(task.result.type.shape)
-
-
-def _emit(emitter: Emitter, task: Task) -> int:
-    raise AssertionError("collectives and register loads are not compute regions")
-
-
-alone = Lowering(label=_label, emit=_emit)
-"""The rules of what is no compute region."""
 for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute"):
-    register(_name, replace(alone, make=_make))
-register(REGISTER, alone)
+    register_maker(_name, _make)

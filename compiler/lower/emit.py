@@ -56,10 +56,8 @@ class Emitter:
 
     def _run(self) -> None:
         for task in self.space.tasks:
-            lowering = registry.find(task.op.name)
-            assert lowering is not None
             self._task = task
-            self._results[task.result] = lowering.emit(self, task)
+            self._results[task.result] = registry.lowering_of(task.op.name).emit(self, task)
         for task in self.space.tasks:
             if self._results[task.result] >= 0 and self._stored(task):
                 self._store(task)

@@ -31,7 +31,7 @@ from shardwright.compiler.lower.labels import (
     leaves,
     unify,
 )
-from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.registry import Lowering, register, register_maker
 from shardwright.compiler.lower.storage import Place
 from shardwright.compiler.lower.task import ALONE, NeedsCopyError, Task
 from shardwright.compiler.lower.views import Layout
@@ -268,5 +268,7 @@ class _Address:
         return self.emitter.node(op, inputs, span, dtype, attrs or {})
 
 
-register("gather", Lowering(make=_make_gather, label=_label_gather, emit=_emit_gather))
-register("scatter", Lowering(make=_make_scatter, label=_label_scatter, emit=_emit_scatter))
+register_maker("gather", _make_gather)
+register_maker("scatter", _make_scatter)
+register("gather", Lowering(_label_gather, _emit_gather))
+register("scatter", Lowering(_label_scatter, _emit_scatter))

@@ -51,9 +51,7 @@ class Space:
         self._share = share
         self._inside = {t.result for t in tasks}
         for task in tasks:
-            lowering = registry.find(task.op.name)
-            assert lowering is not None
-            self.results[task.result] = lowering.label(self, task)
+            self.results[task.result] = registry.lowering_of(task.op.name).label(self, task)
         if not all(distinct(v) for v in (*self.results.values(), *self._operands.values())):
             self.refuse("two dims of a value would walk one index", "duplicated atom")
 

@@ -54,11 +54,6 @@ def dense(shape: Sequence[int]) -> Layout:
     return Layout(Affine(), tuple(reversed(dims)))
 
 
-def is_dense(layout: Layout, shape: Sequence[int]) -> bool:
-    """True when `layout` is the whole tensor in row-major order of `shape`."""
-    return layout == dense(shape)
-
-
 def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
     """Dim `i` of the result is dim `permutation[i]`."""
     return Layout(layout.offset, tuple(layout.dims[p] for p in permutation))
@@ -235,10 +230,7 @@ _BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
 
 
 def _size(pieces: Pieces) -> int:
-    size = 1
-    for n, _ in pieces:
-        size *= n
-    return size
+    return math.prod(n for n, _ in pieces)
 
 
 def align(label: Label, pieces: Pieces) -> bool:

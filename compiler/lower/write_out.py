@@ -11,7 +11,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
-from shardwright.compiler.lower.collective import call_of, source_value
+from shardwright.compiler.lower.collective import call_of
 from shardwright.compiler.lower.emit import Emitter
 from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
@@ -203,7 +203,7 @@ def _ordinal(op: Op) -> int:
 def _start_region(storage: Storage, task: Task, number: int) -> RegionProgram:
     attrs = {
         "collective": number,
-        "source": _run(storage.place(source_value(task))),
+        "source": _run(storage.place(task.data[0])),
         "target": _run(storage.window(task)),
     }
     return RegionProgram(
