@@ -8,6 +8,7 @@ values appear once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from shardwright.compiler.dtypes import DType
@@ -81,7 +82,7 @@ class Emitter:
         inputs: Sequence[int],
         atoms: Iterable[Atom],
         dtype: DType,
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, Any] = MappingProxyType({}),
     ) -> int:
         """Append a node, or find the equal one."""
         span = frozenset(atoms)
@@ -92,14 +93,27 @@ class Emitter:
             self._memo[key] = len(self.nodes) - 1
         return self._memo[key]
 
+    def constant(self, value: float | int | bool, dtype: DType) -> int:
+        """The node of one number."""
+        return self.node("constant", (), (), dtype, {"value": value})
+
+    def pointwise(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        dtype: DType,
+        attrs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int:
+        """A node at the points of its inputs."""
+        return self.node(op, inputs, {a for i in inputs for a in self._spans[i]}, dtype, attrs)
+
     def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
         """The node of an elementwise op of the graph."""
         attrs: dict[str, Any] = {}
         if op.attrs is not None:
             given = ((name, getattr(op.attrs, name, None)) for name in ("direction", "rounds"))
             attrs = {name: value for name, value in given if value}
-        span = {atom for i in inputs for atom in self._spans[i]}
-        return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
+        return self.pointwise(op.name, inputs, op.result.type.dtype, attrs)
 
     def operand(self, task: Task, k: int) -> int:
         """The node of operand `k`: re-made, computed here, or loaded."""

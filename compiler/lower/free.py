@@ -8,6 +8,7 @@ atoms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
@@ -82,11 +83,8 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
 
 def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
     """A splat; floats travel as Python floats, which hold every narrower value exactly."""
-    if dtype is DType.PRED:
-        value: float | int | bool = bool(number)
-    else:
-        value = float(number) if dtype.is_float else int(number)
-    return emitter.node("constant", (), (), dtype, {"value": value})
+    kind = bool if dtype is DType.PRED else float if dtype.is_float else int
+    return emitter.constant(kind(number), dtype)
 
 
 def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
@@ -118,11 +116,7 @@ def count(
         start, step, known = ZERO, step * atom.size, {}
     if not parts:
         return emitter.node("register", (), (), dtype, {"value": start, **known})
-    total = parts[0]
-    for part in parts[1:]:
-        span = emitter.atoms_of(total) | emitter.atoms_of(part)
-        total = emitter.node("add", (total, part), span, dtype, {})
-    return total
+    return reduce(lambda total, part: emitter.pointwise("add", (total, part), dtype), parts)
 
 
 def _behind(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -203,16 +204,18 @@ class _Address:
         for d, i in self.batching.items():
             terms.append(count(self.emitter, self.labels[i], DType.I32, step=steps.of.get(d, 0)))
         terms += [count(self.emitter, n, DType.I32, step=steps.of[d]) for d, n in folded.items()]
-        total = self._joined("add", terms) if terms else self._number(0, DType.I32)
+        total = (
+            self._joined("add", terms, DType.I32) if terms else self.emitter.constant(0, DType.I32)
+        )
         tests = self.inside()
         if clamped or not tests:
             return total
-        nowhere = self._number(-1, DType.I32)
-        return self._node("select", (*tests, total, nowhere), DType.I32)
+        nowhere = self.emitter.constant(-1, DType.I32)
+        return self.emitter.pointwise("select", (*tests, total, nowhere), DType.I32)
 
     def inside(self) -> tuple[int, ...]:
         """The node that tells which windows lie inside the tensor, if any may not."""
-        return (self._joined("and", self._tests),) if self._tests else ()
+        return (self._joined("and", self._tests, DType.PRED),) if self._tests else ()
 
     def _term(self, k: int, d: int, step: int) -> int:
         """Rows that entry `k` of the index moves; it is clamped to its dim on the way."""
@@ -221,8 +224,10 @@ class _Address:
         self._test(entry, clamped)
         position = clamped
         if self.index.type.dtype is not DType.I32:
-            position = self._node("convert", (clamped,), DType.I32)
-        return self._node("multiply", (position, self._number(step, DType.I32)), DType.I32)
+            position = self.emitter.pointwise("convert", (clamped,), DType.I32)
+        return self.emitter.pointwise(
+            "multiply", (position, self.emitter.constant(step, DType.I32)), DType.I32
+        )
 
     def _entry(self, k: int) -> int:
         """Entry `k` of every index vector."""
@@ -244,28 +249,16 @@ class _Address:
         """An entry inside the positions where a window of dim `d` may start."""
         dtype = self.index.type.dtype
         last = min(self.shape[d] - self.sizes[d], int(np.iinfo(dtype.numpy).max))
-        low, high = self._number(0, dtype), self._number(last, dtype)
-        return self._node("clamp", (low, entry, high), dtype)
+        low, high = self.emitter.constant(0, dtype), self.emitter.constant(last, dtype)
+        return self.emitter.pointwise("clamp", (low, entry, high), dtype)
 
     def _test(self, entry: int, clamped: int) -> None:
         """Remember that windows whose entry was moved by clamping lie outside."""
         attrs = {"direction": "EQ"}
-        self._tests.append(self._node("compare", (entry, clamped), DType.PRED, attrs))
+        self._tests.append(self.emitter.pointwise("compare", (entry, clamped), DType.PRED, attrs))
 
-    def _joined(self, op: str, terms: Sequence[int]) -> int:
-        total, *rest = terms
-        for term in rest:
-            total = self._node(op, (total, term), self.emitter.nodes[total].dtype)
-        return total
-
-    def _number(self, value: int, dtype: DType) -> int:
-        return self.emitter.node("constant", (), (), dtype, {"value": value})
-
-    def _node(
-        self, op: str, inputs: Sequence[int], dtype: DType, attrs: dict[str, Any] | None = None
-    ) -> int:
-        span = {atom for i in inputs for atom in self.emitter.atoms_of(i)}
-        return self.emitter.node(op, inputs, span, dtype, attrs or {})
+    def _joined(self, op: str, terms: Sequence[int], dtype: DType) -> int:
+        return reduce(lambda total, term: self.emitter.pointwise(op, (total, term), dtype), terms)
 
 
 register_maker("gather", _make_gather)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.lower.labels import Labels, extent, fresh, leaves
+from shardwright.compiler.lower.labels import Labels, extent, leaves
 from shardwright.compiler.lower.registry import Lowering, as_strip, register, register_maker
 from shardwright.compiler.lower.task import Task
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 def _label(space: Space, task: Task) -> Labels:
-    if space.body.is_free(task.data[0]):
-        space.set_operand(task, 0, fresh(task.data[0].type.shape))
     labels = space.operand(task, 0)
     return tuple(label for d, label in enumerate(labels) if d not in task.op.attrs.dims)
 
@@ -37,9 +35,8 @@ def _emit(emitter: Emitter, task: Task) -> int:
     repeats = extent(a for a in over if a not in spanned)
     if repeats == 1 or attrs.kind not in ("add", "multiply"):
         return source
-    factor = emitter.node("constant", (), set(), dtype, {"value": repeats})
     name = "multiply" if attrs.kind == "add" else "power"
-    return emitter.node(name, (source, factor), emitter.atoms_of(source), dtype, {})
+    return emitter.pointwise(name, (source, emitter.constant(repeats, dtype)), dtype)
 
 
 register_maker("reduce", as_strip)

@@ -18,7 +18,7 @@ from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, all_leaves
-from shardwright.compiler.lower.rule import Rule, crowded, traffic
+from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
 from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
@@ -272,17 +272,19 @@ class _Memory:
     def _blocks(self) -> int:
         """Blocks of row values alive at a time, each in two places."""
         last = {self.body.base(v): i for i, s in enumerate(self.spans) for v in s.task.data}
-        live: dict[Value, int] = {}
-        highest = 0
-        for i, one in enumerate(self.spans):
+        steps = []
+        for one in self.spans:
             made = zip((*one.task.data, one.task.result), (*one.operands, one.result), strict=True)
-            for value, atoms in made:
-                if self.rows in atoms and not self.body.is_free(value):
-                    points = min(BLOCK, self._points(atoms))
-                    live[self.body.base(value)] = 2 * points * value.type.dtype.bytes
-            highest = max(highest, sum(live.values()))
-            live = {v: n for v, n in live.items() if last.get(v, -1) > i}
-        return highest
+            steps.append(
+                {
+                    self.body.base(value): 2
+                    * value.type.dtype.bytes
+                    * min(BLOCK, self._points(atoms))
+                    for value, atoms in made
+                    if self.rows in atoms and not self.body.is_free(value)
+                }
+            )
+        return most_alive(steps, last)
 
     def _places(self, atoms: Collection[Atom]) -> int:
         """How often an operand is held."""

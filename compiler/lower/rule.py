@@ -5,7 +5,7 @@ A refusal names the first rule that failed; `explain.py` shows it to the user.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -78,6 +78,19 @@ def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | 
     if streams > budget.max_streams:
         return Refusal("streams", f"{streams} tensors, the limit is {budget.max_streams}")
     return None
+
+
+def most_alive(steps: Sequence[Mapping[Value, int]], last: Mapping[Value, int]) -> int:
+    """Largest sum of what is alive at a step: each value from the first step that has it, with its
+    size there, to step `last`, or its own.
+    """
+    live: dict[Value, int] = {}
+    most = 0
+    for at, sizes in enumerate(steps):
+        live |= sizes
+        most = max(most, sum(live.values()))
+        live = {v: n for v, n in live.items() if last.get(v, -1) > at}
+    return most
 
 
 def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:

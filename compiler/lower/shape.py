@@ -13,7 +13,7 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.labels import Labels, fresh
+from shardwright.compiler.lower.labels import Labels
 from shardwright.compiler.lower.registry import Lowering, first_operand, register, register_maker
 from shardwright.compiler.lower.task import WRITE, Task, Window
 
@@ -75,8 +75,6 @@ def _sliced(
 
 
 def _label_write(space: Space, task: Task) -> Labels:
-    if space.body.is_free(task.data[0]):
-        space.set_operand(task, 0, fresh(task.data[0].type.shape))
     return space.operand(task, 0)
 
 

@@ -78,9 +78,9 @@ class Space:
         base, chain = self.body.path(value)
         if base in self._inside:
             return self._internal(base, chain)
-        if not self._share:
+        if not self._share or self.body.is_free(value):
             return fresh(value.type.shape)
-        return self._shared(value, base, chain)
+        return self._shared(base, chain)
 
     def _internal(self, base: Value, chain: Sequence[Value]) -> Labels:
         if self.body.producer[base].op.name == WRITE:
@@ -93,23 +93,15 @@ class Space:
             labels = below
         return labels
 
-    def _shared(self, value: Value, base: Value, chain: Sequence[Value]) -> Labels:
-        """Labels of a load: the nearest view that is already labelled, seen through the rest of the
-        chain.
-        """
-        seen = [base, *chain]
-        known = max((i for i, v in enumerate(seen) if v in self._loads), default=-1)
-        labels = self._loads[seen[known]] if known >= 0 else self._first_labels(seen)
-        for view in seen[max(known, 0) + 1 :]:
-            below = None if labels is None else self._through(self.body.views[view], labels)
-            labels = fresh(view.type.shape) if below is None else below
-            self._loads.setdefault(view, labels)
-        assert labels is not None
+    def _shared(self, base: Value, chain: Sequence[Value]) -> Labels:
+        """Labels of a load: every view is labelled once, as it is seen through those before it."""
+        labels = self._loads[base] = self._loads.get(base) or fresh(base.type.shape)
+        for view in chain:
+            if view not in self._loads:
+                below = self._through(self.body.views[view], labels)
+                self._loads[view] = fresh(view.type.shape) if below is None else below
+            labels = self._loads[view]
         return labels
-
-    def _first_labels(self, seen: Sequence[Value]) -> Labels:
-        self._loads[seen[0]] = fresh(seen[0].type.shape)
-        return self._loads[seen[0]]
 
     def _through(self, op: Op, labels: Labels) -> Labels | None:
         """Labels behind one view op; None when the view selects a part."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves
-from shardwright.compiler.lower.rule import Rule, crowded, elsewhere
+from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
@@ -107,25 +107,19 @@ def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> se
 
 def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
     """Largest sum of live row bytes per partition, loads included, while the tasks run in order."""
+    body = space.body
     last: dict[Value, int] = {}
     need: dict[Value, int] = {}
-    for i, task in enumerate(tasks):
+    steps = []
+    for at, task in enumerate(tasks):
         for k, value in enumerate(task.data):
-            base = space.body.base(value)
-            last[base] = i
-            if base not in need and not space.body.is_free(value):
+            base = body.base(value)
+            last[base] = at
+            if base not in need and not body.is_free(value):
                 need[base] = _row_bytes(space.operand(task, k), parallel)
         need[task.result] = _row_bytes(space.results[task.result], parallel)
-        last.setdefault(task.result, i)
-    live: dict[Value, int] = {}
-    peak = 0
-    for i, task in enumerate(tasks):
-        for value in (*task.data, task.result):
-            base = space.body.base(value)
-            live[base] = need.get(base, 0)
-        peak = max(peak, sum(live.values()))
-        live = {v: n for v, n in live.items() if last[v] > i}
-    return peak
+        steps.append({v: need.get(v, 0) for v in (*map(body.base, task.data), task.result)})
+    return most_alive(steps, last)
 
 
 def _row_bytes(labels: Labels, parallel: Collection[Atom]) -> int:
