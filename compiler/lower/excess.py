@@ -175,7 +175,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     """
     if not groups.body.excess:
         return set()
-    region = {n: r for r, part in groups.parts.items() for n in part.members}
+    region = groups.region_of
     found = set()
     for task in groups.body.tasks:
         if task.op.name not in CASTS or task.result.type.dtype is not DType.F32:

@@ -102,7 +102,7 @@ def _loc(tasks: Sequence[Task]) -> Loc:
 
 def _borders(groups: Groups) -> list[tuple[int, int, int]]:
     """(producing region, reading region, bytes of the largest value) per pair of regions."""
-    region = {n: r for r, part in groups.parts.items() for n in part.members}
+    region = groups.region_of
     found: dict[tuple[int, int], int] = {}
     for producer, consumer, value in groups.edges():
         pair = (region[producer], region[consumer])

@@ -58,6 +58,11 @@ class Groups:
         self._users = {v: {t.number for t in tasks} for v, tasks in self.body.readers.items()}
         self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in self.body.tasks}
 
+    @property
+    def region_of(self) -> dict[int, int]:
+        """The region of every task."""
+        return {n: region for region, part in self.parts.items() for n in part.members}
+
     def tasks(self, numbers: Collection[int]) -> list[Task]:
         """Tasks in dependency order."""
         return [self.body.tasks[n] for n in sorted(numbers, key=self._rank.__getitem__)]
