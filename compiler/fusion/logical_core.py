@@ -114,16 +114,13 @@ class LogicalCore:
         """
         times: list[float] = []
         for way in _offered(program, tensors):
-            times.append(self._sketched(way, tensors))
+            try:
+                times.append(_time(self._trial.sketch, way, tensors))
+            except DiagnosticError:
+                times.append(math.inf)
             if math.isfinite(times[0]) and times[-1] * _EVEN <= times[0]:
                 break
         return times.index(min(times))
-
-    def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
-        try:
-            return _time(self._trial.sketch, way, tensors)
-        except DiagnosticError:
-            return float("inf")
 
 
 def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:

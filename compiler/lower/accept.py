@@ -8,14 +8,13 @@ region ever reaches the user.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge
+from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge, time_or_inf
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
@@ -134,9 +133,10 @@ class Trials:
         return sum(t.result.type.num_bytes for t in inside)
 
     def _refusal(self, part: Part) -> Refusal | None:
-        assert self._judge is not None
+        judge, tensors = self._judge, self.groups.storage.tensors
+        assert judge is not None
         try:
-            together = self._time(part)
+            together = judge(region_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -145,23 +145,13 @@ class Trials:
             return None
         parts = list(_without(part, part.phase))
         passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
-        if passed > self._judge.limit_bytes:
+        if passed > judge.limit_bytes:
             return None
-        apart = sum(map(self._time_or_inf, parts))
+        programs = [region_program(self.groups, part.members) for part in parts]
+        apart = sum(time_or_inf(judge, program, tensors) for program in programs)
         if together <= apart * (1 + self.policy.margin):
             return None
         return Refusal("slower", f"by {together / apart - 1:.0%}")
-
-    def _time_or_inf(self, part: Part) -> float:
-        try:
-            return self._time(part)
-        except DiagnosticError:
-            return math.inf
-
-    def _time(self, part: Part) -> int:
-        assert self._judge is not None
-        program = region_program(self.groups, part.members)
-        return self._judge(program, self.groups.storage.tensors)
 
 
 def _without(part: Part, phase: str) -> Iterator[Part]:

@@ -17,11 +17,8 @@ from shardwright.compiler.ir.ops import ConvolutionAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.lower import window_product
 from shardwright.compiler.lower.level import Site
-from shardwright.compiler.lower.task import unsupported
+from shardwright.compiler.lower.task import PARTITIONS, unsupported
 from shardwright.compiler.lower.whole import as_integers
-
-_PARTITIONS = 128
-"""Rows and columns of the tensor engine, lanes of Vector (documented: NeuronCore-v2)."""
 
 _MIN_MOVING = 64
 """Columns a matmul takes at least, in cycles (documented: nki.isa.nc_matmul cost)."""
@@ -151,9 +148,9 @@ def _is_narrow(windows: Value, taps: Value, num_space: int) -> bool:
         windows.type.shape[d] for d in (_G, _C)
     )
     few, many = sorted((points, outputs))
-    tiles = math.ceil(math.prod(depth) / _PARTITIONS) * math.ceil(few / _PARTITIONS)
+    tiles = math.ceil(math.prod(depth) / PARTITIONS) * math.ceil(few / PARTITIONS)
     matmul = groups * tiles * max(many, _MIN_MOVING)
-    vector = math.ceil(groups / _PARTITIONS) * math.prod(depth) * points * outputs
+    vector = math.ceil(groups / PARTITIONS) * math.prod(depth) * points * outputs
     return groups > 1 and vector < matmul
 
 

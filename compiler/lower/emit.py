@@ -8,12 +8,14 @@ values appear once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import combinations, zip_longest
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View, root_of
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.free import Occurrence, remake
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, leaves
@@ -200,17 +202,14 @@ class Emitter:
 
         Two writes to one memory must fill ranges that are apart.
         """
-        for i, (first, a) in enumerate(self._stores):
-            for second, b in self._stores[i + 1 :]:
-                if self.storage.memory(a.tensor) != self.storage.memory(b.tensor):
-                    continue
-                if not _apart(self.body.tasks[first], self.body.tasks[second]):
-                    raise ClashError(first, second)
+        tasks, memory = self.body.tasks, partial(root_of, self.storage.tensors)
+        for (first, a), (second, b) in combinations(self._stores, 2):
+            if memory(a.tensor) == memory(b.tensor) and not _apart(tasks[first], tasks[second]):
+                raise ClashError(first, second)
         for writer, out in self._stores:
-            memory = self.storage.memory(out.tensor)
             moved = [(r, v.tensor) for r, v in self._loads if not _same_points(v, out)]
             for reader, tensor in (*moved, *self._indexed):
-                if self.storage.memory(tensor) == memory:
+                if memory(tensor) == memory(out.tensor):
                     self._separate(reader, writer, out.tensor)
 
     def _separate(self, reader: int, writer: int, tensor: int) -> NoReturn:
@@ -237,9 +236,8 @@ def _apart(first: Task, second: Task) -> bool:
 
 
 def _same_points(a: View, b: View) -> bool:
-    width = max(len(a.strides), len(b.strides))
-    padded = [v.strides + (0,) * (width - len(v.strides)) for v in (a, b)]
-    return a.offset == b.offset and padded[0] == padded[1]
+    steps = zip_longest(a.strides, b.strides, fillvalue=0)  # later views know of more atoms
+    return a.offset == b.offset and all(x == y for x, y in steps)
 
 
 def _ordered_atoms(space: Space) -> list[Atom]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.attention import find_attention
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
@@ -22,7 +21,7 @@ from shardwright.compiler.lower.body import UPDATES, Body
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge
+from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import cost
@@ -234,10 +233,7 @@ def _passed_bytes(lowered: Lowered) -> int:
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:
-    try:
-        times = [clock(region, lowered.tensors) for region in lowered.regions]
-    except DiagnosticError:
-        return math.inf
+    times = [time_or_inf(clock, region, lowered.tensors) for region in lowered.regions]
     queues = [call.queue for call in lowered.collectives]
     return makespan_ps(lowered.regions, times, lowered.flights_ps, queues)
 
@@ -349,7 +345,7 @@ def _donated(graph: Graph, aliases: Mapping[int, Value]) -> set[Value]:
     for k, owner in aliases.items():
         path: list[Value] = []
         value = graph.outputs[k]
-        while value is not owner and value in made and made[value].name in UPDATES | IDENTITIES:
+        while value in made and made[value].name in UPDATES | IDENTITIES:
             op = made[value]
             path.append(value)
             value = operands_of(op, value)[0]

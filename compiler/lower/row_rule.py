@@ -21,13 +21,12 @@ from shardwright.compiler.lower.labels import Atom, all_leaves
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
-from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
+from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
 
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
-PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCK = 512  # documented: columns of one moving operand of the tensor engine
 ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
 # The smallest part of a streamed row that is on chip at a time, and the row tiles that share it

@@ -25,6 +25,7 @@ from shardwright.compiler.lower.task import (
     COLLECTIVE,
     CONTRACT,
     COPY,
+    PARTITIONS,
     STRIP,
     WRITE,
     NeedsCopyError,
@@ -33,7 +34,6 @@ from shardwright.compiler.lower.task import (
 )
 from shardwright.compiler.lower.views import Coordinate, Layout, dense
 
-PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCKED = 64
 """Rows whose number divides by this are moved in blocks, the fewest being two rows on each of 32
 partitions (`codegen/row_blocks.py`)."""
@@ -70,8 +70,9 @@ class Storage:
         self.order = Order(body)
         self._number = {v: i for i, v in enumerate(inputs)}
         for i, value in enumerate(inputs):
-            self.inputs.append(self._bind(value, f"in{i}", "input"))
-        self._overwritten = {aliases[k] for k in aliases}
+            self.inputs.append(len(self.tensors))
+            self._add(value, Tensor(f"in{i}", value.type.shape, value.type.dtype, "input"))
+        self._overwritten = set(aliases.values())
         self._rewritten = {body.root(t.target) for t in body.tasks if t.target is not None}
         for k, value in enumerate(map(body.now, body.graph.outputs)):
             self._place_output(k, value, aliases.get(k), k in apart)
@@ -83,11 +84,6 @@ class Storage:
     def reset(self) -> None:
         """Forget scratch and constants, before regions are written out again."""
         self.tensors, self._home = list(self._fixed[0]), dict(self._fixed[1])
-
-    def memory(self, tensor: int) -> int:
-        """The tensor whose memory `tensor` is: itself, or the input it aliases."""
-        alias = self.tensors[tensor].alias
-        return alias if alias >= 0 else tensor
 
     def output_of(self, tensor: int) -> int:
         """Output number of an output tensor, -1 for others."""
@@ -149,8 +145,7 @@ class Storage:
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))
         wide = root not in self._rewritten and is_held_wide(self.body, root)
         dtype = DType.F32 if wide else root.type.dtype
-        self._home[root] = Place(len(self.tensors), layout)
-        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"))
+        self._add(root, Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"), layout)
 
     def _wanted_layout(self, root: Value) -> Layout:
         """The layout most strip readers of a contraction's result walk row-major, else dense; where
@@ -192,13 +187,10 @@ class Storage:
         assert layout is not None, "the target of a write is dense"
         return Place(place.tensor, layout)
 
-    def _bind(self, value: Value, name: str, kind: str) -> int:
-        return self._add(value, Tensor(name, value.type.shape, value.type.dtype, kind))
-
-    def _add(self, value: Value, tensor: Tensor) -> int:
-        self._home[value] = Place(len(self.tensors), dense(value.type.shape))
+    def _add(self, value: Value, tensor: Tensor, layout: Layout | None = None) -> None:
+        """A new tensor that `value` fills, densely unless told otherwise."""
+        self._home[value] = Place(len(self.tensors), layout or dense(value.type.shape))
         self.tensors.append(tensor)
-        return len(self.tensors) - 1
 
     def _place_output(self, k: int, value: Value, owner: Value | None, apart: bool) -> None:
         """Make output tensor `k` and decide which value is stored there."""

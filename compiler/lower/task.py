@@ -21,6 +21,8 @@ COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "l
 
 STRIP, CONTRACT, COLLECTIVE, ALONE = "strip", "contract", "collective", "alone"
 
+PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore, rows and columns of its engines
+
 ORDINAL_FILE = "#"
 """File name of locations that only hold an op ordinal: compile units carry no user locations."""
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from shardwright.compiler.ir.ops import ConvolutionAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.lower.level import Site
-
-_PARTITIONS = 128
-"""Rows and columns of the tensor engine (documented: NeuronCore-v2)."""
+from shardwright.compiler.lower.task import PARTITIONS
 
 _MAX_STEPS = 512
 """Products per output tile above which code would be long (our choice)."""
@@ -25,8 +23,6 @@ _NARROW = 32
 """Input features per group below which groups are multiplied together: a matmul of fewer rows
 takes as long (our choice).
 """
-
-_FEATURES_LAST, _BATCH_LAST = "features", "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +41,17 @@ class _Hole:
 def is_possible(op: Op) -> bool:
     """Whether lhs has a dim of channels innermost, summed or kept, and the code stays short."""
     a: ConvolutionAttrs = op.attrs
-    form = _form(op)
-    if not a.strides or form is None or not op.operands[0].type.dtype.is_float:
+    type = op.operands[0].type
+    if not a.strides or not type.dtype.is_float:
         return False
-    channels = op.operands[0].type.shape[-1]
-    if form == _FEATURES_LAST:
+    last, space = type.rank - 1, range(1, type.rank - 1)
+    if a.lhs == (0, last, *space) and a.batch_groups == 1:  # features
         taps = math.prod(_hole(op, i).taps for i in range(len(a.strides)))
+    elif a.lhs == (last, 0, *space) and a.feature_groups == 1 and max(a.lhs_dilation) == 1:
+        taps = math.prod(op.result.type.shape[d] for d in a.out[2:])  # images
     else:
-        taps = math.prod(op.result.type.shape[d] for d in a.out[2:])
-    return taps * math.ceil(channels / _PARTITIONS) <= _MAX_STEPS
-
-
-def _form(op: Op) -> str | None:
-    """Which dim of a lhs in the order [images, space..., channels] is innermost."""
-    a, last = op.attrs, op.operands[0].type.rank - 1
-    space = tuple(range(1, last))
-    if a.lhs == (0, last, *space) and a.batch_groups == 1:
-        return _FEATURES_LAST
-    holes = max(a.lhs_dilation, default=1) > 1
-    gradient = a.lhs == (last, 0, *space) and a.feature_groups == 1 and not holes
-    return _BATCH_LAST if gradient else None
+        return False
+    return taps * math.ceil(type.shape[-1] / PARTITIONS) <= _MAX_STEPS
 
 
 def expand(b: Site, op: Op) -> Value:
@@ -134,9 +121,9 @@ def _blocks(op: Op, groups: int, rhs: Value) -> int:
         return 1
     channels = op.operands[0].type.shape[-1] // groups
     widest = max(channels, rhs.type.shape[1])
-    if channels >= _NARROW or widest > _PARTITIONS:
+    if channels >= _NARROW or widest > PARTITIONS:
         return 1
-    return max(n for n in range(1, _PARTITIONS // widest + 1) if groups % n == 0)
+    return max(n for n in range(1, PARTITIONS // widest + 1) if groups % n == 0)
 
 
 def _diagonal(b: Site, rhs: Value, blocks: int) -> Value:

@@ -48,7 +48,7 @@ def _reduce_window(b: Site, op: Op) -> Value:
     rounds = a.kind in ("add", "multiply") and dtype in (DType.BF16, DType.F16)
     wide = DType.F32 if rounds else dtype
     value = b.as_type(b.padded(value, identity(a.kind, dtype), a.low, a.high), wide)
-    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
+    dims = _moved(a)
     running = [d for d in dims if _is_running(value.type.shape[d], shape[d], a.sizes[d])]
     for d in running:
         value = _doubled(b, value, d, a.sizes[d], a.strides[d], ELEMENTWISE_OF.get(a.kind, a.kind))
@@ -69,6 +69,12 @@ def _unfolded(
         [given[d] for d in dims] for given in (shape, attrs.strides, attrs.sizes)
     )
     return b.unfold(value, dims, counts=counts, strides=strides, sizes=sizes)
+
+
+def _moved(attrs: _Windowed) -> list[int]:
+    """The dims along which windows are not single elements side by side."""
+    rows = zip(attrs.sizes, attrs.strides, strict=True)
+    return [d for d, row in enumerate(rows) if row != (1, 1)]
 
 
 def _inner(windows: Value, dims: Sequence[int]) -> list[int]:
@@ -116,8 +122,7 @@ def _select_and_scatter(b: Site, op: Op) -> Value:
     it.
     """
     a, (value, source) = op.attrs, op.operands
-    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
-    dims = dims or [0]
+    dims = _moved(a) or [0]
     chosen = _chosen(b, value, a, dims, source.type.shape)
     dtype = source.type.dtype
     wide = b.as_type(source, DType.F32) if dtype.is_narrow else source

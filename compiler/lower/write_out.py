@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
@@ -15,7 +14,7 @@ from shardwright.compiler.lower.collective import call_of
 from shardwright.compiler.lower.emit import Emitter
 from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import SPARE, Judge
+from shardwright.compiler.lower.judge import SPARE, Judge, time_or_inf
 from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import label
@@ -120,10 +119,7 @@ class _Code:
         task = self.groups.body.tasks[region]
         if task.kind == COLLECTIVE:
             return judge.collective_ps(task.op)
-        try:
-            return judge(self.of(region), self.groups.storage.tensors)
-        except DiagnosticError:
-            return math.inf
+        return time_or_inf(judge, self.of(region), self.groups.storage.tensors)
 
 
 def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered:
