@@ -7,6 +7,7 @@ scalar that is not known here becomes data, and a `register_load` when it is use
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -119,62 +120,55 @@ def _subtract(op: Op, k: Sequence[Known]) -> Known:
     return _add(op, (k[0], _negate(op, k[1:])))
 
 
-def _maximum(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
+def _larger(a: Known, b: Known) -> Known | None:
     if a.low >= b.high:
         return a
     return b if b.low >= a.high else None
 
 
-def _minimum(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
+def _smaller(a: Known, b: Known) -> Known | None:
     if a.high <= b.low:
         return a
     return b if b.high <= a.low else None
 
 
-def _clamp(op: Op, k: Sequence[Known]) -> Known | None:
-    raised = _maximum(op, k[:2])
-    return _minimum(op, (raised, k[2])) if raised else None
+def clamped(low: Known, value: Known, high: Known) -> Known | None:
+    """`value` raised to `low`, then lowered to `high`; None when ranges do not decide it."""
+    raised = _larger(low, value)
+    return _smaller(raised, high) if raised else None
+
+
+def _divided(a: Known, b: Known) -> tuple[Known, Known] | None:
+    """(a // b, a % b) of numbers that are not negative, where registers decide neither."""
+    if not b.is_constant or b.low <= 0 or a.low < 0:
+        return None
+    if a.is_constant:
+        return constant(a.low // b.low), constant(a.low % b.low)
+    return (constant(0), a) if a.high < b.low else None
 
 
 def _divide(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
-    if not b.is_constant or b.low <= 0 or a.low < 0:
-        return None
-    if a.is_constant:
-        return constant(a.low // b.low)
-    return constant(0) if a.high < b.low else None
+    found = _divided(*k)
+    return found and found[0]
 
 
 def _remainder(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
-    if not b.is_constant or b.low <= 0 or a.low < 0:
-        return None
-    if a.is_constant:
-        return constant(a.low % b.low)
-    return a if a.high < b.low else None
+    found = _divided(*k)
+    return found and found[1]
 
 
 def _compare(op: Op, k: Sequence[Known]) -> Known | None:
-    """Decided when the ranges (or the difference of two affine expressions) do not overlap."""
+    """Decided when it is the same at both ends of what the difference may be, and at 0 if that lies
+    between.
+    """
     a, b = k
     difference = a.value + b.value * -1
     low, high = a.low - b.high, a.high - b.low
     if not difference.terms:
         low = high = difference.const
-    always, never = _DECIDED[op.attrs.direction](low, high)
-    return constant(int(always)) if always or never else None
-
-
-_DECIDED: dict[str, Callable[[int, int], tuple[bool, bool]]] = {
-    "LT": lambda low, high: (high < 0, low >= 0),
-    "LE": lambda low, high: (high <= 0, low > 0),
-    "GT": lambda low, high: (low > 0, high <= 0),
-    "GE": lambda low, high: (low >= 0, high < 0),
-    "EQ": lambda low, high: (low == high == 0, low > 0 or high < 0),
-    "NE": lambda low, high: (low > 0 or high < 0, low == high == 0),
-}
+    holds = getattr(operator, op.attrs.direction.lower())
+    found = {bool(holds(number, 0)) for number in (low, min(max(0, low), high), high)}
+    return constant(int(found.pop())) if len(found) == 1 else None
 
 
 def _convert(op: Op, k: Sequence[Known]) -> Known | None:
@@ -201,9 +195,9 @@ _RULES: dict[str, Rule] = {
     "subtract": _subtract,
     "multiply": _multiply,
     "negate": _negate,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "clamp": _clamp,
+    "maximum": lambda op, k: _larger(*k),
+    "minimum": lambda op, k: _smaller(*k),
+    "clamp": lambda op, k: clamped(*k),
     "divide": _divide,
     "remainder": _remainder,
     "compare": _compare,

@@ -73,6 +73,7 @@ def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
                 tile.address = address
 
 
+_Touched = tuple[int, int, int, bool]  # first and end byte, queue, whether it writes
 Known = list[int]  # per queue the last region known to be finished there
 
 
@@ -134,24 +135,13 @@ def _walk(
 
 
 @dataclass(slots=True)
-class _Touched:
-    """Bytes low..high-1 of a memory, which `queue` last touches in `region`."""
-
-    low: int
-    high: int
-    queue: int
-    writes: bool
-    region: int
-
-
-@dataclass(slots=True)
 class _Past:
     """What the regions since the last barrier have touched, by queue and latest region."""
 
     tensors: Sequence[Tensor]
     limits: Limits
     is_empty: bool = True
-    hbm: dict[int, list[_Touched]] = field(default_factory=dict)
+    hbm: dict[int, dict[_Touched, int]] = field(default_factory=dict)  # by memory, the last region
     on_chip: dict[Space, np.ndarray] = field(default_factory=dict)  # [queue, `ALIGN_BYTES`]
 
     def __post_init__(self) -> None:
@@ -175,8 +165,8 @@ class _Past:
         found = [-1] * len(QUEUES)
         for pattern, writes in patterns_of(instr):
             if pattern.space is Space.HBM:
-                for use in self._clashing(instr, pattern, writes, trips):
-                    found[use.queue] = max(found[use.queue], use.region)
+                for queue, last in self._clashing(instr, pattern, writes, trips):
+                    found[queue] = max(found[queue], last)
             elif writes:
                 tile = tiles[pattern.buffer]
                 units = self._units(pattern.space, tile.address, end_address(tile))
@@ -190,7 +180,8 @@ class _Past:
             queue = _NUMBER[instr.engine]
             for pattern, writes in patterns_of(instr):
                 if pattern.space is Space.HBM:
-                    self._touch(number, queue, writes, self._reach(instr, pattern, trips))
+                    memory, low, high = self._reach(instr, pattern, trips)
+                    self.hbm.setdefault(memory, {})[low, high, queue, writes] = number
                 else:
                     tile = region.tiles[pattern.buffer]
                     self._units(pattern.space, tile.address, end_address(tile))[queue] = number
@@ -198,22 +189,14 @@ class _Past:
     def _units(self, space: Space, low: int, high: int) -> np.ndarray:
         return self.on_chip[space][:, low // ALIGN_BYTES : -(-high // ALIGN_BYTES)]
 
-    def _touch(self, number: int, queue: int, writes: bool, at: tuple[int, int, int]) -> None:
-        memory, low, high = at
-        known = self.hbm.setdefault(memory, [])
-        for use in known:
-            if (use.low, use.high, use.queue, use.writes) == (low, high, queue, writes):
-                use.region = number
-                return
-        known.append(_Touched(low, high, queue, writes, number))
-
     def _clashing(
         self, instr: Instr, pattern: AccessPattern, writes: bool, trips: Mapping[int, int]
-    ) -> Iterator[_Touched]:
+    ) -> Iterator[tuple[int, int]]:
+        """(queue, region) of what must not be passed."""
         memory, low, high = self._reach(instr, pattern, trips)
-        for use in self.hbm.get(memory, ()):
-            if use.low < high and low < use.high and (writes or use.writes):
-                yield use
+        for (first, end, queue, wrote), region in self.hbm.get(memory, {}).items():
+            if first < high and low < end and (writes or wrote):
+                yield queue, region
 
     def _reach(
         self, instr: Instr, pattern: AccessPattern, trips: Mapping[int, int]
