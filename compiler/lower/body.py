@@ -23,7 +23,7 @@ from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.scalars import Known, clamped, constant, known_scalars, parameter
+from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.lower.task import (
     ALLOC,
     ALONE,
@@ -324,9 +324,12 @@ class Body:
 
     def _start(self, op: Op, start: Value, limit: int) -> Affine:
         known = self.known.get(start)
-        inside = clamped(constant(0), known, constant(limit)) if known is not None else None
-        if inside is not None or not limit:
-            return inside.value if inside is not None else Affine()
+        if limit == 0 or (known is not None and known.high <= 0):
+            return Affine()
+        if known is not None and known.low >= limit:
+            return Affine(limit)
+        if known is not None and known.low >= 0 and known.high <= limit:
+            return known.value
         return Affine(0, ((self._load_register(op, start, (0, limit)), 1),))
 
     def _load_register(self, op: Op, start: Value, range: Interval) -> int:

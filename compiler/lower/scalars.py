@@ -132,10 +132,9 @@ def _smaller(a: Known, b: Known) -> Known | None:
     return b if b.high <= a.low else None
 
 
-def clamped(low: Known, value: Known, high: Known) -> Known | None:
-    """`value` raised to `low`, then lowered to `high`; None when ranges do not decide it."""
-    raised = _larger(low, value)
-    return _smaller(raised, high) if raised else None
+def _clamp(op: Op, k: Sequence[Known]) -> Known | None:
+    raised = _larger(*k[:2])
+    return _smaller(raised, k[2]) if raised else None
 
 
 def _divided(a: Known, b: Known) -> tuple[Known, Known] | None:
@@ -197,7 +196,7 @@ _RULES: dict[str, Rule] = {
     "negate": _negate,
     "maximum": lambda op, k: _larger(*k),
     "minimum": lambda op, k: _smaller(*k),
-    "clamp": lambda op, k: clamped(*k),
+    "clamp": _clamp,
     "divide": _divide,
     "remainder": _remainder,
     "compare": _compare,

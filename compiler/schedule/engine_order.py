@@ -302,14 +302,14 @@ def _same_memory(
     for key, accesses in users.items():
         if not _is_contended(accesses):
             continue
-        window = loop is not None and memory.is_window(key, loop)
-        back = memory.back(key, loop.register) if loop is not None and not window else 0
-        register = loop.register if loop is not None and not window else -1
-        queues: dict[Engine, _Queue] = {}
+        back, register = 0, -1
+        if loop is not None and not memory.is_window(key, loop):
+            back, register = memory.back(key, loop.register), loop.register
+        queues: dict[Engine, list[_Spanned]] = {}
         for at, engine, writes in accesses:
             span = memory.spans.of(body[at]).get(key[1]) if key[0] == "tile" else None
-            queues.setdefault(engine, _Queue(engine)).append(at, writes, fixed(span, register))
-        for mine, other in permutations(queues.values(), 2):
+            queues.setdefault(engine, []).append((at, writes, fixed(span, register)))
+        for mine, other in permutations(queues.items(), 2):
             _latest_uses(mine, other, back, waits)
 
 
@@ -319,33 +319,23 @@ def _is_contended(accesses: Sequence[Use]) -> bool:
     return len(engines) > 1 and any(writes for _, _, writes in accesses)
 
 
-class _Queue:
-    """The uses of one memory on one queue, in order, and those of them that write."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.uses: list[tuple[int, bool, Span | None]] = []
-        self.writes: list[tuple[int, bool, Span | None]] = []
-
-    def append(self, at: int, writes: bool, span: Span | None) -> None:
-        """The next one; `span` as of `fixed`."""
-        self.uses.append((at, writes, span))
-        if writes:
-            self.writes.append((at, writes, span))
+_Spanned = tuple[int, bool, Span | None]  # element of a body, whether it writes, `fixed` span
+_Queue = tuple[Engine, Sequence[_Spanned]]  # the uses of one memory on one queue, in order
 
 
 def _latest_uses(mine: _Queue, other: _Queue, back: int, waits: _Waits) -> None:
     """Let every use of `mine` wait for the latest of `other` that it may meet: before it, and,
     `back` iterations ago, after it."""
-    for at, writes, span in mine.uses:
+    writing = [use for use in other[1] if use[1]]
+    for at, writes, span in mine[1]:
         after = True
-        for place, _, theirs in reversed(other.uses if writes else other.writes):
+        for place, _, theirs in reversed(other[1] if writes else writing):
             if place > at:
                 if back and after and not apart(span, theirs):
-                    waits.add(place, other.engine, at, mine.engine, back)
+                    waits.add(place, other[0], at, mine[0], back)
                     after = False
             elif place < at and not apart(span, theirs):
-                waits.add(place, other.engine, at, mine.engine, 0)
+                waits.add(place, other[0], at, mine[0], 0)
                 break
 
 
@@ -468,12 +458,14 @@ def _implied(
 
 def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
     """Waits and signals of every edge; bare ones where an end of the edge is a loop."""
-    waits: list[_Semaphores] = [{} for _ in ordered.body]
-    signals: list[_Semaphores] = [{} for _ in ordered.body]
+    waits: list[dict[Engine, tuple[int, ...]]] = [{} for _ in ordered.body]
+    signals: list[dict[Engine, tuple[int, ...]]] = [{} for _ in ordered.body]
     for edge, number in zip(ordered.edges, numbers, strict=True):
-        taken, given = waits[edge.to], signals[edge.source]
-        taken[edge.to_engine] = (*taken.get(edge.to_engine, ()), number)
-        given[edge.from_engine] = (*given.get(edge.from_engine, ()), number)
+        for table, engine in (
+            (waits[edge.to], edge.to_engine),
+            (signals[edge.source], edge.from_engine),
+        ):
+            table[engine] = (*table.get(engine, ()), number)
     result: list[Instr | Loop] = []
     for item, taken, given in zip(ordered.body, waits, signals, strict=True):
         if isinstance(item, Instr):
@@ -485,6 +477,3 @@ def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
         result.append(item)
         result += [Instr("signal", e, None, signals=s) for e, s in given.items()]
     ordered.body[:] = result
-
-
-_Semaphores = dict[Engine, tuple[int, ...]]
