@@ -72,11 +72,11 @@ class Body:
         self,
         graph: Graph,
         parameters: Mapping[Value, Known],
+        positions: Positions,
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
         excess: bool = False,
-        positions: Positions | None = None,
     ) -> None:
         self.graph = graph
         self.excess = excess
@@ -90,10 +90,8 @@ class Body:
         self.made: dict[Value, Op] = {}
         self.register_task: dict[int, Task] = {}
         self._free: set[Value] = set(parameters)
-        self._masks = set() if positions is None else positions.wanted
-        self._numbers = (
-            {} if positions is None else {v: positions.ranges[v] for v in positions.numbers}
-        )
+        self._masks = positions.wanted
+        self._numbers = {v: positions.ranges[v] for v in positions.numbers}
         self._moved_by: dict[Value, frozenset[int]] = {}
         self._source: dict[Value, Value] = {}
         self._root: dict[Value, Value] = {}
@@ -276,7 +274,7 @@ class Body:
     ) -> Value:
         """A new version of `target` with `update` written into a window."""
         result = Value(target.type) if result is None else result
-        write = Op(WRITE, (target, update), (result,), None, (), op.loc)
+        write = Op(WRITE, (target, update), (result,), loc=op.loc)
         self.add_task(write, STRIP, (update,), target).fill(window)
         return result
 

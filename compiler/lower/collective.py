@@ -26,7 +26,7 @@ REDUCTIONS = ("add", "max", "min")
 def _make(body: Body, op: Op) -> None:
     source = op.operands[0]
     if op.attrs.group_size == 1:
-        identity = Op("optimization_barrier", (source,), op.results, None, (), op.loc)
+        identity = Op("optimization_barrier", (source,), op.results, loc=op.loc)
         body.look_through(op.result, source, identity)
         return
     _check_reduction(op)

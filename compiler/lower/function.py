@@ -275,8 +275,8 @@ def _attempt(given: _Try) -> Settled:
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
     ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
-    positions = Positions(graph, ranges)
-    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32, positions)
+    positions, wide = Positions(graph, ranges), given.options.keeps_fp32
+    body = Body(graph, counters, positions, donated, forced, dense, wide)
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}

@@ -7,10 +7,8 @@ out too large or too slow can be taken apart again where it was put together (`a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.body import LABEL_VIEWS
@@ -44,10 +42,10 @@ class Groups:
     def __init__(
         self,
         storage: Storage,
-        apart: Collection[tuple[int, int]] = (),
-        early: Collection[Value] = (),
-        arrivals: Mapping[int, float] = MappingProxyType({}),
-        patience_ps: float = math.inf,
+        apart: Collection[tuple[int, int]],
+        early: Collection[Value],
+        arrivals: Mapping[int, float],
+        patience_ps: float,
     ) -> None:
         self.storage, self.body, self.order = storage, storage.body, storage.order
         self._apart = apart

@@ -39,7 +39,7 @@ def _store(body: Body, op: Op) -> None:
     room = body.owned(op, stack)
     source = dense_source(body, op, update)
     at = body.starts(op, room, update.type.shape, starts)
-    store = Op(STORE, (room, source), op.results, None, (), op.loc)
+    store = Op(STORE, (room, source), op.results, loc=op.loc)
     task = body.add_task(store, COLLECTIVE, (source,), room)
     task.fill(Window(at, update.type.shape, (1,) * stack.type.rank))
 

@@ -49,6 +49,11 @@ class Spans:
         """Atoms of the result and the operands."""
         return self.result.union(*self.operands)
 
+    @property
+    def summed(self) -> frozenset[Atom]:
+        """Atoms of the operands that the result does not walk."""
+        return self.all - self.result
+
 
 class RowRule(Rule):
     """Growth of regions that hold contractions."""
@@ -151,8 +156,7 @@ def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
     """Atoms that a contraction needs along the row: its columns, and what it sums but the rows."""
     if one.task.kind != CONTRACT:
         return frozenset()
-    summed = frozenset[Atom]().union(*one.operands) - one.result
-    return _columns(one, rows) | (summed - {rows} if rows in one.result else frozenset())
+    return _columns(one, rows) | (one.summed if rows in one.result else frozenset())
 
 
 def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> frozenset[Atom]:
@@ -168,8 +172,7 @@ def _may_follow(task: Task) -> bool:
 
 def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
     if rows in one.result:
-        summed = frozenset[Atom]().union(*one.operands) - one.result
-        return SUM if is_sum(one.task.op) and summed & looped else ROW
+        return SUM if is_sum(one.task.op) and one.summed & looped else ROW
     return SUM if any(rows in operand for operand in one.operands) else PANEL
 
 

@@ -58,7 +58,7 @@ class Storage:
         body: Body,
         inputs: Sequence[Value],
         aliases: Mapping[int, Value],
-        apart: Collection[int] = (),
+        apart: Collection[int],
     ) -> None:
         self.body = body
         self.tensors: list[Tensor] = []

@@ -249,17 +249,15 @@ def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]
     awaited.
     """
     spans: dict[int, tuple[int, int]] = {}
-    flying: dict[int, tuple[int, ...]] = {}
+    flying: dict[int, list[int]] = {}
     for at, region in enumerate(regions):
         touched = [n.attrs["view"].tensor for n in region.nodes if "view" in n.attrs]
-        if region.kind == "register_load":
-            touched.append(region.attrs["view"].tensor)
-        elif region.kind == "collective_start":
-            ends = (region.attrs["source"], region.attrs["target"])
-            flying[region.attrs["collective"]] = tuple(map(tensor_of, ends))
-            touched += flying[region.attrs["collective"]]
+        ends = (region.attrs[name] for name in ("view", "source", "target") if name in region.attrs)
+        touched += map(tensor_of, ends)
+        if region.kind == "collective_start":
+            flying[region.attrs["collective"]] = touched
         elif region.kind == "collective_wait":
-            touched += flying.pop(region.attrs["collective"])
+            touched = flying.pop(region.attrs["collective"])
         for tensor in touched:
             spans[tensor] = (min(spans.get(tensor, (at, at))[0], at), at)
     return spans
