@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.codegen.domain import Split, Walk
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Affine, Tensor, root_of
 from shardwright.compiler.machine.target import Limits
 
 Dims = tuple[tuple[int, int], ...]

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.compiler.codegen.domain import SINKS, needed
-from shardwright.compiler.codegen.in_place import reaches, root_of
+from shardwright.compiler.codegen.in_place import reaches
 from shardwright.compiler.codegen.partial_sums import Cut, split_at_sums
-from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, root_of
 
 Halves = tuple[RegionProgram, RegionProgram]
 

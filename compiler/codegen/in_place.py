@@ -11,15 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from shardwright.compiler.codegen.domain import SINKS, Space, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.region import Tensor, root_of
 
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
-
-
-def root_of(tensors: Sequence[Tensor], number: int) -> int:
-    """The tensor whose memory tensor `number` uses."""
-    alias = tensors[number].alias
-    return number if alias in (-1, number) else root_of(tensors, alias)
 
 
 def refuse_stale_reads(

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.domain import SINKS
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View, root_of
 
 
 @dataclass(frozen=True, slots=True)

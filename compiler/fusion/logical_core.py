@@ -41,16 +41,13 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Code of a region: one region per physical core, one after the other, the scratch tensors they
-    need, the first register number left free, what is special about the tilings, and how each part
-    was tiled.
-    """
+    """Code of a region."""
 
-    pairs: tuple[tuple[Region, ...], ...]
-    scratch: tuple[Tensor, ...]
-    next_register: int
-    notes: tuple[str, ...] = ()
-    recipes: tuple[tuple[Recipe | None, ...], ...] = ()
+    pairs: tuple[tuple[Region, ...], ...]  # one region per physical core, one after the other
+    scratch: tuple[Tensor, ...]  # behind the function's own tensors
+    next_register: int  # the first number left free
+    notes: tuple[str, ...]  # what is special about the tilings
+    recipes: tuple[tuple[Recipe | None, ...], ...]  # how each part was tiled
 
 
 class LogicalCore:
@@ -85,16 +82,19 @@ class LogicalCore:
     ) -> Coded:
         """Code for a region. Raises CompileError, CapacityError."""
         way = self.way(program, tensors)
-        known, last = [*tensors, *way.scratch], first_register
-        pairs, recipes, notes = [], [], list[str]()
-        for pair in way.pairs:
-            made = [self._trial.generate(part, known, first_register) for part in pair]
-            pairs.append(tuple(code.region for code in made))
-            recipes.append(tuple(code.recipe for code in made))
-            notes += [note for code in made for note in code.notes]
-            last = max(last, *(code.next_register for code in made))
-        told = tuple(dict.fromkeys(notes))
-        return Coded(tuple(pairs), way.scratch, last, told, tuple(recipes))
+        known = [*tensors, *way.scratch]
+        pairs = [
+            [self._trial.generate(part, known, first_register) for part in pair]
+            for pair in way.pairs
+        ]
+        every = [code for pair in pairs for code in pair]
+        return Coded(
+            pairs=tuple(tuple(code.region for code in pair) for pair in pairs),
+            scratch=way.scratch,
+            next_register=max(first_register, *(code.next_register for code in every)),
+            notes=tuple(dict.fromkeys(note for code in every for note in code.notes)),
+            recipes=tuple(tuple(code.recipe for code in pair) for pair in pairs),
+        )
 
     def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
         """What each physical core computes of a region."""
@@ -123,7 +123,7 @@ class LogicalCore:
         try:
             return _time(self._trial.sketch, way, tensors)
         except DiagnosticError:
-            return float("inf")
+            return math.inf
 
 
 def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:

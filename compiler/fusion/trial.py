@@ -1,11 +1,10 @@
 """The judge of merges: tile code for a region, timed on one core of the target.
 
-Row regions are timed with their first tiling: what they will run is at least
-as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
-matters is the region's structure and the types of its tensors, not which tensors they are or where
-a window starts. A tiling that was searched for is remembered, so that nothing is searched twice,
-and code that is what the region will run is kept until then. What was found for regions of equal
-meaning is known to all trials of the process: many functions of a sweep have regions in common.
+Row regions are timed with their first tiling: what they will run is at least as fast, and trying
+more tilings twice is what would take long. Equal regions are timed once; what matters is their
+structure and the types of tensors, not which tensors they are or where a window starts. Nothing is
+searched twice, and code that the region will run is kept until then. What was found for regions of
+equal meaning is known to all trials of the process: functions of a sweep have regions in common.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import RegionProgram, Tensor, View, root_of
 from shardwright.compiler.machine.network import expected_ps
 from shardwright.compiler.machine.target import Target, logical
 from shardwright.compiler.options import CompileOptions
@@ -81,8 +80,8 @@ class Trial:
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
         self._begun: dict[Hashable, Codes] = {}
-        self._flights: dict[Hashable, int] = {}
-        self._logical = logical(target, options.lnc, hypothetical=True)
+        there = logical(target, options.lnc, hypothetical=True)
+        self._flight_ps = cache(partial(expected_ps, there))
         self._lately = _lately(repr(target), options)
 
     @property
@@ -93,9 +92,7 @@ class Trial:
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         key = _structure(program, tensors)
-        if key not in self._known:
-            self._known[key] = self._measure(key, program, tensors)
-        return _or_raised(self._known[key])
+        return _once(self._known, key, lambda: self._measure(key, program, tensors))
 
     def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of the code that a region will run; what `generate` makes of it is known then.
@@ -110,44 +107,29 @@ class Trial:
         """
         if not self.options.latency_hiding:
             return 0
-        size = max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
-        group = getattr(op.attrs, "group_size", 1)
-        key = op.name, size, op.result.type.dtype.bytes, group, getattr(op.attrs, "pairs", ())
-        if key not in self._flights:
-            self._flights[key] = expected_ps(self._logical, *key)
-        return self._flights[key]
+        item, attrs = op.result.type.dtype.bytes, op.attrs
+        group, pairs = getattr(attrs, "group_size", 1), getattr(attrs, "pairs", ())
+        return self._flight_ps(op.name, sent_bytes(op), item, group, pairs)
 
     def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region with its first tiling; a search that follows goes on from there. Raises
         as a call does.
         """
-        return _or_raised(self._sketch(_structure(program, tensors), program, tensors))
 
-    def _sketch(
-        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
-    ) -> int | DiagnosticError:
-        if key not in self._sketched:
-            try:
-                self._sketched[key] = self._lately.find(
-                    "first",
-                    meaning(program, tensors),
-                    lambda: self._found(self._begin(program, tensors).first(), tensors),
-                ).duration_ps
-            except DiagnosticError as error:
-                self._sketched[key] = error
-        return self._sketched[key]
+        def first() -> Found:
+            return self._found(self._begin(program, tensors).first(), tensors)
 
-    def _measure(
-        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
-    ) -> int | DiagnosticError:
+        def sketched() -> int:
+            return self._lately.find("first", meaning(program, tensors), first).duration_ps
+
+        return _once(self._sketched, _structure(program, tensors), sketched)
+
+    def _measure(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         if _is_row_region(program) and self.options.optlevel > 1:
-            return self._sketch(key, program, tensors)
-        try:
-            if program.kind == "compute" and key not in self._recipes:
-                return self._search(key, program, tensors).duration_ps
-            made = self._repeated(key, program, tensors)
-        except DiagnosticError as error:
-            return error
+            return self.sketch(program, tensors)
+        if program.kind == "compute" and key not in self._recipes:
+            return self._search(key, program, tensors).duration_ps
+        made = self._repeated(key, program, tensors)
         self._codes[meaning(program, tensors)] = made, _tensors(program)
         return judged_ps(made.region, tensors, self.target)
 
@@ -161,10 +143,10 @@ class Trial:
         key, meant = _structure(program, tensors), meaning(program, tensors)
         if program.kind == "compute" and not (meant in self._codes or key in self._recipes):
             self._search(key, program, tensors)
-        made, numbers = self._codes.get(meant, (None, ()))
-        if made is None:
-            made, numbers = self._repeated(key, program, tensors), _tensors(program)
-        renamed = dict(zip(numbers, _tensors(program), strict=True))
+        mine = _tensors(program)
+        known = self._codes.get(meant)
+        made, numbers = known or (self._repeated(key, program, tensors), mine)
+        renamed = dict(zip(numbers, mine, strict=True))
         region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
         last = made.next_register - _FIRST_REGISTER + first_register
         return replace(made, region=region, next_register=last)
@@ -201,13 +183,21 @@ class Trial:
         if key not in self._begun:
             if len(self._begun) == _MOST_BEGUN:
                 del self._begun[next(iter(self._begun))]
-            self._begun[key] = Codes(
-                program, tensors, self.target.name, _FIRST_REGISTER, self.options
-            )
+            name = self.target.name
+            self._begun[key] = Codes(program, tensors, name, _FIRST_REGISTER, self.options)
         return self._begun[key]
 
 
-def _or_raised(found: int | DiagnosticError) -> int:
+def _once(
+    known: dict[Hashable, int | DiagnosticError], key: Hashable, make: Callable[[], int]
+) -> int:
+    """What `make` gives or raises, asked once for every key."""
+    if key not in known:
+        try:
+            known[key] = make()
+        except DiagnosticError as error:
+            known[key] = error
+    found = known[key]
     if isinstance(found, DiagnosticError):
         raise found
     return found
@@ -222,11 +212,8 @@ def _is_row_region(program: RegionProgram) -> bool:
 
 def _views(program: RegionProgram) -> list[View]:
     """All views, in the order of the nodes."""
-    return [n.attrs[k] for n in program.nodes for k in sorted(n.attrs) if _is_view(n.attrs[k])]
-
-
-def _is_view(value: Any) -> bool:
-    return isinstance(value, View)
+    values = (n.attrs[k] for n in program.nodes for k in sorted(n.attrs))
+    return [value for value in values if isinstance(value, View)]
 
 
 def _tensors(program: RegionProgram) -> list[int]:
@@ -248,7 +235,7 @@ def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
     seen: dict[int, int] = {}
 
     def plain(value: Any) -> Hashable:
-        if not _is_view(value):
+        if not isinstance(value, View):
             return repr(value)
         number = seen.setdefault(value.tensor, len(seen))
         tensor = tensors[value.tensor]

@@ -174,3 +174,8 @@ def keeps_order(op: Op) -> bool:
         same = op.operands[0].type.num_elements == op.result.type.num_elements
         return same and list(op.attrs.dims) == sorted(op.attrs.dims)
     return op.name == "reshape"
+
+
+def sent_bytes(op: Op) -> int:
+    """Bytes of the larger side of a collective or transfer."""
+    return max(op.operands[0].type.num_bytes, op.result.type.num_bytes)

@@ -12,7 +12,7 @@ equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,12 @@ class View:
     tensor: int
     offset: Affine
     strides: tuple[int, ...]
+
+
+def root_of(tensors: Sequence[Tensor], number: int) -> int:
+    """The tensor whose memory tensor `number` uses."""
+    alias = tensors[number].alias
+    return number if alias in (-1, number) else root_of(tensors, alias)
 
 
 def tensor_of(operand: int | View) -> int:

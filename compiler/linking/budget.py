@@ -12,14 +12,15 @@ count models the documented limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError, Loc
 from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.program import Function, Instr, Loop, Program, calls_of
+from shardwright.compiler.linking.residency import constant_bytes
 from shardwright.compiler.lower.task import ORDINAL_FILE
 
 OPERATOR_LIMIT = 300_000
@@ -53,12 +54,7 @@ class Memory:
 
     def as_dict(self) -> dict[str, int]:
         """Plain data for a file's meta."""
-        return {
-            "constants": self.constants,
-            "io": self.io,
-            "intermediates": self.intermediates,
-            "scratch": self.scratch,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         return (
@@ -70,20 +66,11 @@ class Memory:
 def memory_of(program: Program) -> Memory:
     """The split of a linked program."""
     return Memory(
-        constants=sum(
-            len(t.data) for f in program.functions for t in f.tensors if t.kind == "constant"
-        ),
-        io=sum(_elements(b.shape) * b.dtype.bytes for b in program.buffers if b.kind == "named"),
+        constants=constant_bytes(program),
+        io=sum(b.num_bytes for b in program.buffers if b.kind == "named"),
         intermediates=program.arena_bytes - program.scratch_bytes,
         scratch=program.scratch_bytes,
     )
-
-
-def _elements(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def check_io_memory(
@@ -109,7 +96,7 @@ def check_operator_memory(function: Function, limit_bytes: int) -> None:
     for region in function.regions:
         views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
         tensors = {view.tensor: function.tensors[view.tensor] for view in views}.values()
-        need = sum(_elements(t.shape) * t.dtype.bytes for t in tensors)
+        need = sum(tensor.num_bytes for tensor in tensors)
         if need > limit_bytes:
             raise CapacityError(
                 "NCC_EVRF009",
@@ -171,12 +158,12 @@ def scratchpad_variables(program: Program) -> list[tuple[int, int]]:
     tensors where the calls have their zones.
     """
     arena = [
-        (b.offset_bytes, _elements(b.shape) * b.dtype.bytes)
+        (b.offset_bytes, b.num_bytes)
         for b in program.buffers
         if b.kind == "arena" and b.offset_bytes >= 0
     ]
     zones = {
-        (call.scratch + t.offset_bytes, _elements(t.shape) * t.dtype.bytes)
+        (call.scratch + t.offset_bytes, t.num_bytes)
         for call in calls_of(program.steps)
         for t in program.functions[call.function].tensors
         if t.kind == "scratch" and t.offset_bytes >= 0
@@ -202,17 +189,9 @@ def check_graph_instructions(graph: Graph, limit: int, optlevel: int) -> None:
     """
     if optlevel == 1:
         return
-    least = sum(_least_instructions(op) for op in _all_ops(graph))
+    least = sum(_least_instructions(op) for op in graph.walk())
     if least > limit:
         raise _too_many("NCC_EVRF007", "the module requires at least", least, limit, None)
-
-
-def _all_ops(graph: Graph) -> Iterable[Op]:
-    """Ops of the graph and of loop bodies, each body once."""
-    for op in graph.ops:
-        yield op
-        for region in op.regions:
-            yield from _all_ops(region)
 
 
 def _least_instructions(op: Op) -> int:

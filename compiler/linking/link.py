@@ -35,11 +35,10 @@ def link(
         unit.key: unpack_function(data)
         for unit, data in zip(outlined.functions, compiled, strict=True)
     }
-    names = {program.name for program in plan.programs}
     routed = {key: _routed(function, plan.streams) for key, function in functions.items()}
-    linked = [link_program(p, units, routed, target) for p in outlined.programs]
-    assert {p.name for p in linked} == names
-    return {program.name: program for program in linked}
+    linked = {p.name: link_program(p, units, routed, target) for p in outlined.programs}
+    assert linked.keys() == {program.name for program in plan.programs}
+    return linked
 
 
 def link_program(

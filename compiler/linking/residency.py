@@ -8,14 +8,13 @@ memory goes and to judge the plan (`bound_bytes`: no plan of the same calls need
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.isa.program import Call, Function, Program, Region, Repeat, calls_of
-from shardwright.compiler.isa.region import Tensor, tensor_of
+from shardwright.compiler.isa.program import Call, Function, Program, Repeat, calls_of
+from shardwright.compiler.isa.region import STORES, RegionProgram, tensor_of
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
 
@@ -67,7 +66,12 @@ class Residency:
         self.gathered = [gathered_tensors(f) for f in program.functions]
         self.arena = {i for i, b in enumerate(program.buffers) if b.kind == "arena"}
         self.calls = tuple(self._placed())
-        self.gathered_buffers = frozenset(self._gathered_buffers())
+        self.makers = self._makers()
+        self.gathered_buffers = frozenset(
+            buffer
+            for buffer, (made, tensor) in self.makers.items()
+            if tensor in self.gathered[made]
+        )
         self.moments = tuple(self._moment(call) for call in self.calls)
 
     @cached_property
@@ -77,7 +81,9 @@ class Residency:
 
     def _reserved(self, placed: _Placed) -> int:
         zone = self.program.functions[placed.call.function].scratch_bytes
-        return hbm.aligned(zone) + sum(hbm.aligned(self.buffer_bytes(b)) for b in placed.live)
+        return hbm.aligned(zone) + sum(
+            hbm.aligned(self.program.buffers[b].num_bytes) for b in placed.live
+        )
 
     @cached_property
     def peak(self) -> int:
@@ -88,18 +94,11 @@ class Residency:
         """The tensors in memory at the peak."""
         if self.peak < 0:
             return []
-        placed = self.calls[self.peak]
-        makers = self._makers()
-        held = [
-            self._resident(*makers[buffer], self.buffer_bytes(buffer))
-            for buffer in sorted(placed.live)
-        ]
-        number = placed.call.function
-        tensors = self.program.functions[number].tensors
-        return held + [
-            self._resident(number, tensor, tensor_bytes(tensors[tensor]))
-            for tensor in self.scratch[number].tensors
-        ]
+        placed, number = self.calls[self.peak], self.calls[self.peak].call.function
+        buffers, tensors = self.program.buffers, self.program.functions[number].tensors
+        held = [(*self.makers[b], buffers[b].num_bytes) for b in sorted(placed.live)]
+        held += [(number, t, tensors[t].num_bytes) for t in self.scratch[number].tensors]
+        return [self._resident(*one) for one in held]
 
     def _placed(self) -> Iterator[_Placed]:
         """The calls. Nothing is in a buffer before the step of the program that first names it:
@@ -143,27 +142,15 @@ class Residency:
     def _moment(self, placed: _Placed) -> CallMoment:
         number = placed.call.function
         function, scratch = self.program.functions[number], self.scratch[number]
-        arena = sum(self.buffer_bytes(b) for b in placed.live)
-        gathered = sum(self.buffer_bytes(b) for b in placed.live & self.gathered_buffers) + sum(
-            tensor_bytes(function.tensors[t]) for t in scratch.tensors if t in self.gathered[number]
+        arena = self._bytes(placed.live)
+        gathered = self._bytes(placed.live & self.gathered_buffers) + sum(
+            function.tensors[t].num_bytes for t in scratch.tensors if t in self.gathered[number]
         )
         return CallMoment(function.name, placed.repeats, arena, scratch.num_bytes, gathered)
 
-    def _gathered_buffers(self) -> Iterator[int]:
-        """Arena buffers that a gather is the first to fill."""
-        seen: set[int] = set()
-        for placed in self.calls:
-            number = placed.call.function
-            for place, buffer in enumerate(placed.call.outputs):
-                outputs, gathered = self.program.functions[number].outputs, self.gathered[number]
-                if buffer not in seen and gathered and outputs[place] in gathered:
-                    yield buffer
-                seen.add(buffer)
-
-    def buffer_bytes(self, number: int) -> int:
-        """Size of a buffer of the program."""
-        buffer = self.program.buffers[number]
-        return math.prod(buffer.shape) * buffer.dtype.bytes
+    def _bytes(self, buffers: Collection[int]) -> int:
+        """Bytes of buffers of the program."""
+        return sum(self.program.buffers[number].num_bytes for number in buffers)
 
     def _makers(self) -> dict[int, tuple[int, int]]:
         """Per arena buffer the number of the function that first writes it, and the tensor it is
@@ -177,8 +164,18 @@ class Residency:
         return makers
 
     def _resident(self, number: int, tensor: int, size: int) -> Resident:
+        """A tensor of function `number` by the last region that writes it."""
         function, locations = self.program.functions[number], self.program.locations
-        return _described(function, tensor, size, tensor in self.gathered[number], locations)
+        regions = (region.program for region in reversed(function.regions))
+        made = next((r for r in regions if tensor in _written(r)), None)
+        type = function.tensors[tensor]
+        shown = f"{type.dtype.value}[{','.join(map(str, type.shape))}]"
+        if made is None:
+            return Resident(f"{function.name}: {shown}", size, False)
+        known = 0 <= made.loc < len(locations)
+        loc = Loc(*locations[made.loc]) if known else UNKNOWN_LOC
+        name = f"{function.name}: {made.name} {shown}"
+        return Resident(name, size, tensor in self.gathered[number], loc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +193,7 @@ def scratch_peak(function: Function) -> ScratchPeak:
     best = ScratchPeak()
     for at in {first for first, _ in scratch.values()}:  # live bytes only rise where one begins
         live = tuple(i for i, (first, last) in scratch.items() if first <= at <= last)
-        size = sum(tensor_bytes(function.tensors[i]) for i in live)
+        size = sum(function.tensors[i].num_bytes for i in live)
         if size > best.num_bytes:
             best = ScratchPeak(size, live)
     return best
@@ -208,47 +205,19 @@ def constant_bytes(program: Program) -> int:
     return sum(len(t.data) for t in tensors if t.kind == "constant")
 
 
-def tensor_bytes(tensor: Tensor) -> int:
-    """Size of a tensor."""
-    return math.prod(tensor.shape) * tensor.dtype.bytes
-
-
 def gathered_tensors(function: Function) -> frozenset[int]:
     """Tensors of a function that an all_gather is the last to write."""
     last: dict[int, bool] = {}
-    for region in function.regions:
-        program = region.program
+    for program in (region.program for region in function.regions):
+        gathers = False
         if program.kind == "collective_start":
-            call = function.collectives[program.attrs["collective"]]
-            last[tensor_of(program.attrs["target"])] = call.kind == "all_gather"
-        for node in program.nodes:
-            if node.op.startswith("store"):
-                last[node.attrs["view"].tensor] = False
+            gathers = function.collectives[program.attrs["collective"]].kind == "all_gather"
+        last |= dict.fromkeys(_written(program), gathers)
     return frozenset(tensor for tensor, gathered in last.items() if gathered)
 
 
-def _described(
-    function: Function,
-    number: int,
-    size: int,
-    gathered: bool,
-    locations: Sequence[tuple[str, int, str]],
-) -> Resident:
-    """A tensor by the last region that writes it."""
-    made = next((r for r in reversed(function.regions) if _writes(function, r, number)), None)
-    tensor = function.tensors[number]
-    shape = ",".join(map(str, tensor.shape))
-    shown = f"{tensor.dtype.value}[{shape}]"
-    if made is None:
-        return Resident(f"{function.name}: {shown}", size, False)
-    ordinal = made.program.loc
-    loc = Loc(*locations[ordinal]) if 0 <= ordinal < len(locations) else UNKNOWN_LOC
-    return Resident(f"{function.name}: {made.program.name} {shown}", size, gathered, loc)
-
-
-def _writes(function: Function, region: Region, number: int) -> bool:
-    """True when a region stores to a tensor, or starts the collective that fills it."""
-    program = region.program
+def _written(program: RegionProgram) -> list[int]:
+    """Tensors that a region stores to, or starts a collective to fill."""
     if program.kind == "collective_start":
-        return tensor_of(program.attrs["target"]) == number
-    return any(n.op.startswith("store") and n.attrs["view"].tensor == number for n in program.nodes)
+        return [tensor_of(program.attrs["target"])]
+    return [node.attrs["view"].tensor for node in program.nodes if node.op in STORES]

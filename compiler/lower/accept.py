@@ -8,16 +8,15 @@ region ever reaches the user.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge
-from shardwright.compiler.lower.rule import Budget, Refusal
-from shardwright.compiler.lower.storage import Storage
+from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge, time_or_inf
+from shardwright.compiler.lower.rule import Budget
+from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from shardwright.compiler.lower.write_out import region_program
 from shardwright.compiler.model_types import MODEL_TYPES
@@ -81,11 +80,8 @@ def policy_of(options: CompileOptions) -> Policy:
 class Trials:
     """Trials of the regions of one body, and why merges were undone."""
 
-    def __init__(
-        self, groups: Groups, storage: Storage, judge: Judge | None, policy: Policy
-    ) -> None:
+    def __init__(self, groups: Groups, judge: Judge | None, policy: Policy) -> None:
         self.groups = groups
-        self.storage = storage
         self.policy = policy
         self.refused: dict[frozenset[int], Refusal] = {}
         self._judge = judge
@@ -98,7 +94,7 @@ class Trials:
             kept = list(self._best(part))
             if kept != [part]:
                 self.groups.replace(region, kept)
-        self.storage.reset()
+        self.groups.storage.reset()
 
     def _best(self, part: Part) -> Iterator[Part]:
         """`part`, or what is left of it after undoing merges that do not pay."""
@@ -137,9 +133,10 @@ class Trials:
         return sum(t.result.type.num_bytes for t in inside)
 
     def _refusal(self, part: Part) -> Refusal | None:
-        assert self._judge is not None
+        judge, tensors = self._judge, self.groups.storage.tensors
+        assert judge is not None
         try:
-            together = self._time(part)
+            together = judge(region_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -148,23 +145,13 @@ class Trials:
             return None
         parts = list(_without(part, part.phase))
         passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
-        if passed > self._judge.limit_bytes:
+        if passed > judge.limit_bytes:
             return None
-        apart = sum(map(self._time_or_inf, parts))
+        programs = [region_program(self.groups, part.members) for part in parts]
+        apart = sum(time_or_inf(judge, program, tensors) for program in programs)
         if together <= apart * (1 + self.policy.margin):
             return None
         return Refusal("slower", f"by {together / apart - 1:.0%}")
-
-    def _time_or_inf(self, part: Part) -> float:
-        try:
-            return self._time(part)
-        except DiagnosticError:
-            return math.inf
-
-    def _time(self, part: Part) -> int:
-        assert self._judge is not None
-        program = region_program(self.groups, self.storage, part.members)
-        return self._judge(program, self.storage.tensors)
 
 
 def _without(part: Part, phase: str) -> Iterator[Part]:

@@ -17,6 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import keeps_order, places_of, stored, takes_at
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -53,7 +54,8 @@ def is_constant_like(op: Op) -> bool:
     if op.name in LITERALS:
         held = stored(op)
         return held is None or held.is_splat
-    return OPS[op.name].elementwise or (op.name in VIEWS and op.name != "unfold")
+    is_view = op.name in VIEWS and not isinstance(op.attrs, UnfoldAttrs)
+    return is_view or OPS[op.name].elementwise
 
 
 class Body:
@@ -70,11 +72,11 @@ class Body:
         self,
         graph: Graph,
         parameters: Mapping[Value, Known],
+        positions: Positions,
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
         excess: bool = False,
-        positions: Positions | None = None,
     ) -> None:
         self.graph = graph
         self.excess = excess
@@ -88,10 +90,8 @@ class Body:
         self.made: dict[Value, Op] = {}
         self.register_task: dict[int, Task] = {}
         self._free: set[Value] = set(parameters)
-        self._masks = set() if positions is None else positions.wanted
-        self._numbers = (
-            {} if positions is None else {v: positions.ranges[v] for v in positions.numbers}
-        )
+        self._masks = positions.wanted
+        self._numbers = {v: positions.ranges[v] for v in positions.numbers}
         self._moved_by: dict[Value, frozenset[int]] = {}
         self._source: dict[Value, Value] = {}
         self._root: dict[Value, Value] = {}
@@ -111,7 +111,7 @@ class Body:
         """Tasks that read each base value, through views or not."""
         found: dict[Value, list[Task]] = {}
         for task in self.tasks:
-            for base in dict.fromkeys(self.base(v)[0] for v in task.data):
+            for base in dict.fromkeys(self.base(v) for v in task.data):
                 found.setdefault(base, []).append(task)
         return found
 
@@ -172,9 +172,9 @@ class Body:
     def _add_view(self, op: Op) -> None:
         """Note where each result looks; a slice at a start that is data gets memory to look at."""
         source = op.operands[0]
-        if op.name == "unfold":
+        if isinstance(op.attrs, UnfoldAttrs):
             source = self.stored(source, op)
-        elif op.name == "slice":
+        elif isinstance(op.attrs, SliceAttrs):
             starts = tuple(Affine(s) for s in op.attrs.start)
             self.windows[op.result] = Window(starts, op.result.type.shape, op.attrs.stride)
         elif takes_at(op):
@@ -194,11 +194,11 @@ class Body:
         self._source[result] = source
 
     def _add_tasks(self, op: Op) -> None:
-        lowering = registry.find(op.name)
-        if lowering is None or lowering.make is None:
+        make = registry.maker_of(op.name)
+        if make is None:
             hint = "replace it by supported operators (see list-operators)"
             raise unsupported(op, "has no lowering for this target", hint)
-        lowering.make(self, op)
+        make(self, op)
 
     def add_task(
         self, op: Op, kind: str, data: Sequence[Value], target: Value | None = None
@@ -219,7 +219,15 @@ class Body:
         """The first version of the memory `value` lives in."""
         return self._root.get(value, value)
 
-    def base(self, value: Value) -> tuple[Value, list[Value]]:
+    def base(self, value: Value) -> Value:
+        """The value behind the views."""
+        return self.path(value)[0]
+
+    def maker(self, value: Value) -> Task | None:
+        """The task that makes what `value` is a view of."""
+        return self.producer.get(self.base(value))
+
+    def path(self, value: Value) -> tuple[Value, list[Value]]:
         """(the value behind the views, the view results from there outward)."""
         chain: list[Value] = []
         while value in self.views:
@@ -266,7 +274,7 @@ class Body:
     ) -> Value:
         """A new version of `target` with `update` written into a window."""
         result = Value(target.type) if result is None else result
-        write = Op(WRITE, (target, update), (result,), None, (), op.loc)
+        write = Op(WRITE, (target, update), (result,), loc=op.loc)
         self.add_task(write, STRIP, (update,), target).fill(window)
         return result
 
@@ -275,7 +283,7 @@ class Body:
         nothing else reads it (`landing.py`). Not where a task has filled another part before: the
         collective would start behind that, and a copy of its result does not.
         """
-        base, chain = self.base(update)
+        base, chain = self.path(update)
         task = self.producer.get(base)
         if target in self.producer:
             return False
@@ -293,7 +301,7 @@ class Body:
 
     def owned(self, op: Op, value: Value) -> Value:
         """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""
-        base, chain = self.base(value)
+        base, chain = self.path(value)
         plain = all(self.views[v].name in IDENTITIES for v in chain)
         mutable = not self.is_free(value) and base not in self.constants
         if plain and mutable and op.result in self._in_place:
@@ -361,7 +369,9 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
         target = base.get(op.operands[0], op.operands[0])
         if target in kept or (target in inputs and op.result not in donated):
             continue
-        if op.name == "scatter" and any(base.get(v, v) is target for v in op.operands[1:]):
+        if isinstance(op.attrs, ScatterAttrs) and any(
+            base.get(v, v) is target for v in op.operands[1:]
+        ):
             continue  # rows are read in another order than they are written
         others = [u for u in readers[target] if u is not op]
         updated = any(

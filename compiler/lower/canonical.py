@@ -9,10 +9,8 @@ loss becomes one region). Index columns that only count rows are recognised as b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,21 +18,11 @@ from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import joined_dim
-from shardwright.compiler.ir.ops import (
-    AllToAllAttrs,
-    BroadcastInDimAttrs,
-    CompareAttrs,
-    ConvertAttrs,
-    GatherAttrs,
-    IotaAttrs,
-    ReduceAttrs,
-    ReshapeAttrs,
-    ScatterAttrs,
-    TransposeAttrs,
-)
+from shardwright.compiler.ir.ops import AllToAllAttrs, ScatterAttrs
+from shardwright.compiler.ir.ops.gather import windows_of
 from shardwright.compiler.ir.ops.reduce import identity
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.compiler.lower.level import IndexedLevel
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.lower.level import Rule, Site, rewritten
 from shardwright.compiler.lower.rank_reduce import rank_reduce
 from shardwright.compiler.lower.sorting import sort
 from shardwright.compiler.lower.task import unsupported
@@ -44,9 +32,6 @@ from shardwright.compiler.passes.dce import dce
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 
 
-Rule = Callable[[IndexedLevel, Op], Sequence[Value] | None]
-
-
 def canonical(graph: Graph) -> Graph:
     """`graph` (loop-free) with sorts, and gathers and scatters along an axis, rewritten.
 
@@ -54,241 +39,67 @@ def canonical(graph: Graph) -> Graph:
     """
     if not any(op.name in _RULES for op in graph.ops):
         return graph
-    level = IndexedLevel(graph)
-    for op in graph.ops:
-        if all(v in level.replaced for v in op.results):
-            continue  # a rule took it together with an earlier op
-        rule = _RULES.get(op.name)
-        found = rule(level, op) if rule else None
-        if found is not None:
-            level.replace(op.results, found)
-            continue
-        level.ops.append(level.update(op))
-    return dce(level.finish(graph))
+    return dce(rewritten(graph, lambda op: _RULES.get(op.name)))
 
 
-def _gather(level: IndexedLevel, op: Op) -> Value | None:
-    """result[b, k] = sum over r of where(r == index[b, k], operand[b, r], 0)."""
-    operand, index, attrs = *op.operands, op.attrs
-    if len(attrs.start_index_map) > 1:
-        index, attrs = _batched(level, operand, index, attrs, op)
-    (row, *more) = attrs.start_index_map
-    if more or attrs.offset_dims or any(n != 1 for n in attrs.slice_sizes):
-        return None
-    column = _drop_vector(level, index, attrs.index_vector_dim, op)
-    batch = _batch_dims(
-        attrs.operand_batching_dims, attrs.start_indices_batching_dims, attrs.index_vector_dim
-    )
-    if not _is_along_axis(operand, column, batch):
-        return None
-    length = operand.type.shape[row]
-    shape = (*op.result.type.shape, length)
-    last = len(shape) - 1
-    index = _clamped(level, column, length, op)
-    hit = _hits(level, index, shape, last, range(last), op)
-    dims = [last if d == row else batch[d] for d in range(operand.type.rank)]
-    spread = _placed(level, operand, shape, dims, op)
-    zero = level.full(shape, 0, operand.type.dtype, op)
-    picked = level.add("select", hit, spread, zero, like=op)
-    kind = "or" if operand.type.dtype is DType.PRED else "add"
-    return level.add("reduce", picked, attrs=ReduceAttrs(kind, (last,)), like=op)
-
-
-def _scatter(level: IndexedLevel, op: Op) -> Value | None:
-    """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
-    operand, index, update, attrs = *op.operands, op.attrs
-    if len(attrs.scatter_dims_to_operand_dims) > 1:
-        index, attrs = _batched(level, operand, index, attrs, op)
-    (row, *more) = attrs.scatter_dims_to_operand_dims
-    if more or attrs.update_window_dims:
-        return None
-    column = _drop_vector(level, index, attrs.index_vector_dim, op)
-    batch = _batch_dims(
-        attrs.input_batching_dims, attrs.scatter_indices_batching_dims, attrs.index_vector_dim
-    )
-    columns = [d for d in range(column.type.rank) if d not in batch.values()]
-    single = all(column.type.shape[d] == 1 for d in columns)
-    if not _is_along_axis(operand, column, batch) or not (single or attrs.kind != "replace"):
-        return None
-    rank = operand.type.rank
-    shape = operand.type.shape + tuple(column.type.shape[d] for d in columns)
-    place = {d: i for i, d in enumerate(columns, rank)} | {i: d for d, i in batch.items()}
-    dims = [place[d] for d in range(column.type.rank)]
-    hit = _hits(level, column, shape, row, dims, op)
-    spread = _placed(level, update, shape, dims, op)
-    return _combine(level, op, operand, hit, spread, attrs.kind)
-
-
-def _combine(
-    level: IndexedLevel, op: Op, operand: Value, hit: Value, spread: Value, kind: str
-) -> Value:
-    """Put the hit updates, or combine them; the trailing dims are index columns."""
-    shape, rank, dtype = spread.type.shape, operand.type.rank, operand.type.dtype
-    if kind == "replace":
-        one = operand.type.shape
-        hit = level.add("reshape", hit, attrs=ReshapeAttrs(one), like=op)
-        spread = level.add("reshape", spread, attrs=ReshapeAttrs(one), like=op)
-        return level.add("select", hit, spread, operand, like=op)
-    none = identity(kind, dtype).item()
-    held = math.copysign(LARGEST[dtype], none) if dtype in LARGEST and math.isinf(none) else none
-    joined = level.add("select", hit, spread, level.full(shape, held, dtype, op), like=op)
-    dims = tuple(range(rank, len(shape)))
-    if dims:
-        joined = level.add("reduce", joined, attrs=ReduceAttrs(kind, dims), like=op)
-    if held != none:
-        joined = _infinite_again(level, op, joined, held, none)
-    return level.add(ELEMENTWISE_OF[kind], operand, joined, like=op)
-
-
-def _infinite_again(level: IndexedLevel, op: Op, joined: Value, held: float, none: float) -> Value:
-    """Rows without an update get the identity, an infinity. The sum over partitions must not see
-    one: a transpose by the tensor engine makes NaN of it, so `held` stood for it there.
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Single elements of rows: `column` says where along dim `row` of the operand; all other dims
+    of the operand are batch dims (`batch`: operand dim -> dim of the column).
     """
-    shape, dtype = joined.type.shape, joined.type.dtype
-    stand_in, infinity = (level.full(shape, number, dtype, op) for number in (held, none))
-    empty = level.add("compare", joined, stand_in, attrs=CompareAttrs("EQ"), like=op)
-    return level.add("select", empty, infinity, joined, like=op)
+
+    row: int
+    column: Value
+    batch: dict[int, int]
 
 
-def _any_scatter(level: IndexedLevel, op: Op) -> Value | None:
-    """Along an axis where possible; integers are added in fp32, as the machine does it (who may is
-    the business of `passes/integers.py`).
-    """
-    found = _scatter(level, op)
-    operand, index, update = op.operands
-    dtype = operand.type.dtype
-    if found is not None or dtype.is_float or op.attrs.kind == "replace":
-        return found
-    if dtype is DType.PRED:
-        raise unsupported(op, "combines i1 elements", "cast to a float type", "NCC_EVRF016")
-    if op.attrs.kind != "add" or op.attrs.unique:
+def _axis(b: Site, op: Op) -> _Axis | None:
+    """The axis of a gather or scatter along one, if few indices fall on a row."""
+    operand, index = op.operands[:2]
+    windows = windows_of(op.attrs)
+    vector, dims = windows.vector_dim, windows.index_map
+    batch = dict(zip(windows.operand_batching, windows.indices_batching, strict=True))
+    if len(dims) > 1 and (counted := _counted(b, operand, index, dims, vector)):
+        index, dims, batch = counted
+    if len(dims) != 1 or windows.moving_dims:
         return None
-    wide = ConvertAttrs(DType.F32)
-    values = [level.add("convert", v, attrs=wide, like=op) for v in (operand, update)]
-    total = level.add("scatter", values[0], index, values[1], attrs=op.attrs, like=op)
-    return as_integers(partial(level.add, like=op), total, dtype, (operand, update))
+    batch = {d: i - (i > vector) for d, i in batch.items()}
+    if vector < index.type.rank:
+        shape = index.type.shape
+        index = b.reshape(index, (*shape[:vector], *shape[vector + 1 :]))
+    rows = math.prod(index.type.shape[i] for i in batch.values())
+    few = index.type.num_elements // max(1, rows) <= MAX_COLUMNS
+    return _Axis(dims[0], index, batch) if few and len(batch) == operand.type.rank - 1 else None
 
 
-def _all_to_all(level: IndexedLevel, op: Op) -> Value | None:
-    """Split and concatenate along a leading dim of its own: one part per rank."""
-    a, shape = op.attrs, op.operands[0].type.shape
-    if a.split_dim == a.concat_dim or a.group_size == 1:
-        return None
-    n, rank = a.group_size, len(shape)
-    cut = (*shape[: a.split_dim], n, shape[a.split_dim] // n, *shape[a.split_dim + 1 :])
-    parts = level.add("reshape", op.operands[0], attrs=ReshapeAttrs(cut), like=op)
-    order = (a.split_dim, *(d for d in range(rank + 1) if d != a.split_dim))
-    parts = level.add("transpose", parts, attrs=TransposeAttrs(order), like=op)
-    moved = AllToAllAttrs(0, 0, a.axes, n)
-    parts = level.add("all_to_all", parts, attrs=moved, like=op)
-    order = (*range(1, a.concat_dim + 1), 0, *range(a.concat_dim + 1, rank + 1))
-    parts = level.add("transpose", parts, attrs=TransposeAttrs(order), like=op)
-    return level.add("reshape", parts, attrs=ReshapeAttrs(op.result.type.shape), like=op)
-
-
-def _is_along_axis(operand: Value, column: Value, batch: Mapping[int, int]) -> bool:
-    """True when every operand dim but one is a batch dim, and few indices fall on a row."""
-    per_row = column.type.num_elements // max(
-        1, int(np.prod([column.type.shape[i] for i in batch.values()]))
-    )
-    return len(batch) == operand.type.rank - 1 and per_row <= MAX_COLUMNS
-
-
-def _batch_dims(operand: Sequence[int], index: Sequence[int], vector_dim: int) -> dict[int, int]:
-    """Operand batch dim -> dim of the index column."""
-    return {d: i - (i > vector_dim) for d, i in zip(operand, index, strict=True)}
-
-
-def _drop_vector(level: IndexedLevel, index: Value, vector_dim: int, op: Op) -> Value:
-    """The index without its vector dim of size 1."""
-    if vector_dim >= index.type.rank:
-        return index
-    shape = tuple(n for d, n in enumerate(index.type.shape) if d != vector_dim)
-    return level.add("reshape", index, attrs=ReshapeAttrs(shape), like=op)
-
-
-def _clamped(level: IndexedLevel, index: Value, length: int, op: Op) -> Value:
-    """The index inside 0 .. length-1, as a gather clamps it."""
-    low, high = (level.full((), n, index.type.dtype, op) for n in (0, length - 1))
-    return level.add("clamp", low, index, high, like=op)
-
-
-def _hits(
-    level: IndexedLevel, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
-) -> Value:
-    """position along `row` == index, over `shape`."""
-    kind = tensor_type(tuple(shape), index.type.dtype)
-    count = level.add("iota", attrs=IotaAttrs(row, kind), like=op)
-    spread = _placed(level, index, shape, dims, op)
-    return level.add("compare", count, spread, attrs=CompareAttrs("EQ"), like=op)
-
-
-def _placed(
-    level: IndexedLevel, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op
-) -> Value:
-    """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
-    order = sorted(range(len(dims)), key=lambda i: dims[i])
-    if order != list(range(len(dims))):
-        value = level.add("transpose", value, attrs=TransposeAttrs(tuple(order)), like=op)
-    attrs = BroadcastInDimAttrs(tuple(dims[i] for i in order), tuple(shape))
-    return level.add("broadcast_in_dim", value, attrs=attrs, like=op)
-
-
-def _batched(
-    level: IndexedLevel, operand: Value, index: Value, attrs: Any, op: Op
-) -> tuple[Value, Any]:
-    """Index columns that count along one of their own dims, turned into batch dims."""
-    vector = attrs.index_vector_dim
-    parts = level.made.get(index)
-    dims = (
-        attrs.start_index_map
-        if isinstance(attrs, GatherAttrs)
-        else attrs.scatter_dims_to_operand_dims
-    )
+def _counted(
+    b: Site, operand: Value, index: Value, dims: Sequence[int], vector: int
+) -> tuple[Value, tuple[int, ...], dict[int, int]] | None:
+    """(column, row, batch) where all columns of an index but one count along dims of their own."""
+    parts = b.level.made.get(index)
     if parts is None or joined_dim(parts) != vector or vector != index.type.rank - 1:
-        return index, attrs
+        return None
     if len(parts.operands) != len(dims):
-        return index, attrs
+        return None
     kept: list[tuple[int, Value]] = []
-    batch: list[tuple[int, int]] = []
+    batch: dict[int, int] = {}
     for d, part in zip(dims, parts.operands, strict=True):
-        along = _counts_along(level, part, operand.type.shape[d])
-        if along is None or along in [i for _, i in batch]:
-            kept.append((d, part))
+        along = _counts_along(b, part, operand.type.shape[d])
+        if along is None or along in batch.values():
+            kept.append((d, b.level.now(part)))
         else:
-            batch.append((d, along))
-    if len(kept) != 1 or not batch:
-        return index, attrs
-    return kept[0][1], _with_batch(attrs, kept[0][0], sorted(batch))
+            batch[d] = along
+    if len(kept) != 1:
+        return None
+    ((row, column),) = kept
+    return column, (row,), batch
 
 
-def _with_batch(attrs: Any, row: int, batch: Sequence[tuple[int, int]]) -> Any:
-    operand_dims, index_dims = tuple(d for d, _ in batch), tuple(i for _, i in batch)
-    if isinstance(attrs, GatherAttrs):
-        collapsed = tuple(d for d in attrs.collapsed_slice_dims if d not in operand_dims)
-        return replace(
-            attrs,
-            collapsed_slice_dims=collapsed,
-            operand_batching_dims=operand_dims,
-            start_indices_batching_dims=index_dims,
-            start_index_map=(row,),
-        )
-    assert isinstance(attrs, ScatterAttrs)
-    inserted = tuple(d for d in attrs.inserted_window_dims if d not in operand_dims)
-    return replace(
-        attrs,
-        inserted_window_dims=inserted,
-        input_batching_dims=operand_dims,
-        scatter_indices_batching_dims=index_dims,
-        scatter_dims_to_operand_dims=(row,),
-    )
-
-
-def _counts_along(level: IndexedLevel, part: Value, length: int) -> int | None:
+def _counts_along(b: Site, part: Value, length: int) -> int | None:
     """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
     not.
     """
-    values = known_elements(level.made, part)
+    values = known_elements(b.level.made, part)
     if values is None:
         return None
     for dim, size in enumerate(part.type.shape):
@@ -298,21 +109,119 @@ def _counts_along(level: IndexedLevel, part: Value, length: int) -> int | None:
     return None
 
 
-def _single(rule: Callable[[IndexedLevel, Op], Value | None]) -> Rule:
-    """`rule` of an op with one result."""
+def _gather(b: Site, op: Op) -> Value | None:
+    """result[b, k] = sum over r of where(r == index[b, k], operand[b, r], 0)."""
+    operand = op.operands[0]
+    axis = _axis(b, op) if all(n == 1 for n in op.attrs.slice_sizes) else None
+    if axis is None:
+        return None
+    row, dtype = axis.row, axis.column.type.dtype
+    length = operand.type.shape[row]
+    shape = (*op.result.type.shape, length)
+    last = len(shape) - 1
+    low, high = (b.full((), n, dtype) for n in (0, length - 1))  # as a gather clamps
+    index = b.op("clamp", low, axis.column, high)
+    hit = _hits(b, index, shape, last, range(last))
+    dims = [last if d == row else axis.batch[d] for d in range(operand.type.rank)]
+    spread = _placed(b, operand, shape, dims)
+    picked = b.op("select", hit, spread, 0)
+    return b.reduce(picked, "or" if operand.type.dtype is DType.PRED else "add", (last,))
 
-    def run(level: IndexedLevel, op: Op) -> Sequence[Value] | None:
-        found = rule(level, op)
-        return None if found is None else (found,)
 
-    return run
+def _scatter(b: Site, op: Op) -> Value | None:
+    """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
+    operand, _, update = op.operands
+    axis, attrs = _axis(b, op), op.attrs
+    if axis is None:
+        return None
+    column, batch = axis.column.type, axis.batch
+    columns = [d for d in range(column.rank) if d not in batch.values()]
+    single = all(column.shape[d] == 1 for d in columns)
+    if not (single or attrs.kind != "replace"):
+        return None
+    shape = operand.type.shape + tuple(column.shape[d] for d in columns)
+    place = {d: i for i, d in enumerate(columns, operand.type.rank)}
+    place |= {i: d for d, i in batch.items()}
+    dims = [place[d] for d in range(column.rank)]
+    hit = _hits(b, axis.column, shape, axis.row, dims)
+    return _combine(b, operand, hit, _placed(b, update, shape, dims), attrs)
+
+
+def _combine(b: Site, operand: Value, hit: Value, spread: Value, attrs: ScatterAttrs) -> Value:
+    """Put the hit updates, or combine them; the trailing dims are index columns."""
+    shape, rank, dtype, kind = spread.type.shape, operand.type.rank, operand.type.dtype, attrs.kind
+    if kind == "replace":
+        hit, spread = (b.reshape(v, operand.type.shape) for v in (hit, spread))
+        return b.op("select", hit, spread, operand)
+    none = identity(kind, dtype).item()
+    held = math.copysign(LARGEST[dtype], none) if dtype in LARGEST and math.isinf(none) else none
+    joined = b.op("select", hit, spread, held)
+    if len(shape) > rank:
+        joined = b.reduce(joined, kind, range(rank, len(shape)))
+    if held != none:
+        joined = _infinite_again(b, joined, held, none)
+    return b.op(ELEMENTWISE_OF[kind], operand, joined)
+
+
+def _infinite_again(b: Site, joined: Value, held: float, none: float) -> Value:
+    """Rows without an update get the identity, an infinity. The sum over partitions must not see
+    one: a transpose by the tensor engine makes NaN of it, so `held` stood for it there.
+    """
+    stand_in, infinity = (b.splat(number, joined) for number in (held, none))
+    return b.op("select", b.compare(joined, stand_in, "EQ"), infinity, joined)
+
+
+def _any_scatter(b: Site, op: Op) -> Value | None:
+    """Along an axis where possible; integers are added in fp32, as the machine does it (who may is
+    the business of `passes/integers.py`).
+    """
+    found = _scatter(b, op)
+    operand, index, update = op.operands
+    dtype = operand.type.dtype
+    if found is not None or dtype.is_float or op.attrs.kind == "replace":
+        return found
+    if dtype is DType.PRED:
+        raise unsupported(op, "combines i1 elements", "cast to a float type", "NCC_EVRF016")
+    if op.attrs.kind != "add" or op.attrs.unique:
+        return None
+    wide = [b.convert(v, DType.F32) for v in (operand, update)]
+    total = b.op("scatter", wide[0], index, wide[1], attrs=op.attrs)
+    return as_integers(b, total, dtype, (operand, update))
+
+
+def _all_to_all(b: Site, op: Op) -> Value | None:
+    """Split and concatenate along a leading dim of its own: one part per rank."""
+    a, shape = op.attrs, op.operands[0].type.shape
+    if a.split_dim == a.concat_dim or a.group_size == 1:
+        return None
+    n, rank = a.group_size, len(shape)
+    cut = (*shape[: a.split_dim], n, shape[a.split_dim] // n, *shape[a.split_dim + 1 :])
+    order = (a.split_dim, *(d for d in range(rank + 1) if d != a.split_dim))
+    parts = b.transpose(b.reshape(op.operands[0], cut), order)
+    parts = b.op("all_to_all", parts, attrs=AllToAllAttrs(0, 0, a.axes, n))
+    order = (*range(1, a.concat_dim + 1), 0, *range(a.concat_dim + 1, rank + 1))
+    return b.reshape(b.transpose(parts, order), op.result.type.shape)
+
+
+def _hits(b: Site, index: Value, shape: Sequence[int], row: int, dims: Sequence[int]) -> Value:
+    """position along `row` == index, over `shape`."""
+    count = b.iota(shape, row, index.type.dtype)
+    return b.compare(count, _placed(b, index, shape, dims), "EQ")
+
+
+def _placed(b: Site, value: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
+    """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
+    order = sorted(range(len(dims)), key=lambda i: dims[i])
+    if order != list(range(len(dims))):
+        value = b.transpose(value, order)
+    return b.broadcast(value, shape, [dims[i] for i in order])
 
 
 _RULES: dict[str, Rule] = {
-    "all_reduce": _single(rank_reduce),
-    "all_to_all": _single(_all_to_all),
-    "gather": _single(_gather),
-    "reduce_scatter": _single(rank_reduce),
-    "scatter": _single(_any_scatter),
+    "all_reduce": rank_reduce,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "reduce_scatter": rank_reduce,
+    "scatter": _any_scatter,
     "sort": sort,
 }

@@ -7,21 +7,18 @@ the code is the same on every core. Groups of one rank move nothing and become v
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.ir.facts import keeps_order
+from shardwright.compiler.ir.facts import keeps_order, resized_dim
+from shardwright.compiler.ir.ops import AllToAllAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.lower.labels import Labels, fresh
-from shardwright.compiler.lower.registry import Lowering, register
-from shardwright.compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
+from shardwright.compiler.lower.registry import register_maker
+from shardwright.compiler.lower.task import COLLECTIVE, Task, unsupported
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
-    from shardwright.compiler.lower.emit import Emitter
-    from shardwright.compiler.lower.space import Space
 
 REDUCTIONS = ("add", "max", "min")
 
@@ -29,7 +26,7 @@ REDUCTIONS = ("add", "max", "min")
 def _make(body: Body, op: Op) -> None:
     source = op.operands[0]
     if op.attrs.group_size == 1:
-        identity = Op("optimization_barrier", (source,), op.results, None, (), op.loc)
+        identity = Op("optimization_barrier", (source,), op.results, loc=op.loc)
         body.look_through(op.result, source, identity)
         return
     _check_reduction(op)
@@ -38,7 +35,7 @@ def _make(body: Body, op: Op) -> None:
 
 def dense_source(body: Body, op: Op, source: Value) -> Value:
     """`source`, or a copy of it, in one run of memory; `op` sends it."""
-    base, chain = body.base(source)
+    base, chain = body.path(source)
     one_run = all(_is_one_run(body, view) for view in chain)
     if not one_run or body.is_free(source) or base in body.constants:
         return body.copy(source, op)
@@ -92,27 +89,12 @@ def call_of(task: Task, number: int) -> CollectiveCall:
 
 def _moving_dim(op: Op) -> int:
     """The gathered or scattered dim, -1 for what keeps its shape."""
-    if op.name == "all_to_all":
+    if isinstance(op.attrs, AllToAllAttrs):
         assert op.attrs.split_dim == op.attrs.concat_dim, "others are rewritten (canonical.py)"
-        return int(op.attrs.split_dim)
-    return int(getattr(op.attrs, "dim", -1))
+        return op.attrs.split_dim
+    dim = resized_dim(op)
+    return -1 if dim is None else dim
 
 
-def source_value(task: Task) -> Value:
-    """What a collective sends."""
-    return task.data[0]
-
-
-def _label(space: Space, task: Task) -> Labels:
-    return fresh(task.result.type.shape)
-
-
-def _emit(emitter: Emitter, task: Task) -> int:
-    raise AssertionError("collectives and register loads are not compute regions")
-
-
-alone = Lowering(label=_label, emit=_emit)
-"""The rules of what is no compute region."""
 for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute"):
-    register(_name, replace(alone, make=_make))
-register(REGISTER, alone)
+    register_maker(_name, _make)

@@ -12,18 +12,13 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.lower import window_product
-from shardwright.compiler.lower.task import unsupported
+from shardwright.compiler.lower.level import Site
+from shardwright.compiler.lower.task import PARTITIONS, unsupported
 from shardwright.compiler.lower.whole import as_integers
-
-_PARTITIONS = 128
-"""Rows and columns of the tensor engine, lanes of Vector (documented: NeuronCore-v2)."""
 
 _MIN_MOVING = 64
 """Columns a matmul takes at least, in cycles (documented: nki.isa.nc_matmul cost)."""
@@ -44,7 +39,6 @@ class _Phase:
 class _Axis:
     """One spatial dim: padding of lhs, windows per phase, and the phases, one per lhs dilation."""
 
-    size: int  # outputs
     low: int
     high: int
     count: int  # windows of a phase
@@ -54,7 +48,7 @@ class _Axis:
     phases: tuple[_Phase, ...]
 
 
-def expand(b: Builder, op: Op) -> Value:
+def expand(b: Site, op: Op) -> Value:
     """The ops that compute convolution `op`. Raises CompileError for what neuronx-cc refuses."""
     attrs: ConvolutionAttrs = op.attrs
     _require(op)
@@ -63,7 +57,7 @@ def expand(b: Builder, op: Op) -> Value:
     axes = [_axis(op, i) for i in range(len(attrs.strides))]
     lhs, rhs = _grouped(b, attrs, _padded_lhs(b, op, axes), op.operands[1])
     parts = [_part(b, op, axes, phases, lhs, rhs) for phases in product(*(a.phases for a in axes))]
-    return _result(b, op, _interleaved(b, axes, parts))
+    return window_product.placed(b, op, _interleaved(b, axes, parts))
 
 
 def _require(op: Op) -> None:
@@ -75,41 +69,22 @@ def _require(op: Op) -> None:
         raise unsupported(op, what, "dilate or stride in an operation of its own", code)
 
 
-def padded(
-    b: Builder, value: Value, fill: float | np.ndarray, low: tuple[int, ...], high: tuple[int, ...]
-) -> Value:
-    """`value` with `fill` around it; a negative padding is a slice."""
-    start = [max(0, -n) for n in low]
-    limit = [n - max(0, -h) for n, h in zip(value.type.shape, high, strict=True)]
-    if any(start) or tuple(limit) != value.type.shape:
-        value = b.slice(value, start, limit)
-    before, after = (tuple(max(0, n) for n in side) for side in (low, high))
-    if not any((*before, *after)):
-        return value
-    return b.pad(value, b.constant(fill, value.type.dtype), before, after)
-
-
-def _padded_lhs(b: Builder, op: Op, axes: list[_Axis]) -> Value:
+def _padded_lhs(b: Site, op: Op, axes: list[_Axis]) -> Value:
     """lhs with its padding, in its own order of dims, so that rows stay rows in memory."""
     low, high = [0] * (2 + len(axes)), [0] * (2 + len(axes))
     for d, axis in zip(op.attrs.lhs[2:], axes, strict=True):
         low[d], high[d] = axis.low, axis.high
-    return padded(b, op.operands[0], 0, tuple(low), tuple(high))
+    return b.padded(op.operands[0], 0, low, high)
 
 
-def _grouped(b: Builder, a: ConvolutionAttrs, lhs: Value, rhs: Value) -> tuple[Value, Value]:
+def _grouped(b: Site, a: ConvolutionAttrs, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     """lhs as [group, batch, input feature, space...], rhs as [group, output, input feature,
     taps...].
     """
     lhs, rhs = b.transpose(lhs, a.lhs), b.transpose(rhs, a.rhs)
     groups = a.feature_groups * a.batch_groups
-    batch, features, *space = lhs.type.shape
-    if a.feature_groups > 1:
-        lhs = b.reshape(lhs, (batch, groups, features // groups, *space))
-        lhs = b.transpose(lhs, (1, 0, *range(2, lhs.type.rank)))
-    else:
-        lhs = b.reshape(lhs, (groups, batch // groups, features, *space))
     outputs, *rest = rhs.type.shape
+    lhs = window_product.in_groups(b, a, lhs, groups)
     return lhs, b.reshape(rhs, (groups, outputs // groups, *rest))
 
 
@@ -134,11 +109,11 @@ def _axis(op: Op, i: int) -> _Axis:
     windows = (count - 1) * a.strides[i] + 1
     ends = [p.start + windows + (p.taps - 1) * a.rhs_dilation[i] for p in phases]
     high = max(0, max(ends) - pad - length)
-    return _Axis(size, pad, high, count, a.strides[i], a.rhs_dilation[i], s, phases)
+    return _Axis(pad, high, count, a.strides[i], a.rhs_dilation[i], s, phases)
 
 
 def _part(
-    b: Builder, op: Op, axes: list[_Axis], phases: tuple[_Phase, ...], lhs: Value, rhs: Value
+    b: Site, op: Op, axes: list[_Axis], phases: tuple[_Phase, ...], lhs: Value, rhs: Value
 ) -> Value:
     """The outputs of one phase: [group, batch, space..., output feature]."""
     counts = tuple(a.count for a in axes)
@@ -173,13 +148,13 @@ def _is_narrow(windows: Value, taps: Value, num_space: int) -> bool:
         windows.type.shape[d] for d in (_G, _C)
     )
     few, many = sorted((points, outputs))
-    tiles = math.ceil(math.prod(depth) / _PARTITIONS) * math.ceil(few / _PARTITIONS)
+    tiles = math.ceil(math.prod(depth) / PARTITIONS) * math.ceil(few / PARTITIONS)
     matmul = groups * tiles * max(many, _MIN_MOVING)
-    vector = math.ceil(groups / _PARTITIONS) * math.prod(depth) * points * outputs
+    vector = math.ceil(groups / PARTITIONS) * math.prod(depth) * points * outputs
     return groups > 1 and vector < matmul
 
 
-def _multiplied(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
+def _multiplied(b: Site, op: Op, windows: Value, taps: Value) -> Value:
     """Products of windows and taps, summed over taps and input features in fp32."""
     num_space = taps.type.rank - _SPACE
     space = tuple(range(_SPACE, _SPACE + num_space))
@@ -189,18 +164,16 @@ def _multiplied(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
     shape = (*left.type.shape[:keep], taps.type.shape[_N], *left.type.shape[keep:])
     left_dims = [d for d in range(len(shape)) if d != keep]
     right_dims = [_G, keep, *range(keep + 1, len(shape))]
-    wide = [b.convert(v, DType.F32) if v.type.dtype is not DType.F32 else v for v in (left, taps)]
-    product_ = b.multiply(
-        b.broadcast(wide[0], shape, left_dims), b.broadcast(wide[1], shape, right_dims)
-    )
-    total = b.reduce(product_, "add", right_dims[2:])
+    wide = [b.as_type(v, DType.F32) for v in (left, taps)]
+    spread = [b.broadcast(v, shape, d) for v, d in zip(wide, (left_dims, right_dims), strict=True)]
+    total = b.reduce(b.multiply(*spread), "add", right_dims[2:])
     dtype = op.attrs.dtype
-    if dtype.is_integer:
-        return as_integers(b.op, total, dtype, op.operands)
-    return total if dtype is DType.F32 else b.convert(total, dtype)
+    return (
+        as_integers(b, total, dtype, op.operands) if dtype.is_integer else b.as_type(total, dtype)
+    )
 
 
-def _contracted(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
+def _contracted(b: Site, op: Op, windows: Value, taps: Value) -> Value:
     """A batched contraction whose operand dims follow memory, in case they are stored densely.
 
     Summed dims go in the order of rhs; the batch goes first or last, as in lhs.
@@ -222,7 +195,7 @@ def _contracted(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
     return b.transpose(result, (0, last, *range(1, last), last + 1))
 
 
-def _interleaved(b: Builder, axes: list[_Axis], parts: list[Value]) -> Value:
+def _interleaved(b: Site, axes: list[_Axis], parts: list[Value]) -> Value:
     """Phases woven together: output q * s + r of an axis is window q of phase r."""
     if len(parts) == 1:
         return parts[0]
@@ -234,16 +207,4 @@ def _interleaved(b: Builder, axes: list[_Axis], parts: list[Value]) -> Value:
     woven = [d for i in range(n) for d in (n + 2 + i, i)]
     value = b.transpose(value, (n, n + 1, *woven, value.type.rank - 1))
     counts = [a.count * s for a, s in zip(axes, steps, strict=True)]
-    value = b.reshape(value, (*shape[:2], *counts, shape[-1]))
-    limit = (*shape[:2], *(a.size for a in axes), shape[-1])
-    return b.slice(value, (0,) * len(limit), limit) if limit != value.type.shape else value
-
-
-def _result(b: Builder, op: Op, value: Value) -> Value:
-    """[group, batch, space..., output feature] in the dims of the result."""
-    a: ConvolutionAttrs = op.attrs
-    last = value.type.rank - 1
-    parts = {a.out[0]: (1,), a.out[1]: (0, last)}
-    parts |= {d: (2 + i,) for i, d in enumerate(a.out[2:])}
-    order = [d for k in sorted(parts) for d in parts[k]]
-    return b.reshape(b.transpose(value, order), op.result.type.shape)
+    return b.reshape(value, (*shape[:2], *counts, shape[-1]))

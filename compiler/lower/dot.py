@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.labels import Labels, all_leaves, leaves, unify
-from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.registry import Lowering, register, register_maker
 from shardwright.compiler.lower.task import CONTRACT, ClashError, NeedsCopyError, Task, unsupported
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def _everywhere(emitter: Emitter, task: Task, k: int, summed: bool) -> int:
     """
     value = task.data[k]
     if emitter.space.is_inside(value):
-        base, _ = emitter.body.base(value)
-        raise ClashError(emitter.body.producer[base].number, task.number)
+        raise ClashError(emitter.body.producer[emitter.body.base(value)].number, task.number)
     if not summed:
         raise NeedsCopyError(value)
     return emitter.load(value, emitter.space.operand(task, k), everywhere=True)
 
 
-register("dot_general", Lowering(make=_make, label=_label, emit=_emit))
+register_maker("dot_general", _make)
+register("dot_general", Lowering(_label, _emit))

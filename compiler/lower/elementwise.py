@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.labels import Labels, fresh, unify_all
-from shardwright.compiler.lower.registry import ELEMENTWISE, Lowering, register
-from shardwright.compiler.lower.task import COPY, STRIP, Task
+from shardwright.compiler.lower.registry import (
+    ELEMENTWISE,
+    Lowering,
+    as_strip,
+    first_operand,
+    register,
+    register_maker,
+)
+from shardwright.compiler.lower.task import COPY, Task
 
 if TYPE_CHECKING:
-    from shardwright.compiler.lower.body import Body
     from shardwright.compiler.lower.emit import Emitter
     from shardwright.compiler.lower.space import Space
-
-
-def _make(body: Body, op: Op) -> None:
-    body.add_task(op, STRIP, op.operands)
 
 
 def _label(space: Space, task: Task) -> Labels:
@@ -48,9 +49,6 @@ def _emit(emitter: Emitter, task: Task) -> int:
     return emitter.elementwise(task.op, inputs)
 
 
-def _emit_copy(emitter: Emitter, task: Task) -> int:
-    return emitter.operand(task, 0)
-
-
-register(ELEMENTWISE, Lowering(make=_make, label=_label, emit=_emit))
-register(COPY, Lowering(label=_label, emit=_emit_copy))
+register_maker(ELEMENTWISE, as_strip)
+register(ELEMENTWISE, Lowering(_label, _emit))
+register(COPY, Lowering(_label, first_operand))

@@ -8,11 +8,14 @@ values appear once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import combinations, zip_longest
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View, root_of
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.free import Occurrence, remake
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, leaves
@@ -56,10 +59,8 @@ class Emitter:
 
     def _run(self) -> None:
         for task in self.space.tasks:
-            lowering = registry.find(task.op.name)
-            assert lowering is not None
             self._task = task
-            self._results[task.result] = lowering.emit(self, task)
+            self._results[task.result] = registry.lowering_of(task.op.name).emit(self, task)
         for task in self.space.tasks:
             if self._results[task.result] >= 0 and self._stored(task):
                 self._store(task)
@@ -83,7 +84,7 @@ class Emitter:
         inputs: Sequence[int],
         atoms: Iterable[Atom],
         dtype: DType,
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, Any] = MappingProxyType({}),
     ) -> int:
         """Append a node, or find the equal one."""
         span = frozenset(atoms)
@@ -94,14 +95,27 @@ class Emitter:
             self._memo[key] = len(self.nodes) - 1
         return self._memo[key]
 
+    def constant(self, value: float | int | bool, dtype: DType) -> int:
+        """The node of one number."""
+        return self.node("constant", (), (), dtype, {"value": value})
+
+    def pointwise(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        dtype: DType,
+        attrs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int:
+        """A node at the points of its inputs."""
+        return self.node(op, inputs, {a for i in inputs for a in self._spans[i]}, dtype, attrs)
+
     def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
         """The node of an elementwise op of the graph."""
         attrs: dict[str, Any] = {}
         if op.attrs is not None:
             given = ((name, getattr(op.attrs, name, None)) for name in ("direction", "rounds"))
             attrs = {name: value for name, value in given if value}
-        span = {atom for i in inputs for atom in self._spans[i]}
-        return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
+        return self.pointwise(op.name, inputs, op.result.type.dtype, attrs)
 
     def operand(self, task: Task, k: int) -> int:
         """The node of operand `k`: re-made, computed here, or loaded."""
@@ -109,7 +123,7 @@ class Emitter:
         if self.body.is_free(value):
             return remake(self, value, labels)
         if self.space.is_inside(value):
-            return self._results[self.body.base(value)[0]]
+            return self._results[self.body.base(value)]
         return self.load(value, labels)
 
     def load(
@@ -188,17 +202,14 @@ class Emitter:
 
         Two writes to one memory must fill ranges that are apart.
         """
-        for i, (first, a) in enumerate(self._stores):
-            for second, b in self._stores[i + 1 :]:
-                if self.storage.memory(a.tensor) != self.storage.memory(b.tensor):
-                    continue
-                if not _apart(self.body.tasks[first], self.body.tasks[second]):
-                    raise ClashError(first, second)
+        tasks, memory = self.body.tasks, partial(root_of, self.storage.tensors)
+        for (first, a), (second, b) in combinations(self._stores, 2):
+            if memory(a.tensor) == memory(b.tensor) and not _apart(tasks[first], tasks[second]):
+                raise ClashError(first, second)
         for writer, out in self._stores:
-            memory = self.storage.memory(out.tensor)
             moved = [(r, v.tensor) for r, v in self._loads if not _same_points(v, out)]
             for reader, tensor in (*moved, *self._indexed):
-                if self.storage.memory(tensor) == memory:
+                if memory(tensor) == memory(out.tensor):
                     self._separate(reader, writer, out.tensor)
 
     def _separate(self, reader: int, writer: int, tensor: int) -> NoReturn:
@@ -225,9 +236,8 @@ def _apart(first: Task, second: Task) -> bool:
 
 
 def _same_points(a: View, b: View) -> bool:
-    width = max(len(a.strides), len(b.strides))
-    padded = [v.strides + (0,) * (width - len(v.strides)) for v in (a, b)]
-    return a.offset == b.offset and padded[0] == padded[1]
+    steps = zip_longest(a.strides, b.strides, fillvalue=0)  # later views know of more atoms
+    return a.offset == b.offset and all(x == y for x, y in steps)
 
 
 def _ordered_atoms(space: Space) -> list[Atom]:

@@ -7,19 +7,18 @@ result would need whole rows, so they are left to row regions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
-from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere, traffic
-from shardwright.compiler.lower.space import RefusedError, label
+from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, traffic
+from shardwright.compiler.lower.space import Refusal, label
 from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
 
 
-class EpilogueRule(Growth):
+class EpilogueRule(Rule):
     """Growth of one contraction by elementwise ops behind it, except tasks in `alone`."""
 
     phase = "epilogue"
@@ -30,8 +29,8 @@ class EpilogueRule(Growth):
             return False
         return producer.kind == CONTRACT and consumer.kind == STRIP
 
-    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
+    def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Everything walks the index space of the one contraction's result."""
         union = a.members | b.members
         tasks = groups.tasks(union)
         contracts = [t for t in tasks if t.kind == CONTRACT]
@@ -43,15 +42,7 @@ class EpilogueRule(Growth):
             return found
         if traffic(groups, union) >= traffic(groups, a.members) + traffic(groups, b.members):
             return Refusal("traffic", "no byte less would move")
-        return _unlike(groups, contracts[0], tasks)
-
-
-def _unlike(groups: Groups, contract: Task, tasks: Sequence[Task]) -> Refusal | None:
-    """Refuse when something does not walk the index space of the contraction's result."""
-    try:
-        space = label(groups.body, tasks)
-    except RefusedError as error:
-        return Refusal(error.rule, str(error))
-    if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
-        return Refusal("kind", "an operand of the contraction would be made in its region")
-    return elsewhere(space, contract, tasks)
+        (contract,), space = contracts, label(groups.body, tasks)
+        if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
+            return Refusal("kind", "an operand of the contraction would be made in its region")
+        return elsewhere(space, contract, tasks)

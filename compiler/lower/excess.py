@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import BitcastConvertAttrs
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.isa.region import Node, RegionProgram
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+from shardwright.compiler.support.rounding import EXACT
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -29,12 +31,6 @@ SMALL_BYTES = 2400
 least time (documented: dma_descriptor_min_bytes of NeuronCore-v2), so that it costs none.
 """
 
-_EXACT = frozenset(
-    (
-        *("abs", "ceil", "clamp", "floor", "maximum", "minimum", "negate"),
-        *("round_nearest_even", "select", "sign"),
-    )
-)
 _FAST_IN_BF16 = frozenset(("add", "multiply", "subtract"))
 """Of two tensors in SBUF, all in bf16: half the cycles (documented: `compiler/isa/costs.py`)."""
 
@@ -72,7 +68,8 @@ class _Widener:
         """Whether a node makes a short float of a value that does not fit it as it is."""
         if not node.dtype.is_narrow or "view" in node.attrs or node.attrs.get("rounds"):
             return False
-        if node.op in _EXACT or (node.op == "reduce" and node.attrs["kind"] in ("max", "min")):
+        exact = node.op in EXACT and node.op not in _BY_TYPE
+        if exact or (node.op == "reduce" and node.attrs["kind"] in ("max", "min")):
             return any(rounding[i] or self.nodes[i].dtype is DType.F32 for i in node.inputs)
         return _is_short_arithmetic(node) or node.op == "contract"
 
@@ -165,7 +162,8 @@ def is_held_wide(body: Body, value: Value) -> bool:
 
 def _takes_wide(reader: Task) -> bool:
     """Whether a task computes with its operands as numbers of any float type."""
-    if reader.kind != STRIP or reader.op.name in (COPY, WRITE, "bitcast_convert"):
+    minds = reader.op.name in (COPY, WRITE) or isinstance(reader.op.attrs, BitcastConvertAttrs)
+    if reader.kind != STRIP or minds:
         return False
     return reader.op.name not in CASTS or reader.result.type.dtype.is_float
 
@@ -177,12 +175,12 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     """
     if not groups.body.excess:
         return set()
-    region = {n: r for r, part in groups.parts.items() for n in part.members}
+    region = groups.region_of
     found = set()
     for task in groups.body.tasks:
         if task.op.name not in CASTS or task.result.type.dtype is not DType.F32:
             continue
-        producer = groups.body.producer.get(groups.body.base(task.data[0])[0])
+        producer = groups.body.maker(task.data[0])
         if producer is None or region[producer.number] == region[task.number]:
             continue
         if _only_widened(groups, producer, task) and groups.is_stored(

@@ -17,7 +17,8 @@ from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.row_rule import RowRule
-from shardwright.compiler.lower.rule import Refusal, traffic
+from shardwright.compiler.lower.rule import traffic
+from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import COLLECTIVE, Task
 from shardwright.compiler.lower.write_out import region_program, title
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -61,7 +62,7 @@ def explain_fusion(
     describe: Describe | None = None,
 ) -> list[RegionStory]:
     """The regions of a function in program order; row regions with what `describe` says of them.
-    Raises what `lower_function` raises.
+    Raises what `settle` raises.
     """
     return stories_of(settle(graph, signature, options, judge), describe)
 
@@ -76,9 +77,8 @@ def stories_of(settled: Settled, describe: Describe | None = None) -> list[Regio
     }
     for region, part in groups.parts.items() if describe else ():
         if part.phase == RowRule.phase and describe:
-            storage = settled.trials.storage
-            program = region_program(groups, storage, part.members)
-            stories[region].notes = describe(program, storage.tensors)
+            program = region_program(groups, part.members)
+            stories[region].notes = describe(program, groups.storage.tensors)
     for producer, consumer, num_bytes in _borders(groups):
         if producer in stories and consumer in stories:
             refusal = _first_refusal(settled, producer, consumer)
@@ -102,7 +102,7 @@ def _loc(tasks: Sequence[Task]) -> Loc:
 
 def _borders(groups: Groups) -> list[tuple[int, int, int]]:
     """(producing region, reading region, bytes of the largest value) per pair of regions."""
-    region = {n: r for r, part in groups.parts.items() for n in part.members}
+    region = groups.region_of
     found: dict[tuple[int, int], int] = {}
     for producer, consumer, value in groups.edges():
         pair = (region[producer], region[consumer])

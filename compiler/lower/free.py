@@ -8,13 +8,15 @@ atoms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import stored
-from shardwright.compiler.ir.traits import LITERALS
+from shardwright.compiler.ir.facts import dim_map, stored
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
 from shardwright.compiler.lower.task import NeedsCopyError
 from shardwright.compiler.support.intervals import within
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 ZERO = Affine()
 Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
 Occurrence = tuple[Value, Labels, Origin]
+_STILL: tuple[Label, tuple[Affine, int]] = ((), (ZERO, 1))
 
 
 def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
@@ -51,8 +54,8 @@ def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
     op = emitter.body.made.get(value)
     if emitter.body.known.get(value) is not None or op is None or op.name in LITERALS:
         return []
-    if op.name in _THROUGH:
-        return [_THROUGH[op.name](emitter, op, labels, origin)]
+    if op.name in VIEWS:
+        return [_behind(emitter, op, labels, origin)]
     rank = len(labels)
     return [
         (v, labels if v.type.rank == rank else (), origin if v.type.rank else ())
@@ -75,16 +78,13 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
     if op.name in LITERALS:
         return _count(emitter, value, labels, origin)
     inputs = [emitter.remade[one] for one in read]
-    return inputs[0] if op.name in _THROUGH else emitter.elementwise(op, inputs)
+    return inputs[0] if op.name in VIEWS else emitter.elementwise(op, inputs)
 
 
 def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
     """A splat; floats travel as Python floats, which hold every narrower value exactly."""
-    if dtype is DType.PRED:
-        value: float | int | bool = bool(number)
-    else:
-        value = float(number) if dtype.is_float else int(number)
-    return emitter.node("constant", (), (), dtype, {"value": value})
+    kind = bool if dtype is DType.PRED else float if dtype.is_float else int
+    return emitter.constant(kind(number), dtype)
 
 
 def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
@@ -116,35 +116,22 @@ def count(
         start, step, known = ZERO, step * atom.size, {}
     if not parts:
         return emitter.node("register", (), (), dtype, {"value": start, **known})
-    total = parts[0]
-    for part in parts[1:]:
-        span = emitter.atoms_of(total) | emitter.atoms_of(part)
-        total = emitter.node("add", (total, part), span, dtype, {})
-    return total
+    return reduce(lambda total, part: emitter.pointwise("add", (total, part), dtype), parts)
 
 
-def _identity(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
-    return op.operands[0], labels, origin
-
-
-def _transpose(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
-    order = [op.attrs.permutation.index(d) for d in range(len(labels))]
-    return op.operands[0], _pick(labels, order), tuple(origin[d] for d in order)
-
-
-def _pick(labels: Labels, dims: Sequence[int]) -> Labels:
-    return tuple(labels[d] for d in dims)
-
-
-def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
-    """Dims that are new or stretched do not move the value."""
-    shape = op.operands[0].type.shape
-    kept = tuple(
-        (labels[d], origin[d]) if shape[i] != 1 else ((), (ZERO, 1))
-        for i, d in enumerate(op.attrs.dims)
-    )
-    inner = tuple(label for label, _ in kept)
-    return op.operands[0], inner, tuple(o for _, o in kept)
+def _behind(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+    """Where a view looks in its operand; new and stretched dims do not move it."""
+    source = op.operands[0]
+    if op.name in IDENTITIES:
+        return source, labels, origin
+    if (walked := dim_map(op)) is None:
+        return _BEHIND[op.name](emitter, op, labels, origin)
+    shape = source.type.shape
+    place = {own: d for d, own in enumerate(walked) if own is not None and shape[own] != 1}
+    inner = [
+        (labels[place[d]], origin[place[d]]) if d in place else _STILL for d in range(len(shape))
+    ]
+    return source, tuple(label for label, _ in inner), tuple(o for _, o in inner)
 
 
 def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
@@ -184,11 +171,7 @@ def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> 
     return source, labels, shifted
 
 
-_THROUGH = {
-    "optimization_barrier": _identity,
-    "sharding_constraint": _identity,
-    "transpose": _transpose,
-    "broadcast_in_dim": _broadcast,
+_BEHIND = {
     "reshape": _reshape,
     "slice": _slice,
     "reverse": _reverse,

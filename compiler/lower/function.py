@@ -8,12 +8,11 @@ fact, so the loop ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.attention import find_attention
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
@@ -22,7 +21,7 @@ from shardwright.compiler.lower.body import UPDATES, Body
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge
+from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import cost
@@ -64,16 +63,6 @@ class Signature:
 
 
 @dataclass(slots=True)
-class Settled:
-    """A lowered function with the choices behind it."""
-
-    lowered: Lowered
-    groups: Groups
-    rules: Sequence[Rule]
-    trials: Trials
-
-
-@dataclass(slots=True)
 class _Try:
     """What is given, and what earlier tries have found out."""
 
@@ -97,19 +86,15 @@ class _Try:
         return replace(self, **unknown, **changes)
 
 
-def lower_function(
-    graph: Graph,
-    signature: Signature = Signature(),
-    options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
-    budget: Budget | None = None,
-) -> Lowered:
-    """Lower a loop-free graph.
+@dataclass(slots=True)
+class Settled:
+    """A lowered function with the choices behind it."""
 
-    `judge` times regions, so that merges can be refused for being slow; without one every legal
-    merge stands. Raises CompileError for what the target cannot do, with the op's location.
-    """
-    return settle(graph, signature, options, judge, budget).lowered
+    attempt: _Try
+    lowered: Lowered
+    groups: Groups
+    rules: Sequence[Rule]
+    trials: Trials
 
 
 def settle(
@@ -119,7 +104,11 @@ def settle(
     judge: Judge | None = None,
     budget: Budget | None = None,
 ) -> Settled:
-    """`lower_function` with the regions' history."""
+    """Lower a loop-free graph, with the choices that were made on the way.
+
+    `judge` times regions, so that merges can be refused for being slow; without one every legal
+    merge stands. Raises CompileError for what the target cannot do, with the op's location.
+    """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
@@ -134,9 +123,9 @@ def _best(first: _Try) -> Settled:
     if options.attention != "flash" or options.optlevel == 1:
         return _settled(first)
     if judge is None:
-        return _remade(first)[-1][1]
+        return _remade(first)[-1]
     found = _chosen([_remade(one) for one in _starts(first, judge.limit_bytes // SPARE)], judge)
-    return _halved(_prompt(found, judge), judge)[1]
+    return _halved(_prompt(found, judge), judge)
 
 
 def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
@@ -151,29 +140,25 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
         yield first.anew(graph=once)
 
 
-_Found = tuple[_Try, Settled]
-
-
-def _remade(attempt: _Try) -> list[_Found]:
+def _remade(attempt: _Try) -> list[Settled]:
     """A lowered function, and again with what still crosses from region to region made again, for
     as long as that costs less.
     """
-    settled = _settled(attempt)
-    forms = [(attempt, settled)]
+    forms = [_settled(attempt)]
     for _ in range(MAX_REMAKES):
-        made = REMADE(attempt.graph, settled.groups)
+        last = forms[-1]
+        made = REMADE(last.attempt.graph, last.groups)
         if made is None:
             break
-        other = _with_copies(attempt, made)
-        again = _settled(other)
-        if cost(again.groups, attempt.budget) >= MIN_GAIN * cost(settled.groups, attempt.budget):
+        again = _with_copies(last, made)
+        budget = attempt.budget
+        if cost(again.groups, budget) >= MIN_GAIN * cost(last.groups, budget):
             break
-        attempt, settled = other, again
-        forms.append((attempt, settled))
+        forms.append(again)
     return forms
 
 
-def _chosen(roads: Sequence[Sequence[_Found]], judge: Judge) -> _Found:
+def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
     gains most of the large regions that make values again.
@@ -184,84 +169,73 @@ def _chosen(roads: Sequence[Sequence[_Found]], judge: Judge) -> _Found:
     return _quicker([last, first], judge, judge.searched)
 
 
-def _with_copies(attempt: _Try, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> _Try:
+def _with_copies(found: Settled, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> Settled:
+    """The function again, of a graph with copies of values."""
     graph, twins = made
-    return attempt.anew(graph=graph, twins=[*attempt.twins, *twins])
+    return _settled(found.attempt.anew(graph=graph, twins=[*found.attempt.twins, *twins]))
 
 
-def _prompt(found: _Found, judge: Judge) -> _Found:
+def _prompt(found: Settled, judge: Judge) -> Settled:
     """The function with regions that wait for no collective much longer than their first task has
     to, if that is faster: two products in one region wait for both gathers.
     """
-    attempt, settled = found
-    lowered, groups = settled.lowered, settled.groups
+    lowered, groups = found.lowered, found.groups
     expected = lowered.expected_ps
     delay = max(groups.delay_ps(part.members) for part in groups.parts.values())
     in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
     if not in_vain >= WORTH_A_FORM * expected:  # nor where a region has no code
         return found
-    other = attempt.anew(patience_ps=PATIENCE * expected)
-    made = _settled(other)
-    return (
-        _quicker([found, (other, made)], judge) if made.lowered.is_never_slower(lowered) else found
-    )
+    other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
+    return _quicker([found, other], judge) if other.lowered.is_never_slower(lowered) else found
 
 
-def _halved(found: _Found, judge: Judge) -> _Found:
+def _halved(found: Settled, judge: Judge) -> Settled:
     """The function with every row region in two that is faster so, though it computes twice what
     both halves read: a region of forward and backward attention holds all panels of both.
     """
     done: set[frozenset[Value]] = set()
     while True:
-        attempt, settled = found
-        groups = settled.groups
+        before, groups = found, found.groups
         for part in groups.parts.values():
             results = frozenset(groups.body.tasks[n].result for n in part.members)
             if part.phase == RowRule.phase and results not in done:
                 done.add(results)
-                made = HALVED(attempt.graph, groups, part)
+                made = HALVED(before.attempt.graph, groups, part)
                 if made is not None:
-                    other = _with_copies(attempt, made)
-                    found = _quicker([found, (other, _settled(other))], judge)
-                if found[0] is not attempt:
+                    found = _quicker([found, _with_copies(found, made)], judge)
+                if found is not before:
                     break
         else:
             return found
 
 
-def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) -> _Found:
+def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None) -> Settled:
     """The fastest of a function's forms, code and collectives together, by the judge or another
     `clock`; the first on a tie. One whose regions pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
     """
     limit = judge.limit_bytes
-    passed = [(form, _passed_bytes(form[1].lowered)) for form in forms]
-    least = min(size for _, size in passed)
+    least = min(_passed_bytes(form.lowered) for form in forms)
 
-    def price(form: _Found, size: int) -> float:
+    def price(form: Settled) -> float:
+        lowered, size = form.lowered, _passed_bytes(form.lowered)
         if size > limit:
             return math.inf
         worth = 1 + QUICK_MARGIN if size - least > limit // SPARE else 1
-        lowered = form[1].lowered
         return worth * (lowered.expected_ps if clock is None else _duration_ps(lowered, clock))
 
-    return min(passed, key=lambda one: price(*one))[0]
+    return min(forms, key=price)
 
 
 def _passed_bytes(lowered: Lowered) -> int:
     """What regions pass each other through HBM."""
-    passed = (t for t in lowered.tensors if t.kind == "scratch")
-    return sum(math.prod(t.shape) * t.dtype.bytes for t in passed)
+    return sum(t.num_bytes for t in lowered.tensors if t.kind == "scratch")
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:
-    regions = lowered.regions
-    try:
-        times = [clock(region, lowered.tensors) for region in regions]
-    except DiagnosticError:
-        return math.inf
+    times = [time_or_inf(clock, region, lowered.tensors) for region in lowered.regions]
     queues = [call.queue for call in lowered.collectives]
-    return makespan_ps(regions, times, lowered.flights_ps, queues)
+    return makespan_ps(lowered.regions, times, lowered.flights_ps, queues)
 
 
 def _settled(attempt: _Try) -> Settled:
@@ -301,8 +275,8 @@ def _attempt(given: _Try) -> Settled:
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
     ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
-    positions = Positions(graph, ranges)
-    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32, positions)
+    positions, wide = Positions(graph, ranges), given.options.keeps_fp32
+    body = Body(graph, counters, positions, donated, forced, dense, wide)
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
@@ -310,25 +284,16 @@ def _attempt(given: _Try) -> Settled:
     number = {t.result: t.number for t in body.tasks}
     twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
-    arrivals = arrivals_ps(body, storage.order, given.judge) if given.judge is not None else {}
+    arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
     while True:
-        apart = clashes | twins
-        groups = Groups(
-            body,
-            storage.order,
-            storage.must_store,
-            apart,
-            given.early,
-            arrivals,
-            given.patience_ps,
-        )
+        groups = Groups(storage, clashes | twins, given.early, arrivals, given.patience_ps)
         try:
-            trials = _form(given, groups, storage, rules)
+            trials = _form(given, groups, rules)
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(body, storage, groups, len(counters), given.judge)
-            return Settled(lowered, groups, rules, trials)
+            lowered = write_out(groups, len(counters), given.judge)
+            return Settled(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
             clashes.add(clash.pair)
@@ -364,11 +329,11 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
     }
 
 
-def _form(given: _Try, groups: Groups, storage: Storage, rules: Sequence[Rule]) -> Trials:
+def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
     """Grow the regions of a body, phase by phase, and take apart what does not pay."""
     for rule in rules:
         groups.grow(rule)
-    trials = Trials(groups, storage, given.judge, policy_of(given.options))
+    trials = Trials(groups, given.judge, policy_of(given.options))
     trials.settle()
     return trials
 
@@ -380,7 +345,7 @@ def _donated(graph: Graph, aliases: Mapping[int, Value]) -> set[Value]:
     for k, owner in aliases.items():
         path: list[Value] = []
         value = graph.outputs[k]
-        while value is not owner and value in made and made[value].name in UPDATES | IDENTITIES:
+        while value in made and made[value].name in UPDATES | IDENTITIES:
             op = made[value]
             path.append(value)
             value = operands_of(op, value)[0]

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops import GatherAttrs
+from shardwright.compiler.ir.ops.gather import windows_of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import View
 from shardwright.compiler.lower.free import count
@@ -29,7 +32,7 @@ from shardwright.compiler.lower.labels import (
     leaves,
     unify,
 )
-from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.registry import Lowering, register, register_maker
 from shardwright.compiler.lower.storage import Place
 from shardwright.compiler.lower.task import ALONE, NeedsCopyError, Task
 from shardwright.compiler.lower.views import Layout
@@ -40,48 +43,13 @@ if TYPE_CHECKING:
     from shardwright.compiler.lower.space import Space
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """What gather and scatter call differently.
-
-    `sizes`: window size per operand dim; `dims`: dims of the moving tensor (gather result, scatter
-    update) that walk windows, `kept`: the operand dims they walk.
-    """
-
-    index_map: tuple[int, ...]
-    vector_dim: int
-    batching: tuple[tuple[int, int], ...]  # (operand dim, index dim)
-    sizes: tuple[int, ...]
-    dims: tuple[int, ...]
-    kept: tuple[int, ...]
-
-
-def _gather_windows(op: Op) -> _Windows:
-    a = op.attrs
-    gone = a.collapsed_slice_dims + a.operand_batching_dims
-    return _Windows(
-        a.start_index_map,
-        a.index_vector_dim,
-        tuple(zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True)),
-        a.slice_sizes,
-        a.offset_dims,
-        tuple(d for d in range(len(a.slice_sizes)) if d not in gone),
-    )
-
-
-def _scatter_windows(op: Op) -> _Windows:
-    a, update = op.attrs, op.operands[2].type.shape
-    gone = a.inserted_window_dims + a.input_batching_dims
-    kept = tuple(d for d in range(op.result.type.rank) if d not in gone)
-    walked = dict(zip(kept, a.update_window_dims, strict=True))
-    return _Windows(
-        a.scatter_dims_to_operand_dims,
-        a.index_vector_dim,
-        tuple(zip(a.input_batching_dims, a.scatter_indices_batching_dims, strict=True)),
-        tuple(update[walked[d]] if d in walked else 1 for d in range(op.result.type.rank)),
-        a.update_window_dims,
-        kept,
-    )
+def _window_sizes(op: Op) -> tuple[int, ...]:
+    """The size of a window per dim of the operand."""
+    if isinstance(op.attrs, GatherAttrs):
+        return op.attrs.slice_sizes
+    rank, update = op.result.type.rank, op.operands[2].type.shape
+    walked = windows_of(op.attrs).walked(rank)
+    return tuple(update[walked[d]] if d in walked else 1 for d in range(rank))
 
 
 def _make_gather(body: Body, op: Op) -> None:
@@ -99,38 +67,36 @@ def _batch_labels(labels: Labels, vector_dim: int) -> list[Label]:
     return [label for d, label in enumerate(labels) if d != vector_dim]
 
 
-def _walk_index(space: Space, moving: Labels, index: Labels, windows: _Windows) -> None:
+def _walk_index(space: Space, task: Task, moving: Labels, index: Labels) -> None:
     """The dims of the moving tensor that are not windows walk the index tensor."""
-    others = [label for d, label in enumerate(moving) if d not in windows.dims]
+    windows = windows_of(task.op.attrs)
+    others = [label for d, label in enumerate(moving) if d not in windows.moving_dims]
     for label, wanted in zip(others, _batch_labels(index, windows.vector_dim), strict=True):
         if not unify(label, wanted):
             space.refuse("windows and index tensor walk different indices")
 
 
 def _label_gather(space: Space, task: Task) -> Labels:
-    windows = _gather_windows(task.op)
     operand, index = space.operand(task, 0), space.operand(task, 1)
-    shape = task.data[0].type.shape
-    result: list[Label] = list(fresh(task.result.type.shape))
-    for d, dim in zip(windows.kept, windows.dims, strict=True):
-        if windows.sizes[d] == shape[d]:
+    result = list(fresh(task.result.type.shape))
+    for d, dim in windows_of(task.op.attrs).walked(len(operand)).items():
+        if task.op.attrs.slice_sizes[d] == task.data[0].type.shape[d]:
             result[dim] = operand[d]
-    _walk_index(space, tuple(result), index, windows)
+    _walk_index(space, task, tuple(result), index)
     return tuple(result)
 
 
 def _label_scatter(space: Space, task: Task) -> Labels:
     update = space.operand(task, 1)
-    _walk_index(space, update, space.operand(task, 0), _scatter_windows(task.op))
+    _walk_index(space, task, update, space.operand(task, 0))
     return update
 
 
 def _emit_gather(emitter: Emitter, task: Task) -> int:
-    windows, result = _gather_windows(task.op), emitter.space.results[task.result]
-    operand, index = task.data
-    address = _Address(emitter, operand, index, emitter.space.operand(task, 1), windows)
+    result, operand = emitter.space.results[task.result], task.data[0]
+    address = _Address(emitter, task, operand, index=1)
     labels: list[Label] = [()] * operand.type.rank
-    for d, dim in zip(windows.kept, windows.dims, strict=True):
+    for d, dim in address.windows.walked(operand.type.rank).items():
         labels[d] = result[dim]
     view = address.view(labels)
     emitter.note_indexed_load(view.tensor)
@@ -142,26 +108,25 @@ def _emit_gather(emitter: Emitter, task: Task) -> int:
 
 
 def _emit_scatter(emitter: Emitter, task: Task) -> int:
-    windows, update = _scatter_windows(task.op), emitter.space.operand(task, 1)
-    index_labels = emitter.space.operand(task, 0)
-    address = _Address(emitter, task.result, task.data[0], index_labels, windows)
-    labels: list[Label] = [()] * task.result.type.rank
+    update, shape = emitter.space.operand(task, 1), task.result.type.shape
+    address = _Address(emitter, task, task.result, index=0)
+    windows = address.windows
+    labels: list[Label] = [()] * len(shape)
     folded: dict[int, Label] = {}
-    for d, dim in zip(windows.kept, windows.dims, strict=True):
-        moves = d in windows.index_map and windows.sizes[d] < task.result.type.shape[d]
+    for d, dim in windows.walked(len(shape)).items():
+        moves = d in windows.index_map and address.sizes[d] < shape[d]
         (folded if moves else labels)[d] = update[dim]
     view = address.view(labels)
     steps = address.steps(folded)
     row = address.row(steps, folded, clamped=False)
-    order = [a for label in _batch_labels(index_labels, windows.vector_dim) for a in leaves(label)]
-    order += [a for label in folded.values() for a in leaves(label)]
+    ordered = (*_batch_labels(address.labels, windows.vector_dim), *folded.values())
     attrs = {
         "view": view,
         "stride": steps.unit,
         "rows": steps.rows,
         "kind": task.op.attrs.kind,
         "unique": task.op.attrs.unique,
-        "order": tuple(n for a in order for n in emitter.numbers((a,))),
+        "order": tuple(n for a in all_leaves(ordered) for n in emitter.numbers((a,))),
     }
     source = emitter.operand(task, 1)
     span = all_leaves(update)
@@ -180,13 +145,17 @@ class _Steps:
 
 
 class _Address:
-    """Region nodes that turn the index tensor into row numbers of `value`."""
+    """Region nodes that turn the index tensor, operand `index` of a task, into row numbers of
+    `value`.
+    """
 
-    def __init__(
-        self, emitter: Emitter, value: Value, index: Value, labels: Labels, windows: _Windows
-    ) -> None:
-        self.emitter, self.value, self.index = emitter, value, index
-        self.labels, self.windows = labels, windows
+    def __init__(self, emitter: Emitter, task: Task, value: Value, index: int) -> None:
+        self.emitter, self.value, self.index = emitter, value, task.data[index]
+        self.labels = emitter.space.operand(task, index)
+        self.windows, self.sizes = windows_of(task.op.attrs), _window_sizes(task.op)
+        self.batching = dict(
+            zip(self.windows.operand_batching, self.windows.indices_batching, strict=True)
+        )
         self.shape = value.type.shape
         self.place = emitter.storage.place(value)
         self._tests: list[int] = []
@@ -212,8 +181,8 @@ class _Address:
 
     def steps(self, folded: dict[int, Label]) -> _Steps:
         """How far each indexed or batch dim moves, in rows; windows in `folded` move rows too."""
-        sizes = self.windows.sizes
-        room = {d: self.shape[d] - (1 if d in folded else sizes[d]) for d in self._addressed()}
+        addressed = self._addressed()
+        room = {d: self.shape[d] - (1 if d in folded else self.sizes[d]) for d in addressed}
         strides = {d: self._stride(d) for d, n in room.items() if n}
         if any(stride < 0 for stride in strides.values()):  # rows count upwards
             raise self.emitter.storage.dense_copy_of(self.value)
@@ -222,29 +191,31 @@ class _Address:
         return _Steps(unit, 1 + sum(n * of[d] for d, n in room.items() if n), of)
 
     def _addressed(self) -> list[int]:
-        return [*self.windows.index_map, *(d for d, _ in self.windows.batching)]
+        return [*self.windows.index_map, *self.batching]
 
     def row(self, steps: _Steps, folded: dict[int, Label], clamped: bool) -> int:
         """The row number per window; unless `clamped`, -1 for a window that leaves the tensor."""
         index = self.index.type.dtype
         if len(steps.of) == len(self._addressed()) == 1 and index is DType.I32 and not folded:
-            (entry,) = (self._entry(0),)  # one dim: the range check of the transfer is the test
+            entry = self._entry(0)  # one dim: the range check of the transfer is the test
             self._test(entry, self._clamp(entry, self.windows.index_map[0]))
             return entry
         terms = [self._term(k, d, steps.of.get(d, 0)) for k, d in enumerate(self.windows.index_map)]
-        for d, i in self.windows.batching:
+        for d, i in self.batching.items():
             terms.append(count(self.emitter, self.labels[i], DType.I32, step=steps.of.get(d, 0)))
         terms += [count(self.emitter, n, DType.I32, step=steps.of[d]) for d, n in folded.items()]
-        total = self._joined("add", terms) if terms else self._number(0, DType.I32)
+        total = (
+            self._joined("add", terms, DType.I32) if terms else self.emitter.constant(0, DType.I32)
+        )
         tests = self.inside()
         if clamped or not tests:
             return total
-        nowhere = self._number(-1, DType.I32)
-        return self._node("select", (*tests, total, nowhere), DType.I32)
+        nowhere = self.emitter.constant(-1, DType.I32)
+        return self.emitter.pointwise("select", (*tests, total, nowhere), DType.I32)
 
     def inside(self) -> tuple[int, ...]:
         """The node that tells which windows lie inside the tensor, if any may not."""
-        return (self._joined("and", self._tests),) if self._tests else ()
+        return (self._joined("and", self._tests, DType.PRED),) if self._tests else ()
 
     def _term(self, k: int, d: int, step: int) -> int:
         """Rows that entry `k` of the index moves; it is clamped to its dim on the way."""
@@ -253,16 +224,15 @@ class _Address:
         self._test(entry, clamped)
         position = clamped
         if self.index.type.dtype is not DType.I32:
-            position = self._node("convert", (clamped,), DType.I32)
-        return self._node("multiply", (position, self._number(step, DType.I32)), DType.I32)
+            position = self.emitter.pointwise("convert", (clamped,), DType.I32)
+        return self.emitter.pointwise(
+            "multiply", (position, self.emitter.constant(step, DType.I32)), DType.I32
+        )
 
     def _entry(self, k: int) -> int:
         """Entry `k` of every index vector."""
-        place, labels, d = (
-            self.emitter.storage.place(self.index),
-            self.labels,
-            self.windows.vector_dim,
-        )
+        place, labels = self.emitter.storage.place(self.index), self.labels
+        d = self.windows.vector_dim
         if d < len(labels):
             pieces = place.layout.dims[d]
             if len(pieces) > 1:
@@ -278,30 +248,20 @@ class _Address:
     def _clamp(self, entry: int, d: int) -> int:
         """An entry inside the positions where a window of dim `d` may start."""
         dtype = self.index.type.dtype
-        last = min(self.shape[d] - self.windows.sizes[d], int(np.iinfo(dtype.numpy).max))
-        bounds = self._number(0, dtype), self._number(last, dtype)
-        return self._node("clamp", (bounds[0], entry, bounds[1]), dtype)
+        last = min(self.shape[d] - self.sizes[d], int(np.iinfo(dtype.numpy).max))
+        low, high = self.emitter.constant(0, dtype), self.emitter.constant(last, dtype)
+        return self.emitter.pointwise("clamp", (low, entry, high), dtype)
 
     def _test(self, entry: int, clamped: int) -> None:
         """Remember that windows whose entry was moved by clamping lie outside."""
         attrs = {"direction": "EQ"}
-        self._tests.append(self._node("compare", (entry, clamped), DType.PRED, attrs))
+        self._tests.append(self.emitter.pointwise("compare", (entry, clamped), DType.PRED, attrs))
 
-    def _joined(self, op: str, terms: Sequence[int]) -> int:
-        total, *rest = terms
-        for term in rest:
-            total = self._node(op, (total, term), self.emitter.nodes[total].dtype)
-        return total
-
-    def _number(self, value: int, dtype: DType) -> int:
-        return self.emitter.node("constant", (), (), dtype, {"value": value})
-
-    def _node(
-        self, op: str, inputs: Sequence[int], dtype: DType, attrs: dict[str, Any] | None = None
-    ) -> int:
-        span = {atom for i in inputs for atom in self.emitter.atoms_of(i)}
-        return self.emitter.node(op, inputs, span, dtype, attrs or {})
+    def _joined(self, op: str, terms: Sequence[int], dtype: DType) -> int:
+        return reduce(lambda total, term: self.emitter.pointwise(op, (total, term), dtype), terms)
 
 
-register("gather", Lowering(make=_make_gather, label=_label_gather, emit=_emit_gather))
-register("scatter", Lowering(make=_make_scatter, label=_label_scatter, emit=_emit_scatter))
+register_maker("gather", _make_gather)
+register_maker("scatter", _make_scatter)
+register("gather", Lowering(_label_gather, _emit_gather))
+register("scatter", Lowering(_label_scatter, _emit_scatter))

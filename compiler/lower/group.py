@@ -7,16 +7,14 @@ out too large or too slow can be taken apart again where it was put together (`a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.body import LABEL_VIEWS, Body
-from shardwright.compiler.lower.order import Order
+from shardwright.compiler.lower.body import LABEL_VIEWS
 from shardwright.compiler.lower.region_graph import RegionGraph
 from shardwright.compiler.lower.rule import Rule
+from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.task import Task
 
 
@@ -35,7 +33,7 @@ class Part:
 class Groups:
     """The partition of a body's tasks into regions.
 
-    `outside` are values that must be stored, `apart` pairs of tasks that may not share a region,
+    `apart` are pairs of tasks that may not share a region,
     `early` results whose tasks join the producer of their operand before all others. `arrivals` say
     when the last collective is over that a task waits for; tasks of which one would wait more than
     `patience_ps` longer than without the other share no region.
@@ -43,47 +41,39 @@ class Groups:
 
     def __init__(
         self,
-        body: Body,
-        order: Order,
-        outside: Collection[Value],
-        apart: Collection[tuple[int, int]] = (),
-        early: Collection[Value] = (),
-        arrivals: Mapping[int, float] = MappingProxyType({}),
-        patience_ps: float = math.inf,
+        storage: Storage,
+        apart: Collection[tuple[int, int]],
+        early: Collection[Value],
+        arrivals: Mapping[int, float],
+        patience_ps: float,
     ) -> None:
-        self.body = body
-        self._order = order
-        self._outside = outside
+        self.storage, self.body, self.order = storage, storage.body, storage.order
         self._apart = apart
         self._early = early
         self._arrivals = arrivals
         self._patience_ps = patience_ps
-        self._rank = {n: i for i, n in enumerate(order.sorted())}
-        self._users = {v: {t.number for t in tasks} for v, tasks in body.readers.items()}
-        self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in body.tasks}
+        self._rank = {n: i for i, n in enumerate(self.order.sorted())}
+        self._users = {v: {t.number for t in tasks} for v, tasks in self.body.readers.items()}
+        self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in self.body.tasks}
 
     @property
-    def members(self) -> dict[int, list[int]]:
-        """Task numbers per region, in a runnable order."""
-        return {r: self.ranked(part.members) for r, part in self.parts.items()}
-
-    def ranked(self, numbers: Collection[int]) -> list[int]:
-        """Task numbers in dependency order."""
-        return sorted(numbers, key=self._rank.__getitem__)
+    def region_of(self) -> dict[int, int]:
+        """The region of every task."""
+        return {n: region for region, part in self.parts.items() for n in part.members}
 
     def tasks(self, numbers: Collection[int]) -> list[Task]:
         """Tasks in dependency order."""
-        return [self.body.tasks[n] for n in self.ranked(numbers)]
+        return [self.body.tasks[n] for n in sorted(numbers, key=self._rank.__getitem__)]
 
     def is_stored(self, task: Task, members: Collection[int]) -> bool:
         """True when the result of `task` is needed outside of the region `members`."""
         if self.is_kept(task):
             return True
-        return any(user not in members for user in self._users.get(task.result, ()))
+        return any(user not in members for user in self.users(task))
 
     def is_kept(self, task: Task) -> bool:
         """True when the result of `task` is stored whoever reads it."""
-        return task.result in self._outside or task.target is not None
+        return task.result in self.storage.must_store or task.target is not None
 
     def users(self, task: Task) -> Collection[int]:
         """Numbers of the tasks that read the result of `task`, or a view of it."""
@@ -91,13 +81,11 @@ class Groups:
 
     def is_used(self, task: Task, members: Collection[int]) -> bool:
         """True when a task of `members` reads the result of `task`."""
-        return any(user in members for user in self._users.get(task.result, ()))
+        return any(user in members for user in self.users(task))
 
     def graph(self) -> RegionGraph:
         """Dependencies of the regions as they are now."""
-        return RegionGraph(
-            self.body, self._order, {r: part.members for r, part in self.parts.items()}
-        )
+        return RegionGraph(self.order, {r: part.members for r, part in self.parts.items()})
 
     def kept_apart(self, members: Collection[int]) -> bool:
         """True when two of the tasks may not share a region."""
@@ -117,7 +105,7 @@ class Groups:
         found: dict[tuple[bool, int, int, int], Value] = {}
         for task in self.body.tasks:
             for value in task.data:
-                base, chain = self.body.base(value)
+                base, chain = self.body.path(value)
                 producer = self.body.producer.get(base)
                 if producer is None or any(
                     self.body.views[v].name not in LABEL_VIEWS for v in chain

@@ -6,16 +6,15 @@ target of a store, at an offset that is affine in registers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DynamicSliceAttrs
 from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
 from shardwright.compiler.ir.types import Op, TensorType
-from shardwright.compiler.lower.collective import alone, dense_source
+from shardwright.compiler.lower.collective import dense_source
 from shardwright.compiler.lower.landing import is_run
-from shardwright.compiler.lower.registry import register
+from shardwright.compiler.lower.registry import register_maker
 from shardwright.compiler.lower.task import ALLOC, COLLECTIVE, Window, unsupported
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def _store(body: Body, op: Op) -> None:
     room = body.owned(op, stack)
     source = dense_source(body, op, update)
     at = body.starts(op, room, update.type.shape, starts)
-    store = Op(STORE, (room, source), op.results, None, (), op.loc)
+    store = Op(STORE, (room, source), op.results, loc=op.loc)
     task = body.add_task(store, COLLECTIVE, (source,), room)
     task.fill(Window(at, update.type.shape, (1,) * stack.type.rank))
 
@@ -52,5 +51,6 @@ def _check_run(op: Op, stack: TensorType, sizes: tuple[int, ...]) -> None:
         raise unsupported(op, given, "stack what goes to the host along dim 0")
 
 
-for _name, _make in ((EMPTY, _empty), (LOAD, _load), (STORE, _store)):
-    register(_name, replace(alone, make=_make))
+register_maker(EMPTY, _empty)
+register_maker(LOAD, _load)
+register_maker(STORE, _store)

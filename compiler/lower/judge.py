@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 
@@ -16,6 +18,14 @@ search, and a function than one that passes much more through HBM (our choice).
 
 Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
 """Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
+
+
+def time_or_inf(clock: Clock, program: RegionProgram, tensors: Sequence[Tensor]) -> float:
+    """What a region takes; where there is no code for it, for ever."""
+    try:
+        return clock(program, tensors)
+    except DiagnosticError:
+        return math.inf
 
 
 class Judge(Protocol):

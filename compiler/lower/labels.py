@@ -134,31 +134,10 @@ def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
     """Labels of a row-major reshape to `shape`, splitting atoms as needed; None when sizes do not
     divide.
     """
-    stack = all_leaves(labels)
-    grouped: list[Label] = []
-    for size in reversed(shape):
-        label = _take(stack, size)
-        if label is None:
-            return None
-        grouped.append(label)
-    return tuple(reversed(grouped))
-
-
-def _take(stack: list[Atom], size: int) -> Label | None:
-    """Minor-most atoms of `stack` with product `size`."""
-    taken: list[Atom] = []
-    while size > 1:
-        if not stack:
-            return None
-        atom = _pop(stack)
-        if atom.size > size and atom.size % size == 0:
-            major, atom = atom.split(size)
-            stack.append(major)
-        if size % atom.size:
-            return None
-        taken.append(atom)
-        size //= atom.size
-    return tuple(reversed(taken))
+    made = fresh(shape)
+    if not unify(tuple(chain.from_iterable(made)), tuple(chain.from_iterable(labels))):
+        return None
+    return tuple(tuple(leaves(label)) for label in made)
 
 
 def extent(atoms: Iterable[Atom]) -> int:

@@ -22,10 +22,7 @@ Users = Mapping[Value, Sequence[Op]]
 
 def landed(graph: Graph) -> Graph:
     """`graph` (loop-free) in which results of collectives that are stored are read from there."""
-    users: dict[Value, list[Op]] = {}
-    for op in graph.ops:
-        for value in dict.fromkeys(op.operands):
-            users.setdefault(value, []).append(op)
+    users = graph.uses()
     place = {op: at for at, op in enumerate(graph.ops)}
     stores = set[Op]()
     row_of: dict[Value, Value] = {}

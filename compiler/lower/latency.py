@@ -15,7 +15,6 @@ from graphlib import TopologicalSorter
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import TRANSFERS
 from shardwright.compiler.isa.region import RegionProgram
-from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import COLLECTIVE
@@ -78,11 +77,11 @@ def makespan_ps(
     return progress.end
 
 
-def arrivals_ps(body: Body, order: Order, judge: Judge) -> dict[int, float]:
+def arrivals_ps(order: Order, judge: Judge) -> dict[int, float]:
     """When the last collective is over that each task waits for, if code took no time."""
     progress, found = Progress(), dict[int, float]()
     for number in order.sorted():
-        task = body.tasks[number]
+        task = order.body.tasks[number]
         progress.now = max((found[earlier] for earlier in order.before(task)), default=0.0)
         found[number] = progress.now
         if task.kind == COLLECTIVE:

@@ -15,7 +15,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, CompileError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.lower.task import unsupported
@@ -31,50 +31,28 @@ def narrow(graph: Graph) -> Graph:
     values = [v for op in graph.ops for v in (*op.operands, *op.results)]
     if not any(v.type.dtype in NARROW for v in values):
         return graph
-    level = _Narrow()
+    level = Level()
     for op in graph.ops:
-        level.add(op)
-    outputs = tuple(level.output(v) for v in graph.outputs)
-    return with_ops(graph, level.ops, outputs)
-
-
-class _Narrow:
-    """The new ops, and what stands for every value that changed."""
-
-    def __init__(self) -> None:
-        self.ops: list[Op] = []
-        self.now: dict[Value, Value] = {}
-        self.wide: dict[Value, Value] = {}
-
-    def add(self, op: Op) -> None:
-        """`op` on narrow operands; its wide results become new, narrow ones."""
-        operands = tuple(self.operand(v, op) for v in op.operands)
+        for value in op.operands:  # wide inputs are converted where they are first read
+            if value.type.dtype in NARROW and value not in level.replaced:
+                level.replaced[value] = _converted(level, value, _low(value.type.dtype), op.loc)
+        now = level.update(op)
         if not any(v.type.dtype in NARROW for v in (*op.operands, *op.results)):
-            self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
-        elif op.name in CASTS and _low(op.attrs.dtype) is operands[0].type.dtype:
-            self.now[op.result] = operands[0]
+            level.ops.append(now)
+        elif op.name in CASTS and _low(op.attrs.dtype) is now.operand.type.dtype:
+            level.replace(op.results, now.operands)
         else:
-            self.ops.append(_remade(op, operands))
-            self.now.update(zip(op.results, self.ops[-1].results, strict=True))
+            level.ops.append(_RULES.get(op.name, _remade)(op, now.operands))
+            level.replace(op.results, level.ops[-1].results)
+    for value in dict.fromkeys(graph.outputs):
+        if (narrow_ := level.now(value)).type != value.type:
+            level.replaced[value] = _converted(level, narrow_, value.type.dtype, UNKNOWN_LOC)
+    return level.finish(graph)
 
-    def operand(self, value: Value, op: Op) -> Value:
-        """What `op` reads for `value`; a wide input is converted where it is first read."""
-        if value.type.dtype in NARROW and value not in self.now:
-            self.now[value] = self._convert(value, NARROW[value.type.dtype], op.loc)
-        return self.now.get(value, value)
 
-    def output(self, value: Value) -> Value:
-        """A result of the graph in its own type again."""
-        now = self.now.get(value, value)
-        if now.type == value.type:
-            return now
-        if value not in self.wide:
-            self.wide[value] = self._convert(now, value.type.dtype, UNKNOWN_LOC)
-        return self.wide[value]
-
-    def _convert(self, value: Value, dtype: DType, loc: Loc) -> Value:
-        self.ops.append(make_op("convert", (value,), ConvertAttrs(dtype), loc=loc))
-        return self.ops[-1].result
+def _converted(level: Level, value: Value, dtype: DType, loc: Loc) -> Value:
+    level.ops.append(make_op("convert", (value,), ConvertAttrs(dtype), loc=loc))
+    return level.ops[-1].result
 
 
 def _low(dtype: DType) -> DType:
@@ -82,31 +60,32 @@ def _low(dtype: DType) -> DType:
 
 
 def _remade(op: Op, operands: tuple[Value, ...]) -> Op:
-    """`op` in narrow types. Raises CompileError when its meaning depends on the width."""
-    if op.name in _WIDTH_MATTERS:
-        given = f"requires elements up to 32 bits, got {op.operands[0].type}"
-        raise unsupported(op, given, "convert to a 32-bit type first")
+    """`op` in narrow types."""
     return make_op(op.name, operands, _attrs(op), op.regions, op.loc)
 
 
-_WIDTH_MATTERS = frozenset(("count_leading_zeros", "bitcast_convert"))
+def _refused(op: Op, operands: tuple[Value, ...]) -> Op:
+    """What means something else with another width."""
+    given = f"requires elements up to 32 bits, got {op.operands[0].type}"
+    raise unsupported(op, given, "convert to a 32-bit type first")
+
+
+_RULES = {"bitcast_convert": _refused, "count_leading_zeros": _refused}
 
 
 def _attrs(op: Op) -> Any:
     """The attributes of `op` with every element type in them narrowed."""
     attrs = op.attrs
-    if attrs is None:
-        return None
     if isinstance(attrs, ConstantAttrs):
         return ConstantAttrs(_constant(op, attrs), _type(attrs.type))
     changed: dict[str, object] = {}
-    for field in fields(attrs):
+    for field in fields(attrs) if attrs is not None else ():
         value = getattr(attrs, field.name)
         if isinstance(value, DType):
             changed[field.name] = _low(value)
         elif isinstance(value, TensorType):
             changed[field.name] = _type(value)
-    return replace(attrs, **changed)
+    return replace(attrs, **changed) if changed else attrs
 
 
 def _type(type: TensorType) -> TensorType:

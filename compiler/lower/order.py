@@ -78,7 +78,7 @@ class Order:
     def _of(self, task: Task) -> set[int]:
         body, found, registers = self.body, set(), set(task.registers)
         for value in task.data:
-            base, chain = body.base(value)
+            base, chain = body.path(value)
             registers |= body.registers_of(value)
             self._readers.setdefault(base, set()).add(task.number)
             if base in body.producer:

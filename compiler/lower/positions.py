@@ -9,6 +9,7 @@ does a plane with fewer rows than partitions: made, it would keep rows of severa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
-from shardwright.compiler.lower.row_rule import PARTITIONS
+from shardwright.compiler.lower.task import PARTITIONS
 from shardwright.compiler.support.intervals import Interval, limits
 
 HEAVY = frozenset(
@@ -143,15 +144,11 @@ def _reshaped(given: Sequence[int], shape: Sequence[int], dims: Dims) -> set[int
     """
     found: set[int] = set()
     for d in dims:
-        inner, outer = _strides(given)[d], _strides(given)[d] * given[d]
-        spans = zip(_strides(shape), shape, strict=True)
-        found |= {e for e, (step, n) in enumerate(spans) if step < outer and step * n > inner}
+        inner = _stride(given, d)
+        steps = [(e, _stride(shape, e)) for e in range(len(shape))]
+        found |= {e for e, s in steps if s < inner * given[d] and s * shape[e] > inner}
     return found
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    found, step = [], 1
-    for n in reversed(shape):
-        found.append(step)
-        step *= n
-    return found[::-1]
+def _stride(shape: Sequence[int], dim: int) -> int:
+    return math.prod(shape[dim + 1 :])

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardwright.compiler.ir.types import Op
-from shardwright.compiler.lower.labels import Labels, fresh, leaves
-from shardwright.compiler.lower.registry import Lowering, register
-from shardwright.compiler.lower.task import STRIP, Task
+from shardwright.compiler.lower.labels import Labels, extent, leaves
+from shardwright.compiler.lower.registry import Lowering, as_strip, register, register_maker
+from shardwright.compiler.lower.task import Task
 
 if TYPE_CHECKING:
-    from shardwright.compiler.lower.body import Body
     from shardwright.compiler.lower.emit import Emitter
     from shardwright.compiler.lower.space import Space
 
 
-def _make(body: Body, op: Op) -> None:
-    body.add_task(op, STRIP, op.operands)
-
-
 def _label(space: Space, task: Task) -> Labels:
-    if space.body.is_free(task.data[0]):
-        space.set_operand(task, 0, fresh(task.data[0].type.shape))
     labels = space.operand(task, 0)
     return tuple(label for d, label in enumerate(labels) if d not in task.op.attrs.dims)
 
@@ -42,12 +32,12 @@ def _emit(emitter: Emitter, task: Task) -> int:
     if inside:
         numbers = {"kind": attrs.kind, "over": emitter.numbers(inside)}
         source = emitter.node("reduce", (source,), spanned - set(inside), dtype, numbers)
-    repeats = int(np.prod([a.size for a in over if a not in spanned], dtype=np.int64))
+    repeats = extent(a for a in over if a not in spanned)
     if repeats == 1 or attrs.kind not in ("add", "multiply"):
         return source
-    factor = emitter.node("constant", (), set(), dtype, {"value": repeats})
     name = "multiply" if attrs.kind == "add" else "power"
-    return emitter.node(name, (source, factor), emitter.atoms_of(source), dtype, {})
+    return emitter.pointwise(name, (source, emitter.constant(repeats, dtype)), dtype)
 
 
-register("reduce", Lowering(make=_make, label=_label, emit=_emit))
+register_maker("reduce", as_strip)
+register("reduce", Lowering(_label, _emit))

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shardwright.compiler.ir.topological import topological
-from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.order import Order
 
 
 class RegionGraph:
     """Dependencies between regions. `members` maps region -> task numbers."""
 
-    def __init__(self, body: Body, order: Order, members: Mapping[int, Collection[int]]) -> None:
+    def __init__(self, order: Order, members: Mapping[int, Collection[int]]) -> None:
         self._members = {r: list(numbers) for r, numbers in members.items()}
         self.region = {n: r for r, numbers in members.items() for n in numbers}
         self._before: dict[int, set[int]] = {r: set() for r in members}
         self._after: dict[int, set[int]] = {r: set() for r in members}
-        for task in body.tasks:
+        for task in order.body.tasks:
             mine = self.region[task.number]
             for number in order.before(task):
                 other = self.region[number]

@@ -1,7 +1,8 @@
 """The table of op lowerings: how an op becomes tasks, index-space labels and region nodes.
 
-Each file of an op family registers its ops here; `make` runs while the body is built, `label` while
-regions are formed, `emit` when a region is written out. Elementwise ops of the graph IR share one
+Each file of an op family registers its ops here; makers run while the body is built, `label` while
+regions are formed, `emit` when a region is written out. Collectives are no compute regions: they
+have makers alone, as ops that become copies and writes. Elementwise ops of the graph IR share one
 entry.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.labels import Labels
-from shardwright.compiler.lower.task import Task
+from shardwright.compiler.lower.task import STRIP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -24,33 +25,55 @@ if TYPE_CHECKING:
 ELEMENTWISE = "elementwise"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lowering:
-    """The rules of one op name.
-
-    `make` adds the op's tasks to a body (None for internal ops); `label` gives the labels of the
-    result; `emit` returns the node of the result, or -1 when the task only writes memory or is not
-    a compute region.
+    """The rules of the tasks of one op name: `label` gives the labels of the result; `emit` returns
+    the node of the result, or -1 when the task only writes memory.
     """
 
-    make: Callable[[Body, Op], None] | None = None
     label: Callable[[Space, Task], Labels]
     emit: Callable[[Emitter, Task], int]
 
 
+Maker = Callable[["Body", Op], None]
+MAKERS: dict[str, Maker] = {}
 LOWERINGS: dict[str, Lowering] = {}
 
 
+def register_maker(name: str, make: Maker) -> None:
+    """Say how an op is added to a body. Raises ValueError on a second definition of the name."""
+    if name in MAKERS:
+        raise ValueError(f"the tasks of {name} are defined twice")
+    MAKERS[name] = make
+
+
 def register(name: str, lowering: Lowering) -> None:
-    """Add the rules of an op. Raises ValueError on a second definition of the name."""
+    """Add the rules of tasks. Raises ValueError on a second definition of the name."""
     if name in LOWERINGS:
         raise ValueError(f"the lowering of {name} is defined twice")
     LOWERINGS[name] = lowering
 
 
-def find(name: str) -> Lowering | None:
-    """The rules of an op, None when there are none."""
-    if name in LOWERINGS:
-        return LOWERINGS[name]
+def maker_of(name: str) -> Maker | None:
+    """What adds the tasks of an op to a body, None for ops that cannot be lowered."""
+    return MAKERS.get(_entry(name))
+
+
+def lowering_of(name: str) -> Lowering:
+    """The rules of tasks by the name of their op."""
+    return LOWERINGS[_entry(name)]
+
+
+def _entry(name: str) -> str:
     opdef = OPS.get(name)
-    return LOWERINGS[ELEMENTWISE] if opdef is not None and opdef.elementwise else None
+    return ELEMENTWISE if opdef is not None and opdef.elementwise else name
+
+
+def as_strip(body: Body, op: Op) -> None:
+    """One task that computes `op` from its operands."""
+    body.add_task(op, STRIP, op.operands)
+
+
+def first_operand(emitter: Emitter, task: Task) -> int:
+    """The node of what a task only stores."""
+    return emitter.operand(task, 0)

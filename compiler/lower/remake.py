@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.group import Groups, Part
@@ -19,6 +18,7 @@ from shardwright.compiler.lower.rule import Budget, traffic
 from shardwright.compiler.lower.task import CONTRACT
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.recipes import Recipes, repeat
+from shardwright.compiler.support.walks import reached
 
 
 @dataclass(slots=True)
@@ -58,15 +58,12 @@ def _is_result(groups: Groups, part: Part, number: int) -> bool:
 
 def _needed(groups: Groups, part: Part, number: int) -> frozenset[int]:
     """The tasks of a region that one of them needs, itself among them."""
-    found: set[int] = set()
-    todo = [number]
-    while todo:
-        task = groups.body.tasks[todo.pop()]
-        if task.number in part.members and task.number not in found:
-            found.add(task.number)
-            makers = (groups.body.producer.get(groups.body.base(v)[0]) for v in task.data)
-            todo += [maker.number for maker in makers if maker is not None]
-    return frozenset(found)
+
+    def makers(one: int) -> set[int]:
+        made = map(groups.body.maker, groups.body.tasks[one].data)
+        return {task.number for task in made if task is not None} & part.members
+
+    return frozenset(reached((number,), makers))
 
 
 def _with_copies(
@@ -91,16 +88,13 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
     body, now = groups.body, dict[Value, Value]()
 
     def in_memory(value: Value) -> bool:
-        base = body.base(value)[0]
-        producer = body.producer.get(base)
-        if producer is None:
-            return True
-        return groups.is_kept(producer) or producer.number not in part.members
+        made = body.maker(value)
+        return made is None or groups.is_kept(made) or made.number not in part.members
 
     readers = [t.op for t in groups.tasks(part.members) if t.op in recipes.position]
     for op in sorted(readers, key=recipes.position.__getitem__):
         for value in op.operands:
-            producer = body.producer.get(body.base(value)[0])
+            producer = body.maker(value)
             if producer is None or producer.number in part.members or groups.is_kept(producer):
                 continue
             recipe = recipes.find(value, lambda _: True, in_memory)
@@ -116,5 +110,4 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
 def cost(groups: Groups, budget: Budget) -> float:
     """HBM bytes of all regions, contractions counted at the bytes they could hide."""
     moved = sum(traffic(groups, part.members) for part in groups.parts.values())
-    tasks = [t for t in groups.body.tasks if t.kind == CONTRACT]
-    return moved + sum(OPS[t.op.name].flops(t.op) for t in tasks) / budget.intensity
+    return moved + sum(task.flops for task in groups.body.tasks) / budget.intensity

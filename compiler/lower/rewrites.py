@@ -7,12 +7,12 @@ from __future__ import annotations
 from shardwright.compiler.ir.traits import CHEAP
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower.canonical import canonical
-from shardwright.compiler.lower.expand import expand, is_composite
+from shardwright.compiler.lower.expand import expand, rule_of
 from shardwright.compiler.lower.landing import landed
 from shardwright.compiler.lower.made_once import made_once
 from shardwright.compiler.lower.narrow import NARROW as WIDE_INTEGERS
 from shardwright.compiler.lower.narrow import narrow
-from shardwright.compiler.lower.registry import find
+from shardwright.compiler.lower.registry import maker_of
 from shardwright.compiler.lower.remake import halved, remade
 from shardwright.compiler.lower.turn_late import turned_late
 from shardwright.compiler.lower.windows import expand_windows
@@ -25,10 +25,11 @@ from shardwright.compiler.rewriting.specs import (
     no_results,
 )
 
-NO_COMPOSITES = every_op("only ops that an engine has", lambda op: not is_composite(op))
+NO_COMPOSITES = every_op("only ops that an engine has", lambda op: rule_of(op) is None)
 NO_WIDE_INTEGERS = no_results(WIDE_INTEGERS, but=("convert",))
 LOWERABLE = every_op(
-    "only views and ops with a lowering", lambda op: op.name in CHEAP or find(op.name) is not None
+    "only views and ops with a lowering",
+    lambda op: op.name in CHEAP or maker_of(op.name) is not None,
 )
 
 WINDOWS = Rewrite(

@@ -15,20 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.facts import is_sum
-from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, all_leaves
-from shardwright.compiler.lower.rule import Budget, Refusal, crowded, traffic
-from shardwright.compiler.lower.space import RefusedError, Space, label
+from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
+from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
-from shardwright.compiler.lower.task import CONTRACT, STRIP, WRITE, Task
+from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
 
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
-PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCK = 512  # documented: columns of one moving operand of the tensor engine
 ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
 # The smallest part of a streamed row that is on chip at a time, and the row tiles that share it
@@ -51,32 +49,30 @@ class Spans:
         """Atoms of the result and the operands."""
         return self.result.union(*self.operands)
 
+    @property
+    def summed(self) -> frozenset[Atom]:
+        """Atoms of the operands that the result does not walk."""
+        return self.all - self.result
 
-class RowRule:
+
+class RowRule(Rule):
     """Growth of regions that hold contractions."""
 
     phase = "row"
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Contractions, elementwise ops and reductions meet each other."""
-        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
-            return False
-        return {producer.kind, consumer.kind} <= {STRIP, CONTRACT}
+        kinds = {producer.kind, consumer.kind}
+        return self.joinable(producer, consumer) and kinds <= {STRIP, CONTRACT}
 
-    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
+    def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Some index of all contractions has to serve as the rows."""
         tasks = groups.tasks(a.members | b.members)
         if not any(t.kind == CONTRACT for t in tasks):
             return Refusal("kind", "no contraction among them")
         if found := crowded(groups, tasks, self.budget) or self._too_intense(groups, a, b):
             return found
-        try:
-            space = label(groups.body, tasks)
-        except RefusedError as error:
-            return Refusal(error.rule, str(error))
+        space = label(groups.body, tasks)
         spans = [_spans(space, task) for task in tasks]
         first: Refusal | None = None
         for rows in _candidates(spans):
@@ -93,8 +89,8 @@ class RowRule:
         saved = _saved(groups, a, b)
         if saved <= 0:
             return Refusal("traffic", "no byte less would move")
-        flops = sum(_flops(groups.body.tasks[n]) for p in (a, b) if p.phase != self.phase
-                    for n in p.members)  # fmt: skip
+        grown = [p for p in (a, b) if p.phase != self.phase]
+        flops = sum(groups.body.tasks[n].flops for part in grown for n in part.members)
         ratio, limit = flops / saved, self.budget.intensity
         if ratio <= limit:
             return None
@@ -109,7 +105,7 @@ class RowRule:
         roles = {s.task.result: _role(s, rows, looped) for s in spans}
         members = {s.task.number for s in spans}
         for one in spans:
-            after = roles.get(space.body.base(one.task.data[0])[0]) == SUM
+            after = roles.get(space.body.base(one.task.data[0])) == SUM
             if _may_follow(one.task) and after:
                 roles[one.task.result] = SUM
                 continue
@@ -142,10 +138,6 @@ def _saved(groups: Groups, a: Part, b: Part) -> float:
     return saved
 
 
-def _flops(task: Task) -> int:
-    return OPS[task.op.name].flops(task.op) if task.kind == CONTRACT else 0
-
-
 def _spans(space: Space, task: Task) -> Spans:
     operands = tuple(frozenset(all_leaves(space.operand(task, k))) for k in range(len(task.data)))
     return Spans(task, frozenset(all_leaves(space.results[task.result])), operands)
@@ -164,8 +156,7 @@ def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
     """Atoms that a contraction needs along the row: its columns, and what it sums but the rows."""
     if one.task.kind != CONTRACT:
         return frozenset()
-    summed = frozenset[Atom]().union(*one.operands) - one.result
-    return _columns(one, rows) | (summed - {rows} if rows in one.result else frozenset())
+    return _columns(one, rows) | (one.summed if rows in one.result else frozenset())
 
 
 def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> frozenset[Atom]:
@@ -181,8 +172,7 @@ def _may_follow(task: Task) -> bool:
 
 def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
     if rows in one.result:
-        summed = frozenset[Atom]().union(*one.operands) - one.result
-        return SUM if is_sum(one.task.op) and summed & looped else ROW
+        return SUM if is_sum(one.task.op) and one.summed & looped else ROW
     return SUM if any(rows in operand for operand in one.operands) else PANEL
 
 
@@ -270,7 +260,7 @@ class _Memory:
         if task.kind == CONTRACT and self.long in summed:
             found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
         for value, atoms in zip(task.data, one.operands, strict=True):
-            base, size = self.body.base(value)[0], value.type.dtype.bytes * self._places(atoms)
+            base, size = self.body.base(value), value.type.dtype.bytes * self._places(atoms)
             if self.body.is_free(value):
                 continue
             if task.kind == CONTRACT and self.rows in atoms:
@@ -283,18 +273,20 @@ class _Memory:
 
     def _blocks(self) -> int:
         """Blocks of row values alive at a time, each in two places."""
-        last = {self.body.base(v)[0]: i for i, s in enumerate(self.spans) for v in s.task.data}
-        live: dict[Value, int] = {}
-        highest = 0
-        for i, one in enumerate(self.spans):
+        last = {self.body.base(v): i for i, s in enumerate(self.spans) for v in s.task.data}
+        steps = []
+        for one in self.spans:
             made = zip((*one.task.data, one.task.result), (*one.operands, one.result), strict=True)
-            for value, atoms in made:
-                if self.rows in atoms and not self.body.is_free(value):
-                    points = min(BLOCK, self._points(atoms))
-                    live[self.body.base(value)[0]] = 2 * points * value.type.dtype.bytes
-            highest = max(highest, sum(live.values()))
-            live = {v: n for v, n in live.items() if last.get(v, -1) > i}
-        return highest
+            steps.append(
+                {
+                    self.body.base(value): 2
+                    * value.type.dtype.bytes
+                    * min(BLOCK, self._points(atoms))
+                    for value, atoms in made
+                    if self.rows in atoms and not self.body.is_free(value)
+                }
+            )
+        return most_alive(steps, last)
 
     def _places(self, atoms: Collection[Atom]) -> int:
         """How often an operand is held."""

@@ -5,43 +5,17 @@ A refusal names the first rule that failed; `explain.py` shows it to the user.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import all_leaves
+from shardwright.compiler.lower.space import Refusal, RefusedError, Space
 from shardwright.compiler.lower.task import WRITE, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
-    from shardwright.compiler.lower.space import Space
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why tasks may not be one region.
-
-    `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
-    traffic, intensity, code, slower.
-    """
-
-    rule: str
-    detail: str
-
-
-class Rule(Protocol):
-    """One phase of growth."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the phase."""
-
-    def may_meet(self, producer: Task, consumer: Task) -> bool:
-        """Whether an edge between these tasks may become internal, whatever else is there."""
-
-    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +38,16 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """What the phases without row regions share: limits, and the tasks that stay alone."""
+class Rule:
+    """A phase of growth; `alone` are tasks that share a region with nothing."""
 
     budget: Budget
     alone: Collection[int] = ()
+    phase: ClassVar[str]
+
+    def may_meet(self, producer: Task, consumer: Task) -> bool:
+        """Whether an edge between these tasks may become internal, whatever else is there."""
+        raise NotImplementedError
 
     def joinable(self, producer: Task, consumer: Task) -> bool:
         """Whether any phase may make the edge between two tasks internal."""
@@ -77,6 +56,17 @@ class Growth:
     def kept_apart(self, producer: Task, consumer: Task) -> bool:
         """Whether one of two tasks shares a region with nothing."""
         return producer.number in self.alone or consumer.number in self.alone
+
+    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Why two regions may not be one; None when they may."""
+        try:
+            return self.check(groups, a, b)
+        except RefusedError as error:
+            return error.refusal
+
+    def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """`refusal`, or RefusedError where the tasks have no common index space."""
+        raise NotImplementedError
 
 
 def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | None:
@@ -90,6 +80,19 @@ def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | 
     return None
 
 
+def most_alive(steps: Sequence[Mapping[Value, int]], last: Mapping[Value, int]) -> int:
+    """Largest sum of what is alive at a step: each value from the first step that has it, with its
+    size there, to step `last`, or its own.
+    """
+    live: dict[Value, int] = {}
+    most = 0
+    for at, sizes in enumerate(steps):
+        live |= sizes
+        most = max(most, sum(live.values()))
+        live = {v: n for v, n in live.items() if last.get(v, -1) > at}
+    return most
+
+
 def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
     """Values in memory that a region reads, with the bytes it needs of them."""
     body, tasks = groups.body, [groups.body.tasks[n] for n in members]
@@ -97,7 +100,7 @@ def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
     found: dict[Value, int] = {}
     for task in tasks:
         for value in task.data:
-            base = body.base(value)[0]
+            base = body.base(value)
             if not body.is_free(value) and base not in inside:
                 part = min(base.type.num_bytes, value.type.num_bytes)
                 found[base] = max(part, found.get(base, 0))

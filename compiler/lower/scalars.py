@@ -7,12 +7,14 @@ scalar that is not known here becomes data, and a `register_load` when it is use
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import chooses, counted_dim, stored, takes_at
-from shardwright.compiler.ir.traits import LITERALS
+from shardwright.compiler.ir.ops import SliceAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import within
@@ -73,6 +75,8 @@ def _evaluate(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known 
         return _slice_of_iota(op, known, iotas)
     if chooses(op):
         return _select(op, known)
+    if op.name in IDENTITIES | VIEWS or isinstance(op.attrs, SliceAttrs):
+        return known.get(op.operands[0])
     rule = _RULES.get(op.name)
     operands = [known[v] for v in op.operands if v in known]
     return rule(op, operands) if rule is not None and len(operands) == len(op.operands) else None
@@ -116,62 +120,54 @@ def _subtract(op: Op, k: Sequence[Known]) -> Known:
     return _add(op, (k[0], _negate(op, k[1:])))
 
 
-def _maximum(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
+def _larger(a: Known, b: Known) -> Known | None:
     if a.low >= b.high:
         return a
     return b if b.low >= a.high else None
 
 
-def _minimum(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
+def _smaller(a: Known, b: Known) -> Known | None:
     if a.high <= b.low:
         return a
     return b if b.high <= a.low else None
 
 
 def _clamp(op: Op, k: Sequence[Known]) -> Known | None:
-    raised = _maximum(op, k[:2])
-    return _minimum(op, (raised, k[2])) if raised else None
+    raised = _larger(*k[:2])
+    return _smaller(raised, k[2]) if raised else None
+
+
+def _divided(a: Known, b: Known) -> tuple[Known, Known] | None:
+    """(a // b, a % b) of numbers that are not negative, where registers decide neither."""
+    if not b.is_constant or b.low <= 0 or a.low < 0:
+        return None
+    if a.is_constant:
+        return constant(a.low // b.low), constant(a.low % b.low)
+    return (constant(0), a) if a.high < b.low else None
 
 
 def _divide(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
-    if not b.is_constant or b.low <= 0 or a.low < 0:
-        return None
-    if a.is_constant:
-        return constant(a.low // b.low)
-    return constant(0) if a.high < b.low else None
+    found = _divided(*k)
+    return found and found[0]
 
 
 def _remainder(op: Op, k: Sequence[Known]) -> Known | None:
-    a, b = k
-    if not b.is_constant or b.low <= 0 or a.low < 0:
-        return None
-    if a.is_constant:
-        return constant(a.low % b.low)
-    return a if a.high < b.low else None
+    found = _divided(*k)
+    return found and found[1]
 
 
 def _compare(op: Op, k: Sequence[Known]) -> Known | None:
-    """Decided when the ranges (or the difference of two affine expressions) do not overlap."""
+    """Decided when it is the same at both ends of what the difference may be, and at 0 if that lies
+    between.
+    """
     a, b = k
     difference = a.value + b.value * -1
     low, high = a.low - b.high, a.high - b.low
     if not difference.terms:
         low = high = difference.const
-    always, never = _DECIDED[op.attrs.direction](low, high)
-    return constant(int(always)) if always or never else None
-
-
-_DECIDED: dict[str, Callable[[int, int], tuple[bool, bool]]] = {
-    "LT": lambda low, high: (high < 0, low >= 0),
-    "LE": lambda low, high: (high <= 0, low > 0),
-    "GT": lambda low, high: (low > 0, high <= 0),
-    "GE": lambda low, high: (low >= 0, high < 0),
-    "EQ": lambda low, high: (low == high == 0, low > 0 or high < 0),
-    "NE": lambda low, high: (low > 0 or high < 0, low == high == 0),
-}
+    holds = getattr(operator, op.attrs.direction.lower())
+    found = {bool(holds(number, 0)) for number in (low, min(max(0, low), high), high)}
+    return constant(int(found.pop())) if len(found) == 1 else None
 
 
 def _convert(op: Op, k: Sequence[Known]) -> Known | None:
@@ -180,10 +176,6 @@ def _convert(op: Op, k: Sequence[Known]) -> Known | None:
     if k[0].low > 0 or k[0].high < 0:
         return constant(1)
     return constant(0) if k[0].low == k[0].high == 0 else None
-
-
-def _same(op: Op, k: Sequence[Known]) -> Known:
-    return k[0]
 
 
 def _logic(op: Op, k: Sequence[Known]) -> Known | None:
@@ -202,8 +194,8 @@ _RULES: dict[str, Rule] = {
     "subtract": _subtract,
     "multiply": _multiply,
     "negate": _negate,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": lambda op, k: _larger(*k),
+    "minimum": lambda op, k: _smaller(*k),
     "clamp": _clamp,
     "divide": _divide,
     "remainder": _remainder,
@@ -213,10 +205,4 @@ _RULES: dict[str, Rule] = {
     "or": _logic,
     "xor": _logic,
     "not": _not,
-    "reshape": _same,
-    "broadcast_in_dim": _same,
-    "transpose": _same,
-    "slice": _same,
-    "optimization_barrier": _same,
-    "sharding_constraint": _same,
 }

@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.topological import topological
-from shardwright.compiler.lower.body import Body
+from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import Hiding, queue_of
-from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
 from shardwright.compiler.lower.tokens import Threads
+from shardwright.compiler.support.walks import reached
 
 Rank = tuple[bool, bool, float]
+Tasks = Mapping[int, Sequence[Task]]
+"""The tasks of each region, in a runnable order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +35,14 @@ class Slot:
 
 
 class Orders:
-    """Orders of the regions of a body, of which `members` says region -> task numbers; collectives
-    are alone.
-    """
+    """Orders of regions; collectives are alone in theirs."""
 
-    def __init__(self, body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> None:
-        region_of = {n: r for r, numbers in members.items() for n in numbers}
-        before = _regions(body, order.before, members, region_of)
-        before = _with_late_stores(body, before, members)
-        self._finished = _regions(body, order.finished, members, region_of)
-        flying = (r for r in members if body.tasks[r].kind == COLLECTIVE)
-        self._queues = {r: queue_of(body.tasks[r].op) for r in flying}
-        self._ranked, self._given = _in_program_order(body, before, members)
+    def __init__(self, groups: Groups) -> None:
+        tasks = {region: groups.tasks(part.members) for region, part in groups.parts.items()}
+        before = _with_late_stores(_regions(groups.order.before, tasks), tasks)
+        self._finished = _regions(groups.order.finished, tasks)
+        self._queues = {r: queue_of(own[0].op) for r, own in tasks.items() if _flies(own)}
+        self._ranked, self._given = _in_program_order(before, tasks)
 
     def in_program(self) -> list[Slot]:
         """Steps in the order of the program."""
@@ -88,35 +86,26 @@ def _slots(
     return slots + [Slot(c, wait=True) for c in in_flight]
 
 
-def _regions(
-    body: Body,
-    earlier: Callable[[Task], set[int]],
-    members: Mapping[int, Sequence[int]],
-    region_of: Mapping[int, int],
-) -> dict[int, set[int]]:
+def _regions(earlier: Callable[[Task], set[int]], tasks: Tasks) -> dict[int, set[int]]:
     """Per region, the other regions with tasks that are `earlier` than one of its own."""
+    region_of = {task.number: r for r, own in tasks.items() for task in own}
     return {
-        r: {region_of[n] for number in numbers for n in earlier(body.tasks[number])} - {r}
-        for r, numbers in members.items()
+        r: {region_of[n] for task in own for n in earlier(task)} - {r} for r, own in tasks.items()
     }
 
 
-def _with_late_stores(
-    body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
-) -> dict[int, set[int]]:
+def _with_late_stores(before: Mapping[int, set[int]], tasks: Tasks) -> dict[int, set[int]]:
     """`before`, with stores of what a collective makes for other functions behind all that computes
     with it: code would else wait for the collective only to copy its result.
     """
     after = _after(before)
     stores = {
-        r
-        for r, numbers in members.items()
-        if not after[r] and all(body.tasks[n].op.name == WRITE for n in numbers)
+        r for r, own in tasks.items() if not after[r] and all(t.op.name == WRITE for t in own)
     }
     late = {r: set(earlier) for r, earlier in before.items()}
     for region in stores:
         for made in before[region]:
-            if body.tasks[made].kind == COLLECTIVE:
+            if _flies(tasks[made]):
                 late[region] |= set(after[made]) - stores
     return late
 
@@ -154,21 +143,19 @@ class _Ranked:
         return found
 
 
-def _in_program_order(
-    body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
-) -> tuple[_Ranked, list[int]]:
+def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ranked, list[int]]:
     """Regions in dependency order: ready collectives (and what feeds them) first, in the order
     their results are needed, else the one that comes first in the program. Collectives that give
     way are behind the tokens they wait for.
     """
     after = _after(before)
-    urgent, idle = _urgent(body, after, members), _idle(body, after, members)
+    urgent, idle = _urgent(after, tasks), _idle(after, tasks)
     idle |= {r for r in urgent if idle.issuperset(after[r])}
     ranked = _Ranked(before, urgent, idle)
-    place = {r: max(numbers) for r, numbers in members.items()}
+    place = {r: max(task.number for task in own) for r, own in tasks.items()}
     order = ranked.listed(place)
-    reached = {region: at for at, region in enumerate(order)}
-    needed = {r: min((reached[x] for x in after[r]), default=len(order)) for r in order}
+    at = {region: number for number, region in enumerate(order)}
+    needed = {r: min((at[x] for x in after[r]), default=len(order)) for r in order}
     for region in reversed(order):
         if region in urgent:
             needed[region] = min(
@@ -176,7 +163,7 @@ def _in_program_order(
             )
             place[region] = needed[region]
     order = ranked.listed(place)
-    tokens = Threads(body, order, before, idle, members).tokens()
+    tokens = Threads(tasks, order, before, idle).tokens()
     if not tokens:
         return ranked, order
     behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}
@@ -184,53 +171,38 @@ def _in_program_order(
     return ranked, ranked.listed(place)
 
 
-def _idle(
-    body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
-) -> set[int]:
+def _idle(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     """Collectives that no contraction waits for (late gradients, gathers for another layer), and
     what follows from them: streams and engines take it up last.
     """
     found: set[int] = set()
-    for region in members:
-        if body.tasks[region].kind == COLLECTIVE and region not in found:
-            behind = _behind(region, after)
-            tasks = (body.tasks[n] for r in behind for n in members[r])
-            if not any(task.kind == CONTRACT for task in tasks):
+    for region in tasks:
+        if _flies(tasks[region]) and region not in found:
+            behind = reached((region,), after.__getitem__)
+            if not any(task.kind == CONTRACT for r in behind for task in tasks[r]):
                 found |= behind
     return found
 
 
-def _behind(region: int, after: Mapping[int, Sequence[int]]) -> set[int]:
-    """`region` and all that must run after it."""
-    found, todo = {region}, [region]
-    while todo:
-        fresh = set(after[todo.pop()]) - found
-        found |= fresh
-        todo += fresh
-    return found
-
-
-def _urgent(
-    body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
-) -> set[int]:
+def _urgent(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     """Collectives, and single light ops that only bring a source into place for them; where a
     source is put together, all writes of its parts.
     """
-    found = {r for r in members if body.tasks[r].kind == COLLECTIVE}
-    light = {r for r, numbers in members.items() if after[r] and _is_light(body, numbers)}
+    found = {r for r, own in tasks.items() if _flies(own)}
+    light = {r for r, own in tasks.items() if after[r] and _is_light(own)}
     sources = {r for r in light if found.issuperset(after[r])}
     while sources:
         found |= sources
-        parts = (r for r in light - found if _writes(body, members[r]))
+        parts = (r for r in light - found if any(t.op.name == WRITE for t in tasks[r]))
         sources = {r for r in parts if found.issuperset(after[r])}
     return found
 
 
-def _is_light(body: Body, numbers: Sequence[int]) -> bool:
+def _flies(tasks: Sequence[Task]) -> bool:
+    """Whether a region is a collective."""
+    return tasks[0].kind == COLLECTIVE
+
+
+def _is_light(tasks: Sequence[Task]) -> bool:
     """True for a single op that does not contract, and where it writes."""
-    tasks = [body.tasks[n] for n in numbers]
     return sum(t.op.name != WRITE for t in tasks) <= 1 and all(t.kind != CONTRACT for t in tasks)
-
-
-def _writes(body: Body, numbers: Sequence[int]) -> bool:
-    return any(body.tasks[n].op.name == WRITE for n in numbers)

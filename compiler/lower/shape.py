@@ -13,13 +13,12 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.labels import Labels, fresh
-from shardwright.compiler.lower.registry import Lowering, register
+from shardwright.compiler.lower.labels import Labels
+from shardwright.compiler.lower.registry import Lowering, first_operand, register, register_maker
 from shardwright.compiler.lower.task import WRITE, Task, Window
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
-    from shardwright.compiler.lower.emit import Emitter
     from shardwright.compiler.lower.space import Space
 
 
@@ -76,16 +75,10 @@ def _sliced(
 
 
 def _label_write(space: Space, task: Task) -> Labels:
-    if space.body.is_free(task.data[0]):
-        space.set_operand(task, 0, fresh(task.data[0].type.shape))
     return space.operand(task, 0)
 
 
-def _emit_write(emitter: Emitter, task: Task) -> int:
-    return emitter.operand(task, 0)
-
-
-register("dynamic_update_slice", Lowering(make=_update_slice, label=_label_write, emit=_emit_write))
-register("concatenate", Lowering(make=_concatenate, label=_label_write, emit=_emit_write))
-register("pad", Lowering(make=_pad, label=_label_write, emit=_emit_write))
-register(WRITE, Lowering(label=_label_write, emit=_emit_write))
+register_maker("dynamic_update_slice", _update_slice)
+register_maker("concatenate", _concatenate)
+register_maker("pad", _pad)
+register(WRITE, Lowering(_label_write, first_operand))

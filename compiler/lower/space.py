@@ -8,6 +8,7 @@ region pass through reshapes, transposes and broadcasts; a slice of one is a bor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from shardwright.compiler.ir.traits import IDENTITIES, VIEWS
@@ -18,12 +19,24 @@ from shardwright.compiler.lower.labels import Labels, behind, distinct, fresh
 from shardwright.compiler.lower.task import WRITE, Task
 
 
-class RefusedError(Exception):
-    """These tasks have no common index space; the text says why, `rule` names the rule."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why tasks may not be one region.
 
-    def __init__(self, why: str, rule: str = "label") -> None:
-        super().__init__(why)
-        self.rule = rule
+    `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
+    traffic, intensity, code, slower.
+    """
+
+    rule: str
+    detail: str
+
+
+class RefusedError(Exception):
+    """These tasks have no common index space."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
 
 
 class Space:
@@ -38,15 +51,13 @@ class Space:
         self._share = share
         self._inside = {t.result for t in tasks}
         for task in tasks:
-            lowering = registry.find(task.op.name)
-            assert lowering is not None
-            self.results[task.result] = lowering.label(self, task)
+            self.results[task.result] = registry.lowering_of(task.op.name).label(self, task)
         if not all(distinct(v) for v in (*self.results.values(), *self._operands.values())):
             self.refuse("two dims of a value would walk one index", "duplicated atom")
 
     def refuse(self, why: str, rule: str = "label") -> NoReturn:
         """Give up on this set of tasks."""
-        raise RefusedError(why, rule)
+        raise RefusedError(Refusal(rule, why))
 
     def operand(self, task: Task, k: int) -> Labels:
         """Labels of operand `k`; the same object on every call."""
@@ -61,15 +72,15 @@ class Space:
 
     def is_inside(self, value: Value) -> bool:
         """True when `value` is seen from a result of this region, not loaded."""
-        return self.body.base(value)[0] in self._inside
+        return self.body.base(value) in self._inside
 
     def _value(self, value: Value) -> Labels:
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         if base in self._inside:
             return self._internal(base, chain)
-        if not self._share:
+        if not self._share or self.body.is_free(value):
             return fresh(value.type.shape)
-        return self._shared(value, base, chain)
+        return self._shared(base, chain)
 
     def _internal(self, base: Value, chain: Sequence[Value]) -> Labels:
         if self.body.producer[base].op.name == WRITE:
@@ -82,23 +93,15 @@ class Space:
             labels = below
         return labels
 
-    def _shared(self, value: Value, base: Value, chain: Sequence[Value]) -> Labels:
-        """Labels of a load: the nearest view that is already labelled, seen through the rest of the
-        chain.
-        """
-        seen = [base, *chain]
-        known = max((i for i, v in enumerate(seen) if v in self._loads), default=-1)
-        labels = self._loads[seen[known]] if known >= 0 else self._first_labels(seen)
-        for view in seen[max(known, 0) + 1 :]:
-            below = None if labels is None else self._through(self.body.views[view], labels)
-            labels = fresh(view.type.shape) if below is None else below
-            self._loads.setdefault(view, labels)
-        assert labels is not None
+    def _shared(self, base: Value, chain: Sequence[Value]) -> Labels:
+        """Labels of a load: every view is labelled once, as it is seen through those before it."""
+        labels = self._loads[base] = self._loads.get(base) or fresh(base.type.shape)
+        for view in chain:
+            if view not in self._loads:
+                below = self._through(self.body.views[view], labels)
+                self._loads[view] = fresh(view.type.shape) if below is None else below
+            labels = self._loads[view]
         return labels
-
-    def _first_labels(self, seen: Sequence[Value]) -> Labels:
-        self._loads[seen[0]] = fresh(seen[0].type.shape)
-        return self._loads[seen[0]]
 
     def _through(self, op: Op, labels: Labels) -> Labels | None:
         """Labels behind one view op; None when the view selects a part."""

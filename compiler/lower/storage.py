@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import keeps_order, permutation
+from shardwright.compiler.ir.ops import UnfoldAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Tensor
@@ -24,6 +25,7 @@ from shardwright.compiler.lower.task import (
     COLLECTIVE,
     CONTRACT,
     COPY,
+    PARTITIONS,
     STRIP,
     WRITE,
     NeedsCopyError,
@@ -32,7 +34,6 @@ from shardwright.compiler.lower.task import (
 )
 from shardwright.compiler.lower.views import Coordinate, Layout, dense
 
-PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCKED = 64
 """Rows whose number divides by this are moved in blocks, the fewest being two rows on each of 32
 partitions (`codegen/row_blocks.py`)."""
@@ -57,7 +58,7 @@ class Storage:
         body: Body,
         inputs: Sequence[Value],
         aliases: Mapping[int, Value],
-        apart: Collection[int] = (),
+        apart: Collection[int],
     ) -> None:
         self.body = body
         self.tensors: list[Tensor] = []
@@ -69,8 +70,9 @@ class Storage:
         self.order = Order(body)
         self._number = {v: i for i, v in enumerate(inputs)}
         for i, value in enumerate(inputs):
-            self.inputs.append(self._bind(value, f"in{i}", "input"))
-        self._overwritten = {aliases[k] for k in aliases}
+            self.inputs.append(len(self.tensors))
+            self._add(value, Tensor(f"in{i}", value.type.shape, value.type.dtype, "input"))
+        self._overwritten = set(aliases.values())
         self._rewritten = {body.root(t.target) for t in body.tasks if t.target is not None}
         for k, value in enumerate(map(body.now, body.graph.outputs)):
             self._place_output(k, value, aliases.get(k), k in apart)
@@ -83,24 +85,19 @@ class Storage:
         """Forget scratch and constants, before regions are written out again."""
         self.tensors, self._home = list(self._fixed[0]), dict(self._fixed[1])
 
-    def memory(self, tensor: int) -> int:
-        """The tensor whose memory `tensor` is: itself, or the input it aliases."""
-        alias = self.tensors[tensor].alias
-        return alias if alias >= 0 else tensor
-
     def output_of(self, tensor: int) -> int:
         """Output number of an output tensor, -1 for others."""
         return self.outputs.index(tensor) if tensor in self.outputs else -1
 
     def place(self, value: Value) -> Place:
         """Where `value` can be read. Raises NeedsCopyError when strides cannot say it."""
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         place = self.home(base)
         layout, seen = place.layout, base
         bounds: tuple[Coordinate, ...] = ()
         for view in chain:
             op = self.body.views[view]
-            if op.name == "unfold" and op.attrs.padded:
+            if isinstance(op.attrs, UnfoldAttrs) and op.attrs.padded:
                 padded = views.padded_windows(seen.type.shape, layout, op.attrs)
                 if padded is None:
                     raise self.dense_copy_of(seen)
@@ -122,7 +119,7 @@ class Storage:
         """The request for a dense form of `value`: a copy, or an output that is not permuted at
         its source.
         """
-        root = self.body.root(self.body.base(value)[0])
+        root = self.body.root(self.body.base(value))
         place = self.home(root)
         output = self.output_of(place.tensor)
         permuted = place.layout != dense(root.type.shape)
@@ -148,8 +145,7 @@ class Storage:
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))
         wide = root not in self._rewritten and is_held_wide(self.body, root)
         dtype = DType.F32 if wide else root.type.dtype
-        self._home[root] = Place(len(self.tensors), layout)
-        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"))
+        self._add(root, Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"), layout)
 
     def _wanted_layout(self, root: Value) -> Layout:
         """The layout most strip readers of a contraction's result walk row-major, else dense; where
@@ -166,7 +162,7 @@ class Storage:
         views = {natural}
         for task in self.body.tasks:
             for value in task.data:
-                base, chain = self.body.base(value)
+                base, chain = self.body.path(value)
                 if base is not root:
                     continue
                 if task.kind == COLLECTIVE or task.target is root:
@@ -191,13 +187,10 @@ class Storage:
         assert layout is not None, "the target of a write is dense"
         return Place(place.tensor, layout)
 
-    def _bind(self, value: Value, name: str, kind: str) -> int:
-        return self._add(value, Tensor(name, value.type.shape, value.type.dtype, kind))
-
-    def _add(self, value: Value, tensor: Tensor) -> int:
-        self._home[value] = Place(len(self.tensors), dense(value.type.shape))
+    def _add(self, value: Value, tensor: Tensor, layout: Layout | None = None) -> None:
+        """A new tensor that `value` fills, densely unless told otherwise."""
+        self._home[value] = Place(len(self.tensors), layout or dense(value.type.shape))
         self.tensors.append(tensor)
-        return len(self.tensors) - 1
 
     def _place_output(self, k: int, value: Value, owner: Value | None, apart: bool) -> None:
         """Make output tensor `k` and decide which value is stored there."""
@@ -221,7 +214,7 @@ class Storage:
         """(base, its layout) such that storing the base that way gives `value` row-major; no base
         if a view is not 1:1.
         """
-        base, chain = self.body.base(value)
+        base, chain = self.body.path(value)
         layout: Layout | None = dense(value.type.shape)
         for view in reversed(chain):
             op = self.body.views[view]
@@ -250,7 +243,7 @@ class Storage:
         """Copy `value` to output `k` after everything that reads the memory's old content."""
         body = self.body
         by = Op(COPY, (value,), (Value(value.type),), loc=body.loc_of(value))
-        base = body.base(value)[0]
+        base = body.base(value)
         if base in self._overwritten:
             value = body.copy(value, by)
         result = body.copy(value, by)

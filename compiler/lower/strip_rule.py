@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves
-from shardwright.compiler.lower.rule import Growth, Refusal, crowded, elsewhere
-from shardwright.compiler.lower.space import RefusedError, Space, label
+from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
+from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ SMALL_POINTS = 1 << 14  # one tile of 128 rows: below that a longer walk costs n
 _ROW_BYTES = 4  # values are held as fp32 on chip
 
 
-class StripRule(Growth):
-    """Growth without contractions. `alone` are strip tasks that share a region with nothing."""
+class StripRule(Rule):
+    """Growth without contractions."""
 
     phase = "strip"
 
@@ -43,18 +43,15 @@ class StripRule(Growth):
             return False
         return producer.kind == consumer.kind == STRIP
 
-    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
+    def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """A contraction takes conversions and writes of its result; rows have to fit."""
         tasks = groups.tasks(a.members | b.members)
         contracts = [t for t in tasks if t.kind == CONTRACT]
         if contracts and (len(contracts) > 1 or any(t.op.name not in EPILOGUE for t in tasks[1:])):
             return Refusal("kind", "a contraction meets more than conversions and writes")
         if not contracts and (found := crowded(groups, tasks, self.budget)):
             return found
-        try:
-            space = label(groups.body, tasks)
-        except RefusedError as error:
-            return Refusal(error.rule, str(error))
+        space = label(groups.body, tasks)
         if contracts:
             return elsewhere(space, contracts[0], tasks)
         return self._unfit(groups, space, tasks)
@@ -110,25 +107,19 @@ def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> se
 
 def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
     """Largest sum of live row bytes per partition, loads included, while the tasks run in order."""
+    body = space.body
     last: dict[Value, int] = {}
     need: dict[Value, int] = {}
-    for i, task in enumerate(tasks):
+    steps = []
+    for at, task in enumerate(tasks):
         for k, value in enumerate(task.data):
-            base = space.body.base(value)[0]
-            last[base] = i
-            if base not in need and not space.body.is_free(value):
+            base = body.base(value)
+            last[base] = at
+            if base not in need and not body.is_free(value):
                 need[base] = _row_bytes(space.operand(task, k), parallel)
         need[task.result] = _row_bytes(space.results[task.result], parallel)
-        last.setdefault(task.result, i)
-    live: dict[Value, int] = {}
-    peak = 0
-    for i, task in enumerate(tasks):
-        for value in (*task.data, task.result):
-            base = space.body.base(value)[0]
-            live[base] = need.get(base, 0)
-        peak = max(peak, sum(live.values()))
-        live = {v: n for v, n in live.items() if last[v] > i}
-    return peak
+        steps.append({v: need.get(v, 0) for v in (*map(body.base, task.data), task.result)})
+    return most_alive(steps, last)
 
 
 def _row_bytes(labels: Labels, parallel: Collection[Atom]) -> int:

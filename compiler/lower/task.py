@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import CompileError, Loc
+from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.landing import is_run
@@ -19,6 +20,8 @@ from shardwright.compiler.lower.landing import is_run
 COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
 
 STRIP, CONTRACT, COLLECTIVE, ALONE = "strip", "contract", "collective", "alone"
+
+PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore, rows and columns of its engines
 
 ORDINAL_FILE = "#"
 """File name of locations that only hold an op ordinal: compile units carry no user locations."""
@@ -76,6 +79,11 @@ class Task:
     def result(self) -> Value:
         """The value (or new version of the target's memory) this task makes."""
         return self.op.result if self.version is None else self.version
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic of a contraction; what others compute is not counted."""
+        return OPS[self.op.name].flops(self.op) if self.kind == CONTRACT else 0
 
     def fill(self, window: Window) -> None:
         """Overwrite no more than a part of the target."""

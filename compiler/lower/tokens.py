@@ -13,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.lower.body import Body
-from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT
+from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, Task
 
 
 @dataclass(slots=True)
@@ -24,15 +23,14 @@ class Threads:
     """The order of regions without tokens, by the layer's own collectives in it: window `w` is the
     code behind `w` of them.
 
-    `before` are the regions every region waits for, `idle` those no contraction waits for,
-    `members` the tasks of a region.
+    `tasks` are those of every region, `before` the regions it waits for, `idle` the regions no
+    contraction waits for.
     """
 
-    body: Body
+    tasks: Mapping[int, Sequence[Task]]
     order: Sequence[int]
     before: Mapping[int, Collection[int]]
     idle: Collection[int]
-    members: Mapping[int, Sequence[int]]
     place: dict[int, int] = field(init=False)
     giving: list[int] = field(init=False)
     own: list[int] = field(init=False)
@@ -40,10 +38,10 @@ class Threads:
 
     def __post_init__(self) -> None:
         self.place = {region: at for at, region in enumerate(self.order)}
-        flying = [r for r in self.order if self.body.tasks[r].kind == COLLECTIVE]
-        self.giving = [r for r in flying if _yields(self.body.tasks[r].op)]
+        flying = [r for r in self.order if self.tasks[r][0].kind == COLLECTIVE]
+        self.giving = [r for r in flying if getattr(self._op(r).attrs, "yields", False)]
         behind = self._following([r for r in self.giving if r in self.idle])
-        self.own = [r for r in flying if not _yields(self.body.tasks[r].op) and r not in behind]
+        self.own = [r for r in flying if r not in self.giving and r not in behind]
         self.starts = [self.place[r] for r in self.own]
 
     def tokens(self) -> dict[int, int]:
@@ -81,18 +79,22 @@ class Threads:
         for at, region in enumerate(self.order):
             work[bisect_right(self.starts, at)] += self._flops(region)
         reached = list(accumulate(work if any(work) else [1] * len(work)))
-        sizes = [_bytes(self.body.tasks[r].op) for r in early]
+        sizes = [sent_bytes(self._op(r)) for r in early]
         ends = accumulate(sizes)
         middles = [(end - size / 2) / sum(sizes) for end, size in zip(ends, sizes, strict=True)]
         return [bisect_left(reached, middle * reached[-1]) for middle in middles]
 
+    def _op(self, region: int) -> Op:
+        """The collective of a region."""
+        return self.tasks[region][0].op
+
     def _computes(self, region: int) -> bool:
-        """True for contractions and the layer's own collectives."""
-        return self.body.tasks[region].kind == CONTRACT or region in self.own
+        """True for what is named by a contraction, and the layer's own collectives."""
+        named = next(task for task in self.tasks[region] if task.number == region)
+        return named.kind == CONTRACT or region in self.own
 
     def _flops(self, region: int) -> int:
-        tasks = (self.body.tasks[n] for n in self.members[region])
-        return sum(OPS[t.op.name].flops(t.op) for t in tasks if t.kind == CONTRACT)
+        return sum(task.flops for task in self.tasks[region])
 
     def _following(self, regions: Collection[int]) -> set[int]:
         """`regions` and all that must run after one of them."""
@@ -101,12 +103,3 @@ class Threads:
             if not found.isdisjoint(self.before[region]):
                 found.add(region)
         return found
-
-
-def _yields(op: Op) -> bool:
-    return bool(getattr(op.attrs, "yields", False))
-
-
-def _bytes(op: Op) -> int:
-    """Bytes of the larger side."""
-    return max(op.operands[0].type.num_bytes, op.result.type.num_bytes)

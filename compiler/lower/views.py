@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.labels import Atom, Label, find, leaves
+from shardwright.compiler.lower.labels import Atom, Label, find, leaves, unify
 
 Pieces = tuple[tuple[int, int], ...]
 
@@ -52,11 +52,6 @@ def dense(shape: Sequence[int]) -> Layout:
         dims.append(((size, stride),) if size != 1 else ())
         stride *= size
     return Layout(Affine(), tuple(reversed(dims)))
-
-
-def is_dense(layout: Layout, shape: Sequence[int]) -> bool:
-    """True when `layout` is the whole tensor in row-major order of `shape`."""
-    return layout == dense(shape)
 
 
 def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
@@ -235,30 +230,12 @@ _BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {
 
 
 def _size(pieces: Pieces) -> int:
-    size = 1
-    for n, _ in pieces:
-        size *= n
-    return size
+    return math.prod(n for n, _ in pieces)
 
 
 def align(label: Label, pieces: Pieces) -> bool:
     """Split the atoms of a dim until each lies inside one piece; False when sizes do not divide."""
-    stack = leaves(label)
-    for size, _ in reversed(pieces):
-        while size > 1:
-            if not stack:
-                return False
-            *major, atom = leaves((stack.pop(),))
-            stack.extend(major)
-            if atom.size > size:
-                if atom.size % size:
-                    return False
-                rest, atom = atom.split(size)
-                stack.append(rest)
-            if size % atom.size:
-                return False
-            size //= atom.size
-    return not stack
+    return unify(tuple(Atom(size) for size, _ in pieces if size > 1), label)
 
 
 def strides_of(label: Label, pieces: Pieces) -> list[tuple[Atom, int]]:

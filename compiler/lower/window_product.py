@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs
 from shardwright.compiler.ir.types import Op, Value
-
-_PARTITIONS = 128
-"""Rows and columns of the tensor engine (documented: NeuronCore-v2)."""
+from shardwright.compiler.lower.level import Site
+from shardwright.compiler.lower.task import PARTITIONS
 
 _MAX_STEPS = 512
 """Products per output tile above which code would be long (our choice)."""
@@ -25,8 +23,6 @@ _NARROW = 32
 """Input features per group below which groups are multiplied together: a matmul of fewer rows
 takes as long (our choice).
 """
-
-_FEATURES_LAST, _BATCH_LAST = "features", "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +41,20 @@ class _Hole:
 def is_possible(op: Op) -> bool:
     """Whether lhs has a dim of channels innermost, summed or kept, and the code stays short."""
     a: ConvolutionAttrs = op.attrs
-    form = _form(op)
-    if not a.strides or form is None or not op.operands[0].type.dtype.is_float:
+    type = op.operands[0].type
+    if not a.strides or not type.dtype.is_float:
         return False
-    channels = op.operands[0].type.shape[-1]
-    if form == _FEATURES_LAST:
+    last, space = type.rank - 1, range(1, type.rank - 1)
+    if a.lhs == (0, last, *space) and a.batch_groups == 1:  # features
         taps = math.prod(_hole(op, i).taps for i in range(len(a.strides)))
+    elif a.lhs == (last, 0, *space) and a.feature_groups == 1 and max(a.lhs_dilation) == 1:
+        taps = math.prod(op.result.type.shape[d] for d in a.out[2:])  # images
     else:
-        taps = math.prod(op.result.type.shape[d] for d in a.out[2:])
-    return taps * math.ceil(channels / _PARTITIONS) <= _MAX_STEPS
+        return False
+    return taps * math.ceil(type.shape[-1] / PARTITIONS) <= _MAX_STEPS
 
 
-def _form(op: Op) -> str | None:
-    """Which dim of a lhs in the order [images, space..., channels] is innermost."""
-    a, last = op.attrs, op.operands[0].type.rank - 1
-    space = tuple(range(1, last))
-    if a.lhs == (0, last, *space) and a.batch_groups == 1:
-        return _FEATURES_LAST
-    holes = max(a.lhs_dilation, default=1) > 1
-    gradient = a.lhs == (last, 0, *space) and a.feature_groups == 1 and not holes
-    return _BATCH_LAST if gradient else None
-
-
-def expand(b: Builder, op: Op) -> Value:
+def expand(b: Site, op: Op) -> Value:
     """The ops that compute convolution `op`, for which `is_possible`."""
     a: ConvolutionAttrs = op.attrs
     holes = [_hole(op, i) for i in range(len(a.strides))]
@@ -85,7 +72,7 @@ def expand(b: Builder, op: Op) -> Value:
     result = _contracted(b, op, windows, rhs)
     if blocks > 1 and a.batch_groups > 1:
         result = _taken(b, result, blocks)
-    return _result(b, op, _interleaved(b, result, holes, a))
+    return placed(b, op, _interleaved(b, result, holes, a))
 
 
 def _hole(op: Op, i: int) -> _Hole:
@@ -100,7 +87,7 @@ def _hole(op: Op, i: int) -> _Hole:
     return _Hole(s, first, count, count * s - taps - before, before)
 
 
-def _padded_taps(b: Builder, op: Op, holes: list[_Hole]) -> Value:
+def _padded_taps(b: Site, op: Op, holes: list[_Hole]) -> Value:
     """rhs in its own order of dims, turned around and padded where lhs has holes."""
     a, rhs = op.attrs, op.operands[1]
     dims = [d for d, h in zip(a.rhs[2:], holes, strict=True) if h.step > 1]
@@ -110,10 +97,10 @@ def _padded_taps(b: Builder, op: Op, holes: list[_Hole]) -> Value:
     low, high = [0] * rhs.type.rank, [0] * rhs.type.rank
     for d, h in zip(a.rhs[2:], holes, strict=True):
         low[d], high[d] = h.low, h.high
-    return b.pad(rhs, b.constant(0, rhs.type.dtype), low, high) if any((*low, *high)) else rhs
+    return b.padded(rhs, 0, low, high)
 
 
-def _dense_taps(b: Builder, rhs: Value, holes: list[_Hole]) -> Value:
+def _dense_taps(b: Site, rhs: Value, holes: list[_Hole]) -> Value:
     """[group, output, input, taps...] with the distances from a multiple of the dilation in front
     of the outputs.
     """
@@ -134,12 +121,12 @@ def _blocks(op: Op, groups: int, rhs: Value) -> int:
         return 1
     channels = op.operands[0].type.shape[-1] // groups
     widest = max(channels, rhs.type.shape[1])
-    if channels >= _NARROW or widest > _PARTITIONS:
+    if channels >= _NARROW or widest > PARTITIONS:
         return 1
-    return max(n for n in range(1, _PARTITIONS // widest + 1) if groups % n == 0)
+    return max(n for n in range(1, PARTITIONS // widest + 1) if groups % n == 0)
 
 
-def _diagonal(b: Builder, rhs: Value, blocks: int) -> Value:
+def _diagonal(b: Site, rhs: Value, blocks: int) -> Value:
     """[groups, outputs, inputs, taps...] as [groups / blocks, blocks * outputs, blocks * inputs,
     taps...] with zeros off the diagonal of blocks.
     """
@@ -153,12 +140,12 @@ def _diagonal(b: Builder, rhs: Value, blocks: int) -> Value:
     kept = [d for d in range(len(shape)) if d != count + 1]
     wide = b.broadcast(parts, shape, kept)
     same = b.compare(b.iota(shape, count + 1), b.iota(shape, count + 3), "EQ")
-    made = b.op("select", same, wide, b.full(shape, 0, rhs.type.dtype))
+    made = b.op("select", same, wide, 0)
     made = b.reshape(made, (*shape[: count + 1], blocks * inputs, blocks * outputs))
     return b.transpose(made, (count, count + 2, count + 1, *range(count)))
 
 
-def _windows(b: Builder, op: Op, holes: list[_Hole], lhs: Value, groups: int) -> Value:
+def _windows(b: Site, op: Op, holes: list[_Hole], lhs: Value, groups: int) -> Value:
     """[groups, batch, input feature, windows..., taps...]."""
     a: ConvolutionAttrs = op.attrs
     sizes = [op.result.type.shape[d] for d in a.out[2:]]
@@ -174,14 +161,19 @@ def _windows(b: Builder, op: Op, holes: list[_Hole], lhs: Value, groups: int) ->
     )
     rank = lhs.type.rank
     windows = b.transpose(windows, (*a.lhs, *range(rank, windows.type.rank)))
-    batch, features, *rest = windows.type.shape
+    return in_groups(b, a, windows, groups)
+
+
+def in_groups(b: Site, a: ConvolutionAttrs, lhs: Value, groups: int) -> Value:
+    """[batch, input feature, ...] as [groups, batch, input feature, ...]."""
+    batch, features, *rest = lhs.type.shape
     if a.feature_groups > 1:
-        windows = b.reshape(windows, (batch, groups, features // groups, *rest))
-        return b.transpose(windows, (1, 0, *range(2, windows.type.rank)))
-    return b.reshape(windows, (groups, batch // groups, features, *rest))
+        lhs = b.reshape(lhs, (batch, groups, features // groups, *rest))
+        return b.transpose(lhs, (1, 0, *range(2, lhs.type.rank)))
+    return b.reshape(lhs, (groups, batch // groups, features, *rest))
 
 
-def _contracted(b: Builder, op: Op, windows: Value, rhs: Value) -> Value:
+def _contracted(b: Site, op: Op, windows: Value, rhs: Value) -> Value:
     """[group, batch, windows..., output]."""
     num_space = len(op.attrs.strides)
     space = tuple(range(3, 3 + num_space))
@@ -192,7 +184,7 @@ def _contracted(b: Builder, op: Op, windows: Value, rhs: Value) -> Value:
     return b.dot(left, right, contract, ((0,), (0,)), op.attrs.dtype)
 
 
-def _taken(b: Builder, result: Value, blocks: int) -> Value:
+def _taken(b: Site, result: Value, blocks: int) -> Value:
     """The blocks on the diagonal of [group, (block, batch), windows..., (block, output)]:
     [group * block, batch, windows..., output].
     """
@@ -200,14 +192,14 @@ def _taken(b: Builder, result: Value, blocks: int) -> Value:
     shape = (groups, blocks, batch // blocks, *space, blocks, outputs // blocks)
     parts, last = b.reshape(result, shape), len(shape) - 2
     same = b.compare(b.iota(shape, 1), b.iota(shape, last), "EQ")
-    kept = b.op("select", same, parts, b.full(shape, 0, result.type.dtype))
+    kept = b.op("select", same, parts, 0)
     found = b.reduce(kept, "add", (1,))  # [group, batch, windows..., block, output]
     order = (0, last - 1, *range(1, last - 1), last)
     found = b.transpose(found, order)
     return b.reshape(found, (groups * blocks, batch // blocks, *space, outputs // blocks))
 
 
-def _interleaved(b: Builder, value: Value, holes: list[_Hole], a: ConvolutionAttrs) -> Value:
+def _interleaved(b: Site, value: Value, holes: list[_Hole], a: ConvolutionAttrs) -> Value:
     """[group, batch, windows..., (group's distances..., output)]: distances next to windows."""
     if all(h.step == 1 for h in holes):
         return value
@@ -220,15 +212,16 @@ def _interleaved(b: Builder, value: Value, holes: list[_Hole], a: ConvolutionAtt
     return b.reshape(value, (groups, batch, *whole, value.type.shape[-1]))
 
 
-def _result(b: Builder, op: Op, value: Value) -> Value:
-    """[group, batch, windows..., output feature] in the dims of the result."""
+def placed(b: Site, op: Op, value: Value) -> Value:
+    """[group, batch, windows..., output feature] in the dims of the result, which may have fewer
+    windows.
+    """
     a: ConvolutionAttrs = op.attrs
-    sizes = tuple(op.result.type.shape[d] for d in a.out[2:])
-    wanted = (*value.type.shape[:2], *sizes, value.type.shape[-1])
-    if wanted != value.type.shape:
+    wanted = [*value.type.shape]
+    wanted[2:-1] = (op.result.type.shape[d] for d in a.out[2:])
+    if tuple(wanted) != value.type.shape:
         value = b.slice(value, (0,) * len(wanted), wanted)
-    last = value.type.rank - 1
-    parts = {a.out[0]: (1,), a.out[1]: (0, last)}
+    parts = {a.out[0]: (1,), a.out[1]: (0, len(wanted) - 1)}
     parts |= {d: (2 + i,) for i, d in enumerate(a.out[2:])}
     order = [d for k in sorted(parts) for d in parts[k]]
     return b.reshape(b.transpose(value, order), op.result.type.shape)

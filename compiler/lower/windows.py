@@ -8,20 +8,18 @@ What is better stored densely before a contraction is named by `stored_windows`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import behind, pairing
-from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.ops.window import SELECTIONS
-from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower import convolution, views
-from shardwright.compiler.lower.convolution import padded
+from shardwright.compiler.lower.level import Rule, Site, rewritten
 from shardwright.compiler.lower.views import Layout
 from shardwright.compiler.passes.cse import cse
 
@@ -40,30 +38,18 @@ _SEEN_THROUGH = VIEWS | {"slice"}
 
 def expand_windows(graph: Graph) -> Graph:
     """`graph` (loop-free) without convolutions and windowed ops. Raises CompileError."""
-    if not any(op.name in _RULES for op in graph.ops):
-        return graph
-    level = Level()
-    for op in map(level.update, graph.ops):
-        rule = _RULES.get(op.name)
-        if rule is None:
-            level.ops.append(op)
-            continue
-        b = Builder(loc=op.loc)
-        made = rule(b, op)
-        level.ops += b.ops
-        level.replace(op.results, (made,))
-    return cse(level.finish(graph))
+    made = rewritten(graph, lambda op: _RULES.get(op.name))
+    return graph if made is graph else cse(made)
 
 
-def _reduce_window(b: Builder, op: Op) -> Value:
+def _reduce_window(b: Site, op: Op) -> Value:
     """Long running windows by doubling, the others by a reduction of their elements."""
     a, (value,), shape = op.attrs, op.operands, op.result.type.shape
     dtype = value.type.dtype
     rounds = a.kind in ("add", "multiply") and dtype in (DType.BF16, DType.F16)
     wide = DType.F32 if rounds else dtype
-    value = padded(b, value, identity(a.kind, dtype), a.low, a.high)
-    value = b.convert(value, wide) if wide is not dtype else value
-    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
+    value = b.as_type(b.padded(value, identity(a.kind, dtype), a.low, a.high), wide)
+    dims = _moved(a)
     running = [d for d in dims if _is_running(value.type.shape[d], shape[d], a.sizes[d])]
     for d in running:
         value = _doubled(b, value, d, a.sizes[d], a.strides[d], ELEMENTWISE_OF[a.kind])
@@ -73,17 +59,23 @@ def _reduce_window(b: Builder, op: Op) -> Value:
         value = b.reduce(windows, a.kind, _inner(windows, rest))
     elif value.type.shape != shape:
         value = b.slice(value, (0,) * len(shape), shape)
-    return b.convert(value, dtype) if wide is not dtype else value
+    return b.as_type(value, dtype)
 
 
 def _unfolded(
-    b: Builder, value: Value, dims: Sequence[int], attrs: _Windowed, shape: Sequence[int]
+    b: Site, value: Value, dims: Sequence[int], attrs: _Windowed, shape: Sequence[int]
 ) -> Value:
     """The windows of `value` along `dims`."""
     counts, strides, sizes = (
         [given[d] for d in dims] for given in (shape, attrs.strides, attrs.sizes)
     )
     return b.unfold(value, dims, counts=counts, strides=strides, sizes=sizes)
+
+
+def _moved(attrs: _Windowed) -> list[int]:
+    """The dims along which windows are not single elements side by side."""
+    rows = zip(attrs.sizes, attrs.strides, strict=True)
+    return [d for d, row in enumerate(rows) if row != (1, 1)]
 
 
 def _inner(windows: Value, dims: Sequence[int]) -> list[int]:
@@ -96,7 +88,7 @@ def _is_running(length: int, count: int, size: int) -> bool:
     return count * size > 4 * length * max(1, size.bit_length())
 
 
-def _doubled(b: Builder, value: Value, dim: int, size: int, stride: int, combine: str) -> Value:
+def _doubled(b: Site, value: Value, dim: int, size: int, stride: int, combine: str) -> Value:
     """Folds of `size` neighbours: two windows side by side make one of twice the size."""
     power, made, covered = 1, None, 0
     while True:
@@ -115,9 +107,7 @@ def _doubled(b: Builder, value: Value, dim: int, size: int, stride: int, combine
     return b.slice(made, (0,) * len(shape), shape, steps)
 
 
-def _joined(
-    b: Builder, first: Value, second: Value, dim: int, distance: int, combine: str
-) -> Value:
+def _joined(b: Site, first: Value, second: Value, dim: int, distance: int, combine: str) -> Value:
     """first[i] combined with second[i + distance], as far as both reach."""
     length = min(first.type.shape[dim], second.type.shape[dim] - distance)
     parts = []
@@ -128,46 +118,44 @@ def _joined(
     return b.op(combine, *parts)
 
 
-def _select_and_scatter(b: Builder, op: Op) -> Value:
+def _select_and_scatter(b: Site, op: Op) -> Value:
     """The position every window selects, then per element the sources of the windows that selected
     it.
     """
     a, (value, source) = op.attrs, op.operands
-    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
-    dims = dims or [0]
+    dims = _moved(a) or [0]
     chosen = _chosen(b, value, a, dims, source.type.shape)
     dtype = source.type.dtype
-    wide = b.convert(source, DType.F32) if dtype.is_narrow else source
+    wide = b.as_type(source, DType.F32) if dtype.is_narrow else source
     picked, moved = (_spread(b, v, fill, op, dims) for v, fill in ((chosen, -1), (wide, 0)))
     inner = _inner(picked, dims)
     place = _position(b, picked.type.shape, inner, [a.sizes[d] for d in dims], reverse=True)
     hit = b.compare(picked, place, "EQ")
-    kept = b.op("select", hit, moved, b.full(moved.type.shape, 0, wide.type.dtype))
+    kept = b.op("select", hit, moved, 0)
     total = b.reduce(kept, "add", inner)
-    return b.convert(total, dtype) if dtype.is_narrow else total
+    return b.as_type(total, dtype)
 
 
 def _chosen(
-    b: Builder, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
+    b: Site, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
 ) -> Value:
     """Per window, the number of the selected element, row-major within the window."""
     kind = SELECTIONS[a.select]
     fill = identity(kind, value.type.dtype)
-    windows = _unfolded(b, padded(b, value, fill, a.low, a.high), dims, a, shape)
+    windows = _unfolded(b, b.padded(value, fill, a.low, a.high), dims, a, shape)
     inner, whole = _inner(windows, dims), windows.type.shape
     best = b.broadcast(b.reduce(windows, kind, inner), whole, range(len(shape)))
     hit = b.compare(windows, best, "EQ")
     if any((*a.low, *a.high)):
         hit = b.op("and", hit, _inside(b, value, a, dims, whole))
     sizes = [a.sizes[d] for d in dims]
-    place = _position(b, whole, inner, sizes)
-    first = a.select.endswith("E")
-    never = b.full(whole, math.prod(sizes) if first else -1, DType.I32)
-    return b.reduce(b.op("select", hit, place, never), "min" if first else "max", inner)
+    place, first = _position(b, whole, inner, sizes), a.select.endswith("E")
+    numbers = b.op("select", hit, place, math.prod(sizes) if first else -1)
+    return b.reduce(numbers, "min" if first else "max", inner)
 
 
 def _position(
-    b: Builder,
+    b: Site,
     shape: Sequence[int],
     inner: Sequence[int],
     sizes: Sequence[int],
@@ -178,28 +166,25 @@ def _position(
     for d, size in zip(reversed(inner), reversed(sizes), strict=True):
         count = b.iota(shape, d)
         if reverse:
-            count = b.op("subtract", b.full(shape, size - 1, DType.I32), count)
-        total = b.add(total, b.multiply(count, b.full(shape, step, DType.I32)))
+            count = b.op("subtract", size - 1, count)
+        total = b.add(total, b.op("multiply", count, step))
         step *= size
     return total
 
 
 def _inside(
-    b: Builder, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
+    b: Site, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
 ) -> Value:
     """True where a window's element is not padding."""
     result = b.full(shape, True, DType.PRED)
     for d, k in zip(dims, range(value.type.rank, len(shape)), strict=True):
-        stride = b.full(shape, a.strides[d], DType.I32)
-        at = b.add(b.multiply(b.iota(shape, d), stride), b.iota(shape, k))
-        low = b.full(shape, a.low[d], DType.I32)
-        high = b.full(shape, a.low[d] + value.type.shape[d], DType.I32)
-        result = b.op("and", result, b.compare(at, low, "GE"))
-        result = b.op("and", result, b.compare(at, high, "LT"))
+        at = b.add(b.op("multiply", b.iota(shape, d), a.strides[d]), b.iota(shape, k))
+        result = b.op("and", result, b.compare(at, a.low[d], "GE"))
+        result = b.op("and", result, b.compare(at, a.low[d] + value.type.shape[d], "LT"))
     return result
 
 
-def _spread(b: Builder, value: Value, fill: float, op: Op, dims: Sequence[int]) -> Value:
+def _spread(b: Site, value: Value, fill: float, op: Op, dims: Sequence[int]) -> Value:
     """Per element of the operand, what `value` is at the windows that hold it; `fill` elsewhere.
 
     The windows of element i, counted from the last one backwards, are the window at i of `value`
@@ -245,7 +230,7 @@ def stored_windows(graph: Graph) -> set[Value]:
 def _windows_behind(value: Value, made: Mapping[Value, Op]) -> Op | None:
     """The windows that `value` is a view of."""
     op = made.get(behind(value, made, lambda op: op.name in _SEEN_THROUGH))
-    return op if op is not None and op.name == "unfold" else None
+    return op if op is not None and isinstance(op.attrs, UnfoldAttrs) else None
 
 
 def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
@@ -278,7 +263,7 @@ def _layout(value: Value, made: Mapping[Value, Op]) -> Layout | None:
     return None if layout is None else views.behind(op, layout)
 
 
-_RULES: Mapping[str, Callable[[Builder, Op], Value]] = {
+_RULES: dict[str, Rule] = {
     "convolution": convolution.expand,
     "reduce_window": _reduce_window,
     "select_and_scatter": _select_and_scatter,

@@ -7,16 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
-from shardwright.compiler.lower.body import Body
-from shardwright.compiler.lower.collective import call_of, source_value
+from shardwright.compiler.lower.collective import call_of
 from shardwright.compiler.lower.emit import Emitter
 from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import SPARE, Judge
+from shardwright.compiler.lower.judge import SPARE, Judge, time_or_inf
 from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import label
@@ -66,13 +64,11 @@ first is what is expected; another order or cut has to be no slower in any (our 
 """
 
 
-def write_out(
-    body: Body, storage: Storage, groups: Groups, num_parameters: int, judge: Judge | None = None
-) -> Lowered:
+def write_out(groups: Groups, num_parameters: int, judge: Judge | None = None) -> Lowered:
     """All regions in order; scratch is not placed yet. With a `judge`, in the order in which code
     waits the least for collectives, unless much more is held meanwhile.
     """
-    code, orders = _Code(body, storage, groups), Orders(body, storage.order, groups.members)
+    code, orders = _Code(groups), Orders(groups)
     slots = orders.in_program()
     first = _written(code, slots, num_parameters)
     if judge is None:
@@ -92,30 +88,27 @@ def write_out(
 class _Code:
     """What the regions of a function do, each worked out once."""
 
-    body: Body
-    storage: Storage
     groups: Groups
     known: dict[int, RegionProgram] = field(default_factory=dict)
 
     def of(self, region: int) -> RegionProgram:
         """A region that is no collective."""
         if region not in self.known:
-            task, storage = self.body.tasks[region], self.storage
+            groups, task = self.groups, self.groups.body.tasks[region]
             if task.op.name == REGISTER:
-                self.known[region] = _register_region(storage, task)
+                self.known[region] = _register_region(groups.storage, task)
             else:
-                members = self.groups.parts[region].members
-                self.known[region] = region_program(self.groups, storage, members)
+                self.known[region] = region_program(groups, groups.parts[region].members)
         return self.known[region]
 
     def step(self, slot: Slot, number: int) -> RegionProgram:
         """A step of the function; `number` is that of its collective."""
-        task = self.body.tasks[slot.region]
+        task = self.groups.body.tasks[slot.region]
         if slot.wait:
             name, attrs = f"wait.{task.op.name}", {"collective": number}
             return RegionProgram("collective_wait", name, attrs=attrs, loc=_ordinal(task.op))
         if task.kind == COLLECTIVE:
-            return _start_region(self.storage, task, number)
+            return _start_region(self.groups.storage, task, number)
         return self.of(slot.region)
 
     def times(self, judge: Judge) -> dict[int, float]:
@@ -123,20 +116,17 @@ class _Code:
         return {region: self._duration_ps(region, judge) for region in self.groups.parts}
 
     def _duration_ps(self, region: int, judge: Judge) -> float:
-        task = self.body.tasks[region]
+        task = self.groups.body.tasks[region]
         if task.kind == COLLECTIVE:
             return judge.collective_ps(task.op)
-        try:
-            return judge(self.of(region), self.storage.tensors)
-        except DiagnosticError:
-            return math.inf
+        return time_or_inf(judge, self.of(region), self.groups.storage.tensors)
 
 
 def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered:
     """A function in the order of `slots`. Raises the errors that ask for another try: what all
     regions need is asked for at once.
     """
-    body, storage = code.body, code.storage
+    storage, body = code.groups.storage, code.groups.body
     calls: list[CollectiveCall] = []
     number_of: dict[int, int] = {}
     regions: list[RegionProgram] = []
@@ -183,10 +173,12 @@ def _expect(
     lowered.stalled_ps = found[0] - sum(spent)
 
 
-def region_program(groups: Groups, storage: Storage, members: Collection[int]) -> RegionProgram:
+def region_program(groups: Groups, members: Collection[int]) -> RegionProgram:
     """What a compute region of these tasks does. Raises the errors that ask for another try."""
     tasks = groups.tasks(members)
-    emitter = Emitter(label(groups.body, tasks), storage, lambda t: groups.is_stored(t, members))
+    emitter = Emitter(
+        label(groups.body, tasks), groups.storage, lambda t: groups.is_stored(t, members)
+    )
     program = emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
     return keep_wide(program) if groups.body.excess else program
 
@@ -207,7 +199,7 @@ def _ordinal(op: Op) -> int:
 def _start_region(storage: Storage, task: Task, number: int) -> RegionProgram:
     attrs = {
         "collective": number,
-        "source": _run(storage.place(source_value(task))),
+        "source": _run(storage.place(task.data[0])),
         "target": _run(storage.window(task)),
     }
     return RegionProgram(
@@ -234,8 +226,6 @@ def place_scratch(lowered: Lowered) -> None:
     """Give scratch tensors their offsets, and the function the size of the zone."""
     scratch, lifetimes = _lifetimes(lowered)
     offsets, lowered.scratch_bytes = hbm.plan(lifetimes)
-    problems = hbm.check(lifetimes, offsets, lowered.scratch_bytes)
-    assert not problems, problems
     placed = list(lowered.tensors)
     for i, offset in zip(scratch, offsets, strict=True):
         placed[i] = replace(placed[i], offset_bytes=offset)
@@ -251,18 +241,7 @@ def _lifetimes(lowered: Lowered) -> tuple[list[int], list[hbm.Lifetime]]:
     """The scratch tensors by number, and when they are in use."""
     spans, tensors = tensor_spans(lowered.regions), lowered.tensors
     scratch = [i for i, t in enumerate(tensors) if t.kind == "scratch"]
-    sizes = (tensors[i].dtype.bytes * _elements(tensors[i]) for i in scratch)
-    lifetimes = [
-        hbm.Lifetime(size, *spans.get(i, (0, 0))) for i, size in zip(scratch, sizes, strict=True)
-    ]
-    return scratch, lifetimes
-
-
-def _elements(tensor: Tensor) -> int:
-    count = 1
-    for n in tensor.shape:
-        count *= n
-    return count
+    return scratch, [hbm.Lifetime(tensors[i].num_bytes, *spans.get(i, (0, 0))) for i in scratch]
 
 
 def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]:
@@ -270,17 +249,15 @@ def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]
     awaited.
     """
     spans: dict[int, tuple[int, int]] = {}
-    flying: dict[int, tuple[int, ...]] = {}
+    flying: dict[int, list[int]] = {}
     for at, region in enumerate(regions):
         touched = [n.attrs["view"].tensor for n in region.nodes if "view" in n.attrs]
-        if region.kind == "register_load":
-            touched.append(region.attrs["view"].tensor)
-        elif region.kind == "collective_start":
-            ends = (region.attrs["source"], region.attrs["target"])
-            flying[region.attrs["collective"]] = tuple(map(tensor_of, ends))
-            touched += flying[region.attrs["collective"]]
+        ends = (region.attrs[name] for name in ("view", "source", "target") if name in region.attrs)
+        touched += map(tensor_of, ends)
+        if region.kind == "collective_start":
+            flying[region.attrs["collective"]] = touched
         elif region.kind == "collective_wait":
-            touched += flying.pop(region.attrs["collective"])
+            touched = flying.pop(region.attrs["collective"])
         for tensor in touched:
             spans[tensor] = (min(spans.get(tensor, (at, at))[0], at), at)
     return spans

@@ -2,14 +2,14 @@
 
 Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a
 tile lives from its first to its last use inside the body of the loop it rotates with.
-`engine_order.py` orders what shares memory, and `overlaps` checks the result without knowing how it
-was found.
+`engine_order.py` orders what shares memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.program import Instr, Loop, Region, Space, Tile
@@ -17,7 +17,7 @@ from shardwright.compiler.machine.target import Limits
 
 # inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
 # point of its curve)
-_ALIGN_BYTES = 64
+ALIGN_BYTES = 64
 _SMALL_SHARE = 6  # of SBUF for tiles that share with nobody (our choice)
 _ALWAYS = 1 << 30  # after every element of a body
 Path = tuple[int, ...]
@@ -57,10 +57,23 @@ def allocate(region: Region, limits: Limits) -> None:
     Raises CapacityError (SW_SBUF_CAPACITY, SW_PSUM_CAPACITY) naming region, tile and limit.
     """
     lives = lifetimes(region)
-    for space in (Space.SBUF, Space.PSUM):
-        numbers = [n for n, t in enumerate(region.tiles) if t.space is space]
-        if not _side_by_side(region.tiles, numbers, space, limits):
-            _share(region, numbers, lives, space, limits)
+    for space, capacity, unit in spaces(limits):
+        sizes = {
+            n: -(-tile.slots * tile.slot_bytes // unit) * unit
+            for n, tile in enumerate(region.tiles)
+            if tile.space is space
+        }
+        memory = _Memory(region, space, capacity, sizes)
+        if not memory.side_by_side():
+            memory.share(lives)
+
+
+def spaces(limits: Limits) -> tuple[tuple[Space, int, int], ...]:
+    """On-chip memories: bytes per partition, and the alignment of tiles there."""
+    return (
+        (Space.SBUF, limits.sbuf_bytes, ALIGN_BYTES),
+        (Space.PSUM, limits.psum_bytes, limits.psum_bank_bytes),
+    )
 
 
 def lifetimes(region: Region) -> list[Life]:
@@ -94,93 +107,83 @@ def touched(instr: Instr) -> set[int]:
     return {p.buffer for p in (*instr.srcs, *instr.dsts) if p.space is not Space.HBM}
 
 
-def _size(tile: Tile, limits: Limits) -> int:
-    """Bytes to reserve, so that the next tile starts aligned."""
-    unit = limits.psum_bank_bytes if tile.space is Space.PSUM else _ALIGN_BYTES
-    return -(-tile.slots * tile.slot_bytes // unit) * unit
-
-
-def _capacity(space: Space, limits: Limits) -> int:
-    return limits.psum_bytes if space is Space.PSUM else limits.sbuf_bytes
-
-
-def _side_by_side(
-    tiles: Sequence[Tile], numbers: Sequence[int], space: Space, limits: Limits
-) -> bool:
-    """Place all tiles one after the other; False when they do not fit."""
-    if sum(_size(tiles[n], limits) for n in numbers) > _capacity(space, limits):
-        return False
-    address = 0
-    for n in numbers:
-        tiles[n].address = address
-        address += _size(tiles[n], limits)
-    return True
-
-
-def _share(
-    region: Region, numbers: Sequence[int], lives: Sequence[Life], space: Space, limits: Limits
-) -> None:
-    """Largest first, in turn through the memory, so that bytes are used again as late as possible,
-    and tiles that rotate have theirs for the whole loop, whose iterations overlap. Where that does
-    not fit, each at the lowest address.
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """One on-chip memory: its bytes per partition, and those of the region's tiles in it by number,
+    rounded up so that the next tile starts aligned.
     """
-    whole = [
-        Life(life.home, 0, _ALWAYS) if tile.slots > 1 and life.last >= 0 else life
-        for life, tile in zip(lives, region.tiles, strict=True)
-    ]
-    for used, in_turn in ((whole, True), (whole, False)):
-        try:
-            _place(region, numbers, used, space, limits, in_turn)
-            return
-        except CapacityError:
-            continue
-    _place(region, numbers, lives, space, limits, in_turn=False)
 
+    region: Region
+    space: Space
+    capacity: int
+    sizes: Mapping[int, int]
 
-def _place(
-    region: Region,
-    numbers: Sequence[int],
-    lives: Sequence[Life],
-    space: Space,
-    limits: Limits,
-    in_turn: bool,
-) -> None:
-    """Each tile at an address free of tiles that live at the same time."""
-    cursor = 0
-    small, capacity = _small(region, numbers, space, limits) if in_turn else ([], 0)
-    capacity = capacity or _capacity(space, limits)
-    sizes = {n: _size(region.tiles[n], limits) for n in numbers}
-    placed: list[tuple[Life, tuple[int, int]]] = []
-    for n in sorted(set(numbers) - {*small}, key=lambda n: (-sizes[n], n)):
-        tile, size, life = region.tiles[n], sizes[n], lives[n]
-        taken = sorted([span for other, span in placed if life.meets(other)])
-        address = _first_gap(taken, size, cursor)
-        if address + size > capacity:
-            address = _first_gap(taken, size, 0)
-        if address + size > capacity:
-            raise _overflow(region, tile, address + size, capacity)
-        cursor = address + size if in_turn else 0
-        tile.address = address
-        placed.append((life, (address, address + size)))
+    def side_by_side(self) -> bool:
+        """Place all tiles one after the other; False when they do not fit."""
+        ends = list(accumulate(self.sizes.values()))
+        if ends and ends[-1] > self.capacity:
+            return False
+        for (n, size), end in zip(self.sizes.items(), ends, strict=True):
+            self.region.tiles[n].address = end - size
+        return True
 
+    def share(self, lives: Sequence[Life]) -> None:
+        """Largest first, in turn through the memory, so that bytes are used again as late as
+        possible, and tiles that rotate have theirs for the whole loop, whose iterations overlap.
+        Where that does not fit, each at the lowest address.
+        """
+        whole = [
+            Life(life.home, 0, _ALWAYS) if tile.slots > 1 and life.last >= 0 else life
+            for life, tile in zip(lives, self.region.tiles, strict=True)
+        ]
+        for used, in_turn in ((whole, True), (whole, False)):
+            try:
+                self._place(used, in_turn)
+                return
+            except CapacityError:
+                continue
+        self._place(lives, in_turn=False)
 
-def _small(
-    region: Region, numbers: Sequence[int], space: Space, limits: Limits
-) -> tuple[list[int], int]:
-    """(small tiles, where they start): placed side by side at the end of SBUF, as sharing them
-    saves little and makes engines wait for each other.
-    """
-    end = _capacity(space, limits)
-    least = end - end // _SMALL_SHARE if space is Space.SBUF else end
-    found = []
-    for n in sorted(numbers, key=lambda n: (_size(region.tiles[n], limits), n)):
-        size = _size(region.tiles[n], limits)
-        if end - size < least:
-            break
-        end -= size
-        region.tiles[n].address = end
-        found.append(n)
-    return found, end
+    def _place(self, lives: Sequence[Life], in_turn: bool) -> None:
+        """Each tile at an address free of tiles that live at the same time."""
+        cursor = 0
+        small, capacity = self._small() if in_turn else ([], self.capacity)
+        placed: list[tuple[Life, tuple[int, int]]] = []
+        for n in sorted(self.sizes.keys() - {*small}, key=lambda n: (-self.sizes[n], n)):
+            size, life = self.sizes[n], lives[n]
+            taken = sorted([span for other, span in placed if life.meets(other)])
+            address = _first_gap(taken, size, cursor)
+            if address + size > capacity:
+                address = _first_gap(taken, size, 0)
+            if address + size > capacity:
+                raise self._overflow(n, address + size, capacity)
+            cursor = address + size if in_turn else 0
+            self.region.tiles[n].address = address
+            placed.append((life, (address, address + size)))
+
+    def _small(self) -> tuple[list[int], int]:
+        """(small tiles, where they start): placed side by side at the end of SBUF, as sharing them
+        saves little and makes engines wait for each other.
+        """
+        end = self.capacity
+        least = end - end // _SMALL_SHARE if self.space is Space.SBUF else end
+        found = []
+        for n, size in sorted(self.sizes.items(), key=lambda item: (item[1], item[0])):
+            if end - size < least:
+                break
+            end -= size
+            self.region.tiles[n].address = end
+            found.append(n)
+        return found, end
+
+    def _overflow(self, number: int, needed: int, capacity: int) -> CapacityError:
+        region, name = self.region, self.space.value.upper()
+        return CapacityError(
+            f"SW_{name}_CAPACITY",
+            f"region {region.program.name}, tile {region.tiles[number].name}: requires {needed}"
+            f" bytes of {name} per partition, the limit is {capacity}",
+            hint="a smaller sharded size or a smaller block of the region fits",
+        )
 
 
 def _first_gap(taken: Sequence[tuple[int, int]], size: int, address: int) -> int:
@@ -190,29 +193,6 @@ def _first_gap(taken: Sequence[tuple[int, int]], size: int, address: int) -> int
             break
         address = max(address, end)
     return address
-
-
-def _overflow(region: Region, tile: Tile, needed: int, capacity: int) -> CapacityError:
-    name = tile.space.value.upper()
-    return CapacityError(
-        f"SW_{name}_CAPACITY",
-        f"region {region.program.name}, tile {tile.name}: requires {needed} bytes of {name} per"
-        f" partition, the limit is {capacity}",
-        hint="a smaller sharded size or a smaller block of the region fits",
-    )
-
-
-def overlaps(region: Region) -> list[str]:
-    """Pairs of tiles that share bytes while both are alive: what `allocate` must never produce."""
-    lives = lifetimes(region)
-    found = []
-    for n, a in enumerate(region.tiles):
-        for m in range(n):
-            b = region.tiles[m]
-            apart = not share_bytes(a, b) or lives[n].last < 0 or lives[m].last < 0
-            if not apart and lives[n].meets(lives[m]):
-                found.append(f"{region.program.name}: tiles {b.name} and {a.name} overlap")
-    return found
 
 
 def share_bytes(a: Tile, b: Tile) -> bool:

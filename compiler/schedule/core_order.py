@@ -9,15 +9,13 @@ row of regions never wait. L0 checks the result with a race detector that knows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.codegen.domain import SINKS
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
-
-_SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
+from shardwright.compiler.schedule.reach import bytes_of, reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +60,30 @@ def _uses(regions: Sequence[Region], tensors: Sequence[Tensor]) -> list[list[_Us
             starts[program.attrs["collective"]] = program
         elif program.kind == "collective_wait":
             program = starts[program.attrs["collective"]]
-        found.append([_use(tensors, *touched) for touched in _touched(program, tensors)])
+        found.append(list(_touched(program, tensors)))
     return found
 
 
-Touched = tuple[int, tuple[int, int], bool]  # tensor, first and end element, whether it is stored
-
-
-def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Touched]:
+def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[_Use]:
     for node in program.nodes:
         if "view" in node.attrs:
             yield _of_node(node, program.atoms, tensors)
     if program.kind == "register_load":
-        tensor = program.attrs["view"].tensor
-        yield tensor, _whole(tensors, tensor), False
+        yield _whole(tensors, program.attrs["view"].tensor, stores=False)
     for name in ("source", "target"):
         if name in program.attrs:
-            tensor = tensor_of(program.attrs[name])
-            yield tensor, _whole(tensors, tensor), name == "target"
+            yield _whole(tensors, tensor_of(program.attrs[name]), stores=name == "target")
 
 
-def _of_node(node: Node, atoms: Sequence[int], tensors: Sequence[Tensor]) -> Touched:
+def _of_node(node: Node, atoms: Sequence[int], tensors: Sequence[Tensor]) -> _Use:
     view: View = node.attrs["view"]
     stores = node.op in SINKS
     if view.offset.terms or node.op.endswith("_indexed") or "bounds" in node.attrs:
-        return view.tensor, _whole(tensors, view.tensor), stores
-    ends = [stride * (size - 1) for stride, size in zip(view.strides, atoms, strict=True)]
-    low = view.offset.const + sum(min(0, end) for end in ends)
-    high = view.offset.const + sum(max(0, end) for end in ends)
-    return view.tensor, (low, high + 1), stores
+        return _whole(tensors, view.tensor, stores)
+    ends = reach(view.offset.const, zip(view.strides, atoms, strict=True))
+    return _Use(*bytes_of(tensors, view.tensor, *ends), stores)
 
 
-def _whole(tensors: Sequence[Tensor], number: int) -> tuple[int, int]:
-    return 0, math.prod(tensors[number].shape)
-
-
-def _use(tensors: Sequence[Tensor], number: int, elements: Iterable[int], stores: bool) -> _Use:
-    tensor = tensors[number]
-    start = max(tensor.offset_bytes, 0) if tensor.kind == "scratch" else 0
-    memory = _SCRATCH if tensor.kind == "scratch" else root_of(tensors, number)
-    low, high = (start + element * tensor.dtype.bytes for element in elements)
-    return _Use(memory, low, high, stores)
+def _whole(tensors: Sequence[Tensor], number: int, stores: bool) -> _Use:
+    last = math.prod(tensors[number].shape) - 1
+    return _Use(*bytes_of(tensors, number, 0, last), stores)

@@ -17,10 +17,11 @@ from itertools import permutations
 
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Tensor, View
+from shardwright.compiler.isa.region import Tensor, View, root_of
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import end_address, share_bytes
 from shardwright.compiler.schedule.engine_spans import Span, Spans, apart, fixed
+from shardwright.compiler.schedule.reach import patterns_of
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.
@@ -123,7 +124,7 @@ class Memory:
 
     def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
         self.tiles = region.tiles
-        self.root = {n: _root(tensors, n) for n in range(len(tensors))}
+        self.root = {n: root_of(tensors, n) for n in range(len(tensors))}
         self.sharing = _sharing(region.tiles)
         self.pointwise = _pointwise(region, self.root)
         self.spans = Spans()
@@ -150,21 +151,7 @@ class Memory:
         slots do not come round or each has its own part: the next run of the loop must wait for
         this one.
         """
-        if self.is_window(key, loop):
-            return True
-        return (
-            key[0] == "tile"
-            and self.back(key, loop.register) > 1
-            and (loop.trip % self.tiles[key[1]].slots != 0)
-        )
-
-
-def _root(tensors: Sequence[Tensor], number: int) -> int:
-    seen = set()
-    while tensors[number].alias >= 0 and number not in seen:
-        seen.add(number)
-        number = tensors[number].alias
-    return number
+        return self.is_window(key, loop) or loop.trip % self.back(key, loop.register) != 0
 
 
 def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
@@ -216,12 +203,15 @@ def _sharing(tiles: Sequence[Tile]) -> dict[int, list[int]]:
 def touched(instr: Instr, memory: Memory) -> Touched:
     """What an instruction touches."""
     result: Touched = {}
-    operands = (*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts))
-    for pattern, writes in operands:
+    for pattern, writes in patterns_of(instr):
         for key in memory.keys(pattern):
-            mine = result.setdefault(key, {})
-            mine[instr.engine] = mine.get(instr.engine, False) or writes
+            _note(result, key, instr.engine, writes)
     return result
+
+
+def _note(found: Touched, key: Key, engine: Engine, writes: bool) -> None:
+    mine = found.setdefault(key, {})
+    mine[engine] = mine.get(engine, False) or writes
 
 
 def _order_body(
@@ -249,9 +239,8 @@ def _together(uses: Iterable[Touched]) -> Touched:
     result: Touched = {}
     for one in uses:
         for key, engines in one.items():
-            mine = result.setdefault(key, {})
             for engine, writes in engines.items():
-                mine[engine] = mine.get(engine, False) or writes
+                _note(result, key, engine, writes)
     return result
 
 
@@ -313,14 +302,14 @@ def _same_memory(
     for key, accesses in users.items():
         if not _is_contended(accesses):
             continue
-        window = loop is not None and memory.is_window(key, loop)
-        back = memory.back(key, loop.register) if loop is not None and not window else 0
-        register = loop.register if loop is not None and not window else -1
-        queues: dict[Engine, _Queue] = {}
+        back, register = 0, -1
+        if loop is not None and not memory.is_window(key, loop):
+            back, register = memory.back(key, loop.register), loop.register
+        queues: dict[Engine, list[_Spanned]] = {}
         for at, engine, writes in accesses:
             span = memory.spans.of(body[at]).get(key[1]) if key[0] == "tile" else None
-            queues.setdefault(engine, _Queue(engine)).append(at, writes, fixed(span, register))
-        for mine, other in permutations(queues.values(), 2):
+            queues.setdefault(engine, []).append((at, writes, fixed(span, register)))
+        for mine, other in permutations(queues.items(), 2):
             _latest_uses(mine, other, back, waits)
 
 
@@ -330,33 +319,23 @@ def _is_contended(accesses: Sequence[Use]) -> bool:
     return len(engines) > 1 and any(writes for _, _, writes in accesses)
 
 
-class _Queue:
-    """The uses of one memory on one queue, in order, and those of them that write."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.uses: list[tuple[int, bool, Span | None]] = []
-        self.writes: list[tuple[int, bool, Span | None]] = []
-
-    def append(self, at: int, writes: bool, span: Span | None) -> None:
-        """The next one; `span` as of `fixed`."""
-        self.uses.append((at, writes, span))
-        if writes:
-            self.writes.append((at, writes, span))
+_Spanned = tuple[int, bool, Span | None]  # element of a body, whether it writes, `fixed` span
+_Queue = tuple[Engine, Sequence[_Spanned]]  # the uses of one memory on one queue, in order
 
 
 def _latest_uses(mine: _Queue, other: _Queue, back: int, waits: _Waits) -> None:
     """Let every use of `mine` wait for the latest of `other` that it may meet: before it, and,
     `back` iterations ago, after it."""
-    for at, writes, span in mine.uses:
+    writing = [use for use in other[1] if use[1]]
+    for at, writes, span in mine[1]:
         after = True
-        for place, _, theirs in reversed(other.uses if writes else other.writes):
+        for place, _, theirs in reversed(other[1] if writes else writing):
             if place > at:
                 if back and after and not apart(span, theirs):
-                    waits.add(place, other.engine, at, mine.engine, back)
+                    waits.add(place, other[0], at, mine[0], back)
                     after = False
             elif place < at and not apart(span, theirs):
-                waits.add(place, other.engine, at, mine.engine, 0)
+                waits.add(place, other[0], at, mine[0], 0)
                 break
 
 
@@ -479,12 +458,14 @@ def _implied(
 
 def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
     """Waits and signals of every edge; bare ones where an end of the edge is a loop."""
-    waits: list[_Semaphores] = [{} for _ in ordered.body]
-    signals: list[_Semaphores] = [{} for _ in ordered.body]
+    waits: list[dict[Engine, tuple[int, ...]]] = [{} for _ in ordered.body]
+    signals: list[dict[Engine, tuple[int, ...]]] = [{} for _ in ordered.body]
     for edge, number in zip(ordered.edges, numbers, strict=True):
-        taken, given = waits[edge.to], signals[edge.source]
-        taken[edge.to_engine] = (*taken.get(edge.to_engine, ()), number)
-        given[edge.from_engine] = (*given.get(edge.from_engine, ()), number)
+        for table, engine in (
+            (waits[edge.to], edge.to_engine),
+            (signals[edge.source], edge.from_engine),
+        ):
+            table[engine] = (*table.get(engine, ()), number)
     result: list[Instr | Loop] = []
     for item, taken, given in zip(ordered.body, waits, signals, strict=True):
         if isinstance(item, Instr):
@@ -496,6 +477,3 @@ def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
         result.append(item)
         result += [Instr("signal", e, None, signals=s) for e, s in given.items()]
     ordered.body[:] = result
-
-
-_Semaphores = dict[Engine, tuple[int, ...]]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Space
+from shardwright.compiler.schedule.reach import reach
 
 
 class Span(NamedTuple):
@@ -76,10 +77,7 @@ def apart(one: Span | None, other: Span | None) -> bool:
 
 
 def _span(pattern: AccessPattern) -> Span:
-    low = high = pattern.offset.const
-    for stride, size in pattern.dims[1:]:
-        low, high = low + min(0, stride * (size - 1)), high + max(0, stride * (size - 1))
-    return Span(pattern.offset.terms, low, high)
+    return Span(pattern.offset.terms, *reach(pattern.offset.const, pattern.dims[1:]))
 
 
 def _swept(span: Span | None, loop: Loop) -> Span | None:

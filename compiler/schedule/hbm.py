@@ -8,10 +8,10 @@ of whatever is planned: regions of a function, or calls of a program.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from shardwright.compiler.isa.region import Tensor
 
@@ -43,7 +43,7 @@ def placed_from(start: int, tensors: Sequence[Tensor]) -> tuple[list[Tensor], in
     for tensor in tensors:
         offset = aligned(end)
         placed.append(replace(tensor, offset_bytes=offset))
-        end = offset + math.prod(tensor.shape) * tensor.dtype.bytes
+        end = offset + tensor.num_bytes
     return placed, end
 
 
@@ -54,15 +54,9 @@ def live_bytes(lifetimes: Sequence[Lifetime], step: int) -> int:
 
 def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:
     """Largest sum of aligned sizes in use at one step: no plan needs less."""
-    changes: list[tuple[int, int]] = []
-    for life in lifetimes:
-        changes.append((life.start, aligned(life.size_bytes)))
-        changes.append((life.end + 1, -aligned(life.size_bytes)))
-    live = peak = 0
-    for _, change in sorted(changes):
-        live += change
-        peak = max(peak, live)
-    return peak
+    changes = [(life.start, aligned(life.size_bytes)) for life in lifetimes]
+    changes += [(life.end + 1, -aligned(life.size_bytes)) for life in lifetimes]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
@@ -74,13 +68,14 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     bound = liveness_bound(lifetimes)
     best: tuple[list[int], int] | None = None
     for key in _ORDERS:
-        found = _repaired(
-            lifetimes, sorted(range(len(lifetimes)), key=lambda i: key(lifetimes[i])), bound
-        )
+        order = sorted(range(len(lifetimes)), key=lambda i: key(lifetimes[i]))
+        found = _repaired(lifetimes, order, bound)
         best = found if best is None or found[1] < best[1] else best
         if best[1] <= bound:
             break
     assert best is not None
+    problems = check(lifetimes, *best)
+    assert not problems, problems
     return best
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.compiler.codegen.in_place import root_of
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
@@ -30,11 +29,11 @@ from shardwright.compiler.isa.program import (
 )
 from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import Limits
+from shardwright.compiler.schedule.allocate import ALIGN_BYTES, end_address, spaces
+from shardwright.compiler.schedule.reach import bytes_of, patterns_of, reach
 
 QUEUES = tuple(Engine)
 _NUMBER = {engine: number for number, engine in enumerate(QUEUES)}
-_UNIT_BYTES = 64  # on-chip memory is looked at in pieces of this size, the alignment of tiles
-_SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
 
 
 def order_regions(
@@ -61,14 +60,10 @@ def order_regions(
 
 def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
     """Turn the tiles of `region` upside down where fewer bytes of the region before are met."""
-    sizes = {
-        Space.SBUF: (limits.sbuf_bytes, _UNIT_BYTES),
-        Space.PSUM: (limits.psum_bytes, limits.psum_bank_bytes),
-    }
-    for space, (capacity, unit) in sizes.items():
+    for space, capacity, unit in spaces(limits):
         tiles = [tile for tile in region.tiles if tile.space is space]
-        turned = [capacity - -(-_end(tile) // unit) * unit for tile in tiles]
-        now = sum(past.met(space, tile.address, _end(tile), number) for tile in tiles)
+        turned = [capacity - -(-end_address(tile) // unit) * unit for tile in tiles]
+        now = sum(past.met(space, tile.address, end_address(tile), number) for tile in tiles)
         then = sum(
             past.met(space, address, address + tile.slots * tile.slot_bytes, number)
             for tile, address in zip(tiles, turned, strict=True)
@@ -78,10 +73,7 @@ def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
                 tile.address = address
 
 
-def _end(tile: Tile) -> int:
-    return tile.address + tile.slots * tile.slot_bytes
-
-
+_Touched = tuple[int, int, int, bool]  # first and end byte, queue, whether it writes
 Known = list[int]  # per queue the last region known to be finished there
 
 
@@ -143,25 +135,14 @@ def _walk(
 
 
 @dataclass(slots=True)
-class _Touched:
-    """Bytes low..high-1 of a memory, which `queue` last touches in `region`."""
-
-    low: int
-    high: int
-    queue: int
-    writes: bool
-    region: int
-
-
-@dataclass(slots=True)
 class _Past:
     """What the regions since the last barrier have touched, by queue and latest region."""
 
     tensors: Sequence[Tensor]
     limits: Limits
     is_empty: bool = True
-    hbm: dict[int, list[_Touched]] = field(default_factory=dict)
-    on_chip: dict[Space, np.ndarray] = field(default_factory=dict)  # [queue, unit]
+    hbm: dict[int, dict[_Touched, int]] = field(default_factory=dict)  # by memory, the last region
+    on_chip: dict[Space, np.ndarray] = field(default_factory=dict)  # [queue, `ALIGN_BYTES`]
 
     def __post_init__(self) -> None:
         self.clear()
@@ -170,9 +151,9 @@ class _Past:
         """A barrier: everything has finished."""
         self.is_empty = True
         self.hbm = {}
-        sizes = {Space.SBUF: self.limits.sbuf_bytes, Space.PSUM: self.limits.psum_bytes}
         self.on_chip = {
-            space: np.full((len(QUEUES), size // _UNIT_BYTES), -1) for space, size in sizes.items()
+            space: np.full((len(QUEUES), size // ALIGN_BYTES), -1)
+            for space, size, _ in spaces(self.limits)
         }
 
     def met(self, space: Space, low: int, high: int, number: int) -> int:
@@ -182,13 +163,13 @@ class _Past:
     def needed(self, instr: Instr, tiles: Sequence[Tile], trips: Mapping[int, int]) -> list[int]:
         """Per queue the last region that it must have finished; -1 for none."""
         found = [-1] * len(QUEUES)
-        for pattern, writes in _operands(instr):
+        for pattern, writes in patterns_of(instr):
             if pattern.space is Space.HBM:
-                for use in self._clashing(instr, pattern, writes, trips):
-                    found[use.queue] = max(found[use.queue], use.region)
+                for queue, last in self._clashing(instr, pattern, writes, trips):
+                    found[queue] = max(found[queue], last)
             elif writes:
                 tile = tiles[pattern.buffer]
-                units = self._units(pattern.space, tile.address, _end(tile))
+                units = self._units(pattern.space, tile.address, end_address(tile))
                 found = list(map(max, found, units.max(axis=1).tolist()))
         return found
 
@@ -197,55 +178,33 @@ class _Past:
         self.is_empty = False
         for instr, trips in _walk(region.body, {}):
             queue = _NUMBER[instr.engine]
-            for pattern, writes in _operands(instr):
+            for pattern, writes in patterns_of(instr):
                 if pattern.space is Space.HBM:
-                    self._touch(number, queue, writes, self._reach(instr, pattern, trips))
+                    memory, low, high = self._reach(instr, pattern, trips)
+                    self.hbm.setdefault(memory, {})[low, high, queue, writes] = number
                 else:
                     tile = region.tiles[pattern.buffer]
-                    self._units(pattern.space, tile.address, _end(tile))[queue] = number
+                    self._units(pattern.space, tile.address, end_address(tile))[queue] = number
 
     def _units(self, space: Space, low: int, high: int) -> np.ndarray:
-        return self.on_chip[space][:, low // _UNIT_BYTES : -(-high // _UNIT_BYTES)]
-
-    def _touch(self, number: int, queue: int, writes: bool, at: tuple[int, int, int]) -> None:
-        memory, low, high = at
-        known = self.hbm.setdefault(memory, [])
-        for use in known:
-            if (use.low, use.high, use.queue, use.writes) == (low, high, queue, writes):
-                use.region = number
-                return
-        known.append(_Touched(low, high, queue, writes, number))
+        return self.on_chip[space][:, low // ALIGN_BYTES : -(-high // ALIGN_BYTES)]
 
     def _clashing(
         self, instr: Instr, pattern: AccessPattern, writes: bool, trips: Mapping[int, int]
-    ) -> Iterator[_Touched]:
+    ) -> Iterator[tuple[int, int]]:
+        """(queue, region) of what must not be passed."""
         memory, low, high = self._reach(instr, pattern, trips)
-        for use in self.hbm.get(memory, ()):
-            if use.low < high and low < use.high and (writes or use.writes):
-                yield use
+        for (first, end, queue, wrote), region in self.hbm.get(memory, {}).items():
+            if first < high and low < end and (writes or wrote):
+                yield queue, region
 
     def _reach(
         self, instr: Instr, pattern: AccessPattern, trips: Mapping[int, int]
     ) -> tuple[int, int, int]:
         """(memory, first byte, end byte) of all that an instruction touches through a pattern."""
-        tensor = self.tensors[pattern.buffer]
-        low, high = 0, math.prod(tensor.shape) - 1
+        low, high = 0, math.prod(self.tensors[pattern.buffer].shape) - 1
         terms = pattern.offset.terms
         if instr.opcode == "dma" and all(register in trips for register, _ in terms):
-            ends = [c * (trips[register] - 1) for register, c in terms]
-            ends += [stride * (size - 1) for stride, size in pattern.dims]
-            low = pattern.offset.const + sum(min(0, end) for end in ends)
-            high = pattern.offset.const + sum(max(0, end) for end in ends)
-        is_scratch = tensor.kind == "scratch"
-        start = tensor.offset_bytes if is_scratch else 0
-        memory = _SCRATCH if is_scratch else root_of(self.tensors, pattern.buffer)
-        item = tensor.dtype.bytes
-        return memory, start + low * item, start + (high + 1) * item
-
-
-def _operands(instr: Instr) -> Iterator[tuple[AccessPattern, bool]]:
-    """The patterns of an instruction, and whether it writes them."""
-    for pattern in instr.srcs:
-        yield pattern, False
-    for pattern in instr.dsts:
-        yield pattern, True
+            loops = ((c, trips[register]) for register, c in terms)
+            low, high = reach(pattern.offset.const, (*loops, *pattern.dims))
+        return bytes_of(self.tensors, pattern.buffer, low, high)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.isa.program import Function, Program
-from shardwright.compiler.linking.residency import Residency, tensor_bytes
+from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
 from shardwright.compiler.shown.charts import (
@@ -31,9 +31,7 @@ def _function_lines(function: Function) -> Iterator[str]:
     programs = [region.program for region in function.regions]
     spans, count = tensor_spans(programs), len(programs)
     scratch = [i for i, t in enumerate(function.tensors) if t.kind == "scratch"]
-    lives = {
-        i: hbm.Lifetime(tensor_bytes(function.tensors[i]), *spans.get(i, (0, 0))) for i in scratch
-    }
+    lives = {i: hbm.Lifetime(function.tensors[i].num_bytes, *spans.get(i, (0, 0))) for i in scratch}
     bound = hbm.liveness_bound(list(lives.values()))
     yield "HBM of one call. `bound` tensors are buffers of the caller: its arena, or named buffers."
     yield "Scratch tensors lie in the function's own zone and share its bytes when they live apart."
@@ -52,7 +50,7 @@ def _function_lines(function: Function) -> Iterator[str]:
             place = f"memory of {tensor.alias}"
         elif number in lives:
             place = f"scratch+{tensor.offset_bytes}"
-        size, chart = bytes_text(tensor_bytes(tensor)), span_chart(first, last, count)
+        size, chart = bytes_text(tensor.num_bytes), span_chart(first, last, count)
         rows.append((number, tensor_text(tensor), size, place, f"{first}..{last}", chart))
     yield from table(rows, right=(0, 2))
     yield ""
@@ -100,7 +98,7 @@ def _program_lines(program: Program) -> Iterator[str]:
         if not calls:
             continue
         buffer = program.buffers[number]
-        kind, size = type_text(buffer.shape, buffer.dtype), bytes_text(found.buffer_bytes(number))
+        kind, size = type_text(buffer.shape, buffer.dtype), bytes_text(buffer.num_bytes)
         chart = span_chart(calls[0], calls[-1], count)
         place, span = f"arena+{buffer.offset_bytes}", f"{calls[0]}..{calls[-1]}"
         rows.append((number, kind, size, place, span, chart))

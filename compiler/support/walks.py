@@ -7,11 +7,21 @@ asks through `answered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Hashable, Iterable, MutableMapping
 from typing import TypeVar
 
 Thing = TypeVar("Thing", bound=Hashable)
 Answer = TypeVar("Answer")
+
+
+def reached(start: Collection[Thing], after: Callable[[Thing], Iterable[Thing]]) -> set[Thing]:
+    """`start`, and all that comes `after` any of it."""
+    found, todo = set(start), list(start)
+    while todo:
+        fresh = set(after(todo.pop())) - found
+        found |= fresh
+        todo += fresh
+    return found
 
 
 def answered(

@@ -8,8 +8,10 @@ evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from shardwright.compiler.isa.costs import instr_interval_ps
 from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
@@ -18,6 +20,7 @@ from shardwright.compiler.machine.target import PS_PER_S, CoreModel, Target
 from shardwright.compiler.timing.chain import DMA, Chain
 from shardwright.compiler.timing.max_plus import QUEUE, Timed, TimedLoop, timed_loop
 
+Made = TypeVar("Made")
 _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
@@ -79,9 +82,9 @@ class Shares:
 
 
 class _Costs:
-    """A region's code with its costs at several shares, and what it adds up to at each, whatever
-    waits for what. Only DMA differs between shares. `recorded`: intervals of compute engines are
-    kept at the first.
+    """A region's code with its costs at several shares (`bodies`), and what it adds up to at each,
+    whatever waits for what. Only DMA differs between shares. `recorded`: intervals of compute
+    engines are kept at the first.
     """
 
     def __init__(
@@ -99,15 +102,15 @@ class _Costs:
         self.busy = [dict.fromkeys(Engine, 0) for _ in points]
         self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
         self.hbm_bytes = 0
+        self.is_code = region.program.kind == "compute"
+        self.bodies = self._costed(region.body, 1)
 
-    def bodies(
-        self, items: Sequence[Instr | Loop], times: int = 1
-    ) -> list[list[Timed | TimedLoop]]:
+    def _costed(self, items: Sequence[Instr | Loop], times: int) -> list[list[Timed | TimedLoop]]:
         """Instructions and loops that run `times` times with their costs, per point."""
         out: list[list[Timed | TimedLoop]] = [[] for _ in self.rates]
         for item in items:
             if isinstance(item, Loop):
-                loops = _loops(item.trip, self.bodies(item.body, times * item.trip))
+                loops = _loops(item.trip, self._costed(item.body, times * item.trip))
                 for body, loop in zip(out, loops, strict=True):
                     body.append(loop)
                 continue
@@ -147,10 +150,25 @@ class _Costs:
         later = first._replace(recorded=False)
         return [first, *[later] * (len(self.rates) - 1)]
 
-    def time(self, point: int, body: Sequence[Timed | TimedLoop], chain: Chain) -> RegionTime:
-        """The region at one point, as the next of `chain`: by how much it moves the end."""
+    def key(self, point: int) -> object:
+        """Equal for points at which the region costs the same."""
+        return tuple(self.moves[point])
+
+    def time(self, point: int, chain: Chain) -> RegionTime:
+        """The region at one point, as the next of `chain`."""
+        if self.is_code:
+            return self.code_time(point, chain)
+        name = self.region.program.name
+        if self.region.program.kind == "idle":
+            chain.skip()
+            return RegionTime(name, 0, {}, 0, 0)
+        chain.rest(self.core.dma_fixed_ps)  # register_load
+        return RegionTime(name, self.core.dma_fixed_ps, {}, 0, 4)
+
+    def code_time(self, point: int, chain: Chain) -> RegionTime:
+        """The code at one point, as the next of `chain`: by how much it moves the end."""
         busy = self.busy[point]
-        duration, recorded = chain.run(self.region, body, sum(busy[e] for e in DMA))
+        duration, recorded = chain.run(self.region, self.bodies[point], sum(busy[e] for e in DMA))
         of_engines = {e.value: t for e, t in busy.items() if t}
         compute = min(duration, recorded)
         return RegionTime(self.region.program.name, duration, of_engines, compute, self.hbm_bytes)
@@ -178,22 +196,17 @@ def _loops(trip: int, bodies: Sequence[Sequence[Timed | TimedLoop]]) -> list[Tim
 
 def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
     """Bytes an instruction reads from and writes to HBM."""
-    moved = 0
-    for pattern in (instr.dst, *instr.srcs):
-        if pattern is not None and pattern.space is Space.HBM:
-            elements = 1
-            for size in instr.dst.shape if instr.dst else ():
-                elements *= size
-            moved += elements * tensors[pattern.buffer].dtype.bytes
-    return moved
+    patterns = [p for p in (instr.dst, *instr.srcs) if p is not None and p.space is Space.HBM]
+    elements = math.prod(instr.dst.shape) if instr.dst else 1
+    return sum(elements * tensors[pattern.buffer].dtype.bytes for pattern in patterns)
 
 
 def instr_cost(
     instr: Instr, region: Region, tensors: Sequence[Tensor], target: Target
 ) -> tuple[int, int]:
     """(initiation interval, latency after it) of one instruction that signals; ps."""
-    costs = _Costs(region, tensors, target, (Shares(),), recorded=False)
-    ((timed,),) = costs.bodies((replace(instr, signals=(0,)),))
+    alone = replace(region, body=[replace(instr, signals=(0,))])
+    ((timed,),) = _Costs(alone, tensors, target, (Shares(),), recorded=False).bodies
     assert isinstance(timed, Timed)
     return timed.interval_ps, timed.latency_ps
 
@@ -209,22 +222,19 @@ def region_times(
     and of points that cost the same, if `recorded`; else 0.
     """
     costs = _Costs(region, tensors, target, points, recorded)
-    known: dict[tuple[int, ...], RegionTime] = {}
-    out = []
-    for point, body in enumerate(costs.bodies(region.body)):
-        key = tuple(costs.moves[point])
-        if key not in known:
-            alone = costs.time(point, body, Chain(target.core.semaphore_ps))
-            known[key] = _recovered(alone, costs.busiest_ps(point), target.core)
-        out.append(known[key])
-    return out
+
+    def time(point: int) -> RegionTime:
+        alone = costs.code_time(point, Chain(target.core.semaphore_ps))
+        return _recovered(alone, costs.busiest_ps(point), target.core)
+
+    return _at_each(len(points), costs.key, time)
 
 
-def region_time(
-    region: Region, tensors: Sequence[Tensor], target: Target, recorded: bool = True
-) -> RegionTime:
-    """Time of one region that shares nothing; `compute_ps` is 0 unless `recorded`."""
-    return region_times(region, tensors, target, (Shares(),), recorded)[0]
+def _at_each(points: int, key: Callable[[int], object], made: Callable[[int], Made]) -> list[Made]:
+    """What is made at every point, once for all points with the same key."""
+    keys = [key(point) for point in range(points)]
+    known = {one: made(keys.index(one)) for one in dict.fromkeys(keys)}
+    return [known[one] for one in keys]
 
 
 _JUDGED = (Shares(JUDGED_DMA),)
@@ -235,9 +245,7 @@ def busiest_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int
     """Busy time of the busiest engine of a region as it is judged: `judged_ps` is no less, whatever
     waits for what.
     """
-    costs = _Costs(region, tensors, target, _JUDGED, recorded=False)
-    costs.bodies(region.body)
-    return costs.busiest_ps(0)
+    return _Costs(region, tensors, target, _JUDGED, recorded=False).busiest_ps(0)
 
 
 def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
@@ -251,8 +259,8 @@ def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
 def function_segments(
     function: Function, target: Target, recorded: bool = True
 ) -> tuple[Segment, ...]:
-    """The function as compute stretches between collective starts and waits; `recorded` as in
-    `region_time`.
+    """The function as compute stretches between collective starts and waits; `compute_ps` is 0
+    unless `recorded`.
     """
     return segments_at(function, target, (Shares(),), recorded)[0]
 
@@ -265,39 +273,32 @@ def segments_at(
     Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
     duration is that of the slower one.
     """
-    steps = list(zip(*function.subgraphs, strict=True))
     coded = []
-    for regions in steps:
+    for regions in zip(*function.subgraphs, strict=True):
         bank = _bank_share(regions)
         shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        coded.append([_Coded.of(r, function.tensors, target, shared, recorded) for r in regions])
-    known: dict[object, tuple[Segment, ...]] = {}
-    out = []
-    for point in range(len(points)):
-        key = tuple([code.key(point) for cores in coded for code in cores])
-        if key not in known:
-            known[key] = _segments(steps, coded, point, target.core)
-        out.append(known[key])
-    return out
+        coded.append([_Costs(r, function.tensors, target, shared, recorded) for r in regions])
+    return _at_each(
+        len(points),
+        lambda point: tuple([code.key(point) for codes in coded for code in codes]),
+        lambda point: _segments(coded, point, target.core),
+    )
 
 
 def _segments(
-    steps: Sequence[Sequence[Region]],
-    coded: Sequence[Sequence[_Coded]],
-    point: int,
-    core: CoreModel,
+    coded: Sequence[Sequence[_Costs]], point: int, core: CoreModel
 ) -> tuple[Segment, ...]:
     """Regions of every physical core at one point as segments."""
     out: list[Segment] = []
-    pending = _Cores(core, len(steps[0]) if steps else 1)
-    for number, (regions, codes) in enumerate(zip(steps, coded, strict=True)):
-        first = regions[0].program
+    pending = _Cores(core, len(coded[0]) if coded else 1)
+    for number, codes in enumerate(coded):
+        first = codes[0].region.program
         if first.kind in _EVENTS:
             out += joined(pending.taken(number + 1))
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
         else:
-            pending.add(regions, codes, point)
+            pending.add(codes, point)
     return tuple(out + joined(pending.taken(0)))
 
 
@@ -323,16 +324,16 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
             yield [{} for _ in regions]
             continue
         shared = (Shares(hbm=_bank_share(regions)),)
-        codes = [_Coded.of(r, function.tensors, target, shared, False) for r in regions]
-        pending.add(regions, codes, 0)
+        codes = [_Costs(r, function.tensors, target, shared, False) for r in regions]
+        pending.add(codes, 0)
         yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
 
 
-def _spans(code: _Coded, chain: Chain) -> dict[str, EngineSpan]:
+def _spans(code: _Costs, chain: Chain) -> dict[str, EngineSpan]:
     """What engines did in the last region of a chain, which is that of `code`."""
-    if code.costs is None:
+    if not code.is_code:
         return {}
-    (busy,) = code.costs.busy
+    (busy,) = code.busy
     return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
 
 
@@ -341,45 +342,6 @@ def _bank_share(regions: Sequence[Region]) -> int:
     whose partner is idle has all of its bandwidth (inferred).
     """
     return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    """A region with its costs, and its code at every point; no costs where it has no code."""
-
-    region: Region
-    costs: _Costs | None = None
-    bodies: Sequence[Sequence[Timed | TimedLoop]] = ()
-
-    @classmethod
-    def of(
-        cls,
-        region: Region,
-        tensors: Sequence[Tensor],
-        target: Target,
-        points: Sequence[Shares],
-        recorded: bool,
-    ) -> _Coded:
-        """Of a region of any kind."""
-        if region.program.kind != "compute":
-            return cls(region)
-        costs = _Costs(region, tensors, target, points, recorded)
-        return cls(region, costs, costs.bodies(region.body))
-
-    def key(self, point: int) -> object:
-        """Equal for points at which it costs the same."""
-        return tuple(self.costs.moves[point]) if self.costs else ()
-
-    def run(self, point: int, chain: Chain, core: CoreModel) -> RegionTime:
-        """Its time as the next of `chain`."""
-        if self.costs is not None:
-            return self.costs.time(point, self.bodies[point], chain)
-        name = self.region.program.name
-        if self.region.program.kind == "idle":
-            chain.skip()
-            return RegionTime(name, 0, {}, 0, 0)
-        chain.rest(core.dma_fixed_ps)  # register_load
-        return RegionTime(name, core.dma_fixed_ps, {}, 0, 4)
 
 
 class _Cores:
@@ -393,7 +355,7 @@ class _Cores:
         self.core, self.cores = core, cores
         self._begin(0)
 
-    def add(self, regions: Sequence[Region], codes: Sequence[_Coded], point: int) -> None:
+    def add(self, codes: Sequence[_Costs], point: int) -> None:
         """One region of every core."""
         before = self._now()
         times = []
@@ -402,13 +364,13 @@ class _Cores:
             if awaited > 0:
                 other = self.ends[1 - number][awaited - 1]
                 self.chains[number].hold(other + self.core.semaphore_ps)
-            times.append(code.run(point, self.chains[number], self.core))
+            times.append(code.time(point, self.chains[number]))
         for ends, chain in zip(self.ends, self.chains, strict=True):
             ends.append(chain.end_ps)
         together = _together(times, self._now() - before)
-        if busiest := [code.costs.busiest_ps(point) for code in codes if code.costs]:
+        if busiest := [code.busiest_ps(point) for code in codes if code.is_code]:
             together = _recovered(together, max(busiest), self.core)
-        lone = any(r.program.kind == "idle" for r in regions)
+        lone = any(code.region.program.kind == "idle" for code in codes)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 
     def taken(self, first: int) -> list[RegionTime]:
@@ -431,28 +393,30 @@ def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
     """One region of every core as one. Halves run the same code side by side, so the time with any
     compute engine busy is that of the busier one.
     """
+    compute = min(duration_ps, max(t.compute_ps for t in times))
+    moved = sum(t.hbm_bytes for t in times)
+    return RegionTime(times[0].name, duration_ps, _busy_ps(times), compute, moved)
+
+
+def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
+    """Busy time per engine of all of them."""
     busy: dict[str, int] = {}
     for time in times:
         for engine, ps in time.busy_ps.items():
             busy[engine] = busy.get(engine, 0) + ps
-    compute = min(duration_ps, max(t.compute_ps for t in times))
-    return RegionTime(times[0].name, duration_ps, busy, compute, sum(t.hbm_bytes for t in times))
+    return busy
 
 
 def joined(regions: Sequence[RegionTime]) -> list[Segment]:
     """Regions back to back as a compute segment; none of no regions."""
     if not regions:
         return []
-    busy: dict[str, int] = {}
-    for region in regions:
-        for engine, ps in region.busy_ps.items():
-            busy[engine] = busy.get(engine, 0) + ps
     return [
         Segment(
             "compute",
             sum(r.duration_ps for r in regions),
             sum(r.compute_ps for r in regions),
-            busy,
+            _busy_ps(regions),
             sum(r.hbm_bytes for r in regions),
             -1,
             tuple(regions),

@@ -36,11 +36,11 @@ from shardwright.compiler.timing.evaluate import (
     function_segments,
     instr_cost,
     judged_ps,
-    region_time,
     region_times,
     segments_at,
 )
 from shardwright.compiler.timing.max_plus import merged
+from tests.support.region_checks import region_time
 
 TRN1N = load_target("trn1n.32xlarge")
 TRN2 = logical(load_target("trn2.48xlarge"), 2)

@@ -8,13 +8,12 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.result import distance
-from tests.support.region_reference import run_lowered
+from tests.support.region_reference import lower_function, run_lowered
 
 
 def joined(b: Builder, value: Value) -> Value:

@@ -16,7 +16,6 @@ from shardwright.compiler.frontend.reference import (
 )
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.linking.placement import place
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import PASSES
@@ -26,6 +25,7 @@ from shardwright.compiler.schedule import hbm
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
 from tests.support.lowered_ranks import LoweredRanks
+from tests.support.region_reference import lower_function
 from tests.support.road import fsdp_plan, leaf_error, split_batch, worst
 
 CONFIG = {

@@ -20,7 +20,6 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 from shardwright.compiler.isa.region_text import parse, to_text
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import unit_passes
@@ -29,6 +28,7 @@ from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase, build_graph
 from tests.support.compiled import link
 from tests.support.region_bytes import pack_region
+from tests.support.region_reference import lower_function
 
 
 def assert_reads_back(*programs: RegionProgram) -> str:

@@ -58,12 +58,12 @@ def function(name: str, inputs: int, outputs: int) -> Function:
 def program(sizes: list[int], *steps: Call | Repeat) -> Program:
     """Calls over arena buffers of `sizes` times 256 bytes."""
     buffers = [ProgramBuffer("", (64 * n,), DType.F32, "arena", 0) for n in sizes]
-    functions = [function("f", 0, 0)]
+    functions = [function("f", 0, outputs) for outputs in range(8)]
     return Program("p", "t", functions, buffers, (), (), steps, 0)
 
 
 def call(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Call:
-    return Call(0, inputs, outputs)
+    return Call(len(outputs), inputs, outputs)
 
 
 def live(made: Program) -> list[int]:

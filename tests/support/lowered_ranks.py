@@ -25,7 +25,6 @@ from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.compiler.isa.program import Call, CollectiveCall
 from shardwright.compiler.isa.region import View
 from shardwright.compiler.linking.placement import place
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.outline import Outlined, outline
 from shardwright.compiler.outline.buffers import OutlinedProgram
@@ -34,7 +33,7 @@ from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.regions import prepare
 from tests.support.reference_ranks import ReferenceRanks
-from tests.support.region_reference import run_nodes
+from tests.support.region_reference import lower_function, run_nodes
 
 
 def lower_units(outlined: Outlined) -> dict[str, Lowered]:

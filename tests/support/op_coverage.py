@@ -105,8 +105,9 @@ def _computed(hlo: str) -> str:
     if not keys or keys[0] in REFUSALS:
         return ""
     name = _ir_name(hlo)
-    lowering = registry.find(name) if name in OPS else None
-    rule = RULES[keys[0]] if lowering is None else lowering.make or lowering.label
+    rule = (registry.maker_of(name) if name in OPS else None) or RULES[keys[0]]
+    if rule is registry.as_strip:
+        rule = registry.lowering_of(name).label
     return f"`{rule.__module__.removeprefix('shardwright.').replace('.', '/')}.py`"
 
 

@@ -17,12 +17,26 @@ from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.isa.region import Node, RegionProgram, View
-from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.judge import Judge
+from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.sim_cluster.values.result import distance
 
 Collective = Callable[..., np.ndarray]
 PLAIN = Signature()
+
+
+def lower_function(
+    graph: Graph,
+    signature: Signature = PLAIN,
+    options: CompileOptions = DEFAULTS,
+    judge: Judge | None = None,
+    budget: Budget | None = None,
+) -> Lowered:
+    """A loop-free graph as regions and tensors."""
+    return settle(graph, signature, options, judge, budget).lowered
 
 
 def run_lowered(

@@ -7,7 +7,7 @@ so that the window stays inside; a scatter drops every window that would leave t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.factors import Factor, FactorKind, Place, along
 from shardwright.compiler.ir.opdef import FIRST, Kind
 from shardwright.compiler.ir.ops.rules import check_dims, define, mismatch, widen
-from shardwright.compiler.ir.types import Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Op, TensorType, tensor_type
 
 SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
 
@@ -53,7 +53,7 @@ class ScatterAttrs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Windows:
+class Windows:
     """What gather and scatter share: how window positions and index entries address the operand.
 
     `moving_dims` are the dims of the moving tensor (gather result, scatter update) that walk a
@@ -72,24 +72,27 @@ class _Windows:
         gone = self.dropped_dims + self.operand_batching
         return [d for d in range(rank) if d not in gone]
 
+    def walked(self, rank: int) -> dict[int, int]:
+        """Operand dim that the window keeps -> dim of the moving tensor that walks it."""
+        return dict(zip(self.window_dims(rank), self.moving_dims, strict=True))
+
     def batch_shape(self, indices: Sequence[int]) -> list[int]:
         """Index dims without the index vector."""
         return [n for d, n in enumerate(indices) if d != self.vector_dim]
 
 
-def _gather_windows(attrs: GatherAttrs) -> _Windows:
-    return _Windows(
-        attrs.offset_dims,
-        attrs.collapsed_slice_dims,
-        attrs.operand_batching_dims,
-        attrs.start_indices_batching_dims,
-        attrs.start_index_map,
-        attrs.index_vector_dim,
-    )
-
-
-def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
-    return _Windows(
+def windows_of(attrs: GatherAttrs | ScatterAttrs) -> Windows:
+    """What both say by names of their own."""
+    if isinstance(attrs, GatherAttrs):
+        return Windows(
+            attrs.offset_dims,
+            attrs.collapsed_slice_dims,
+            attrs.operand_batching_dims,
+            attrs.start_indices_batching_dims,
+            attrs.start_index_map,
+            attrs.index_vector_dim,
+        )
+    return Windows(
         attrs.update_window_dims,
         attrs.inserted_window_dims,
         attrs.input_batching_dims,
@@ -99,7 +102,7 @@ def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
     )
 
 
-def _check_windows(w: _Windows, operand: TensorType, indices: TensorType) -> None:
+def _check_windows(w: Windows, operand: TensorType, indices: TensorType) -> None:
     """Refuse dimension numbers that do not fit operand and index shapes."""
     if not indices.dtype.is_integer:
         raise mismatch("integer indices", indices)
@@ -121,7 +124,7 @@ def _check_windows(w: _Windows, operand: TensorType, indices: TensorType) -> Non
 
 
 def _infer_gather(attrs: GatherAttrs, operand: TensorType, indices: TensorType) -> TensorType:
-    windows = _gather_windows(attrs)
+    windows = windows_of(attrs)
     _check_windows(windows, operand, indices)
     sizes = attrs.slice_sizes
     fits = len(sizes) == operand.rank
@@ -140,7 +143,7 @@ def _infer_gather(attrs: GatherAttrs, operand: TensorType, indices: TensorType) 
 def _infer_scatter(
     attrs: ScatterAttrs, operand: TensorType, indices: TensorType, updates: TensorType
 ) -> TensorType:
-    windows = _scatter_windows(attrs)
+    windows = windows_of(attrs)
     _check_windows(windows, operand, indices)
     if attrs.kind not in SCATTER_KINDS:
         raise mismatch(f"a kind of {' '.join(SCATTER_KINDS)}", attrs.kind)
@@ -158,7 +161,7 @@ def _infer_scatter(
 
 
 def _positions(
-    w: _Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
+    w: Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Starts and offsets per operand dim, each broadcastable to the shape of the moving tensor."""
     rank = len(moving)
@@ -172,7 +175,7 @@ def _positions(
         starts[d] = vectors[..., k].reshape(placed)
     for d, i in zip(w.operand_batching, w.indices_batching, strict=True):
         starts[d] = _count(rank, batch_dims[i - (i > w.vector_dim)], moving)
-    for d, m in zip(w.window_dims(len(operand)), w.moving_dims, strict=True):
+    for d, m in w.walked(len(operand)).items():
         offsets[d] = _count(rank, m, moving)
     return starts, offsets
 
@@ -183,7 +186,7 @@ def _count(rank: int, dim: int, shape: Sequence[int]) -> np.ndarray:
 
 
 def _gather_reference(op: Op, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    sizes, windows = op.attrs.slice_sizes, _gather_windows(op.attrs)
+    sizes, windows = op.attrs.slice_sizes, windows_of(op.attrs)
     starts, offsets = _positions(windows, operand.shape, indices, op.result.type.shape)
     index = [
         np.clip(start, 0, n - size) + offset
@@ -195,7 +198,7 @@ def _gather_reference(op: Op, operand: np.ndarray, indices: np.ndarray) -> np.nd
 def _scatter_reference(
     op: Op, operand: np.ndarray, indices: np.ndarray, updates: np.ndarray
 ) -> np.ndarray:
-    windows, shape = _scatter_windows(op.attrs), operand.shape
+    windows, shape = windows_of(op.attrs), operand.shape
     starts, offsets = _positions(windows, shape, indices, updates.shape)
     keep: np.ndarray = np.ones((), np.bool_)
     flat: np.ndarray = np.zeros((), np.int64)
@@ -219,66 +222,43 @@ def _scatter_flops(op: Op) -> int:
 
 
 def _gather_factors(op: Op) -> list[Factor]:
-    (x, indices), y, a = op.operands, op.result, op.attrs
-    positions = _walked(indices.type.rank, a.index_vector_dim, y.type.rank, a.offset_dims)
-    batch_of = dict(zip(a.start_indices_batching_dims, a.operand_batching_dims, strict=True))
-    kept = _kept(x, a.collapsed_slice_dims + a.operand_batching_dims)
-    return [
-        *(Factor(((1, i), (2, d), *_batching(batch_of, i))) for i, d in positions),
-        *_whole_windows(op, kept, a.offset_dims),
-        *(along((0,), d, FactorKind.LOOKED_UP) for d in a.collapsed_slice_dims),
+    walked = [Factor(places) for places in _walked(op)]
+    return walked + [
+        along((0,), d, FactorKind.LOOKED_UP) for d in windows_of(op.attrs).dropped_dims
     ]
 
 
 def _scatter_factors(op: Op) -> list[Factor]:
     """Parts of the updates give partial results, and parts of the operand have parts of them."""
-    (x, indices, update), a = op.operands, op.attrs
-    positions = _walked(
-        indices.type.rank, a.index_vector_dim, update.type.rank, a.update_window_dims
-    )
-    batch_of = dict(zip(a.scatter_indices_batching_dims, a.input_batching_dims, strict=True))
-    rows, window = a.inserted_window_dims, a.update_window_dims
-    kept = _kept(x, rows + a.input_batching_dims)
-    tied = [
-        *(
-            Factor(((1, i), (2, d), *_batching(batch_of, i), *_batching(batch_of, i, 3)))
-            if i in batch_of
-            else Factor(((1, i), (2, d)), FactorKind.COMBINED)
-            for i, d in positions
-        ),
-        *(Factor((*f.places, (3, f.places[0][1]))) for f in _whole_windows(op, kept, window)),
-    ]
-    known = {d for f in tied for n, d in f.places if n == 3}
-    rest = (d for d in range(x.type.rank) if d not in known)
+    tied: list[Factor] = []
+    for places in _walked(op):
+        of_operand = tuple((3, d) for n, d in places if n == 0)
+        tied.append(
+            Factor(places + of_operand) if of_operand else Factor(places, FactorKind.COMBINED)
+        )
+    known, rows = {f.of(3) for f in tied}, windows_of(op.attrs).dropped_dims
+    rest = (d for d in range(op.result.type.rank) if d not in known)
     return tied + [
         along((0, 3), d, FactorKind.LOOKED_UP if d in rows else FactorKind.LINKED) for d in rest
     ]
 
 
-def _walked(
-    rank: int, vector_dim: int, moved_rank: int, window: tuple[int, ...]
-) -> list[tuple[int, int]]:
-    """Pairs (dim of the indices, dim of what is moved) that walk over positions."""
-    places = [d for d in range(rank) if d != vector_dim]
-    return list(zip(places, [d for d in range(moved_rank) if d not in window], strict=True))
-
-
-def _kept(x: Value, gone: tuple[int, ...]) -> list[int]:
-    return [d for d in range(x.type.rank) if d not in gone]
-
-
-def _batching(batch_of: Mapping[int, int], dim: int, number: int = 0) -> tuple[Place, ...]:
-    """The dim of the operand (of value `number`) that walks with a batching dim of the indices."""
-    return ((number, batch_of[dim]),) if dim in batch_of else ()
-
-
-def _whole_windows(op: Op, kept: Sequence[int], window: Sequence[int]) -> list[Factor]:
-    """Dims of windows that are moved whole: of the operand, and of what is moved (value 2, be it
-    the result of a gather or the updates of a scatter).
+def _walked(op: Op) -> list[tuple[Place, ...]]:
+    """Dims that walk together: of the indices with those of what is moved (value 2: the result of a
+    gather, the updates of a scatter), and of the operand along batching dims and in windows that
+    are moved whole.
     """
-    moved = (*op.operands, *op.results)[2].type.shape
-    pairs = zip(kept, window, strict=True)
-    return [Factor(((0, i), (2, j))) for i, j in pairs if op.operands[0].type.shape[i] == moved[j]]
+    w, (operand, indices, moved) = windows_of(op.attrs), (*op.operands, *op.results)[:3]
+    batch_of = dict(zip(w.indices_batching, w.operand_batching, strict=True))
+    steps = (i for i in range(indices.type.rank) if i != w.vector_dim)
+    targets = (d for d in range(moved.type.rank) if d not in w.moving_dims)
+    found: list[tuple[Place, ...]] = []
+    for i, d in zip(steps, targets, strict=True):
+        found.append(((1, i), (2, d), *(((0, batch_of[i]),) if i in batch_of else ())))
+    for d, m in w.walked(operand.type.rank).items():
+        if operand.type.shape[d] == moved.type.shape[m]:
+            found.append(((0, d), (2, m)))
+    return found
 
 
 define(

@@ -14,8 +14,8 @@ from shardwright.compiler.isa.limits import check_region, limits_for, walk
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.machine.target import Limits
-from shardwright.compiler.schedule.allocate import overlaps
 from tests.support import l0, l1
+from tests.support.region_checks import overlaps
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"

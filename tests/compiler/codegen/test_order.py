@@ -19,13 +19,14 @@ from shardwright.compiler.isa.limits import (
 )
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
-from shardwright.compiler.schedule.allocate import allocate, lifetimes, overlaps
+from shardwright.compiler.schedule.allocate import allocate, lifetimes
 from shardwright.compiler.schedule.engine_order import order_engines
 from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm_backward, softmax
 from tests.support import l0
+from tests.support.region_checks import overlaps
 
 LIMITS = limits_for("trn1n.32xlarge")
 

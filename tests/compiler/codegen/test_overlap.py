@@ -14,12 +14,13 @@ from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Regio
 from shardwright.compiler.isa.region import Affine, RegionProgram
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.schedule.engine_order import Memory
-from shardwright.compiler.timing.evaluate import JUDGED_DMA, Shares, region_time, region_times
+from shardwright.compiler.timing.evaluate import JUDGED_DMA, Shares, region_times
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm, rms_norm_backward, softmax
+from tests.support.region_checks import region_time
 
 CASES = {
     "softmax": lambda: softmax(1024, 4100, over=1),

@@ -12,11 +12,10 @@ from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Instr, Loop, Region, Space
 from shardwright.compiler.machine.target import PS_PER_S, Limits, load_target
-from shardwright.compiler.schedule.allocate import overlaps
-from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward, weighted_rows
 from tests.support.cells import long_in_matrix
+from tests.support.region_checks import overlaps, region_time
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]

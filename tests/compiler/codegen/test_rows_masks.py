@@ -9,9 +9,9 @@ import pytest
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, WILD, Span
 from shardwright.compiler.machine.target import load_target
-from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T, causal
+from tests.support.region_checks import region_time
 
 Change = Callable[[Maker, int], int]  # of scores, before their exponential
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.machine.target import load_target
-from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T
 from tests.compiler.codegen.test_rows_masks import busy
 from tests.compiler.codegen.test_rows_streamed import streamed_limits
+from tests.support.region_checks import region_time
 
 ROWS, COLUMNS = 400, 520
 LOWEST = float(np.finfo(np.float32).min)

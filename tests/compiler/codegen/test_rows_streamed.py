@@ -18,9 +18,9 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.machine.target import Limits, load_target
-from shardwright.compiler.timing.evaluate import region_time
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward
+from tests.support.region_checks import region_time
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 LONG = (1, 640, 4096, 64, 32)

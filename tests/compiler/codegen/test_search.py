@@ -20,8 +20,9 @@ from shardwright.compiler.codegen.search import (
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.timing.evaluate import busiest_ps, judged_ps, region_time
+from shardwright.compiler.timing.evaluate import busiest_ps, judged_ps
 from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
+from tests.support.region_checks import region_time
 
 
 def candidates(*costs: float) -> list[Candidate]:

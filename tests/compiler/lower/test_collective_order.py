@@ -8,8 +8,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.function import Signature
 from shardwright.sharding.cut.overlap.buckets import bucketed
+from tests.support.region_reference import lower_function
 
 DP = ("dp_shard",)
 SMALL_BYTES = 4096

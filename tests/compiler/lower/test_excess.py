@@ -18,11 +18,11 @@ from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.region import RegionProgram
 from shardwright.compiler.lower.excess import SMALL_BYTES
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.run_single import run_single
 from tests.support.model_run import compile_function
+from tests.support.region_reference import lower_function
 
 TARGET = "trn1n.32xlarge"
 LEVELS = ("L0", "L1")

@@ -6,8 +6,9 @@ import pytest
 
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.isa.region import Affine, RegionProgram, View
-from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.write_out import Lowered
+from tests.support.region_reference import lower_function
 
 GATHERED = """main(%in0: tensor<2x4xf32>, %in1: tensor<3x4x4xf32>, %in2: tensor<i32>) {
   %0 = all_gather %in0 {dim=0, axes=[dp_shard], group_size=2} : tensor<4x4xf32>

@@ -9,14 +9,14 @@ from shardwright.compiler.diagnostics import CompileError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
-from shardwright.compiler.lower.function import Signature, lower_function
+from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
-from tests.support.region_reference import check_lowering, run_lowered
+from tests.support.region_reference import check_lowering, lower_function, run_lowered
 
 RNG = np.random.default_rng(0)
 IN_PLACE = Signature(aliases=((0, 0),))

@@ -18,12 +18,12 @@ from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower import function
 from shardwright.compiler.lower.accept import policy_of
 from shardwright.compiler.lower.explain import explain_fusion
-from shardwright.compiler.lower.function import Signature, lower_function, settle
+from shardwright.compiler.lower.function import Signature, settle
 from shardwright.compiler.lower.judge import Clock
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
-from tests.support.region_reference import check_lowering
+from tests.support.region_reference import check_lowering, lower_function
 
 RNG = np.random.default_rng(1)
 HEADS, T, S, D, E = 3, 67, 71, 5, 7

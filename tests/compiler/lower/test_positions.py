@@ -93,7 +93,7 @@ def test_a_body_loads_a_number_once_and_stores_no_plane() -> None:
     zeros = b.full((OWN, ALL), 0.0)
     masks = [plane(b, line(b, at)) for _ in range(2)]
     graph = b.finish(*(b.op("select", m, x, zeros) for m in masks))
-    body = Body(graph, {}, positions=positions(graph, at))
+    body = Body(graph, {}, positions(graph, at))
     assert [t.op.name for t in body.tasks] == [REGISTER, "select", "select"]
     assert all(body.registers_of(m) == {0} for m in masks)
     assert (body.known[at].low, body.known[at].high) == (0, 384)

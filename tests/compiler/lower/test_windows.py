@@ -15,7 +15,6 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, UnfoldAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.lower.windows import expand_windows, stored_windows
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.timing.evaluate import function_segments
@@ -24,7 +23,7 @@ from tests.harnesses import convolution, shape, window
 from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.support.compiled import TARGET, levels_of, link, run_levels
-from tests.support.region_reference import check_lowering
+from tests.support.region_reference import check_lowering, lower_function
 
 MOVING = tuple(c for c in shape.CASES if c.op in ("pad", "reverse", "concatenate"))
 CASES = (*convolution.CASES, *window.CASES, *MOVING)

@@ -13,9 +13,9 @@ from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from tests.support.region_reference import lower_function
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 NONE = np.zeros((4, 0), np.float32)
