@@ -9,10 +9,10 @@ from __future__ import annotations
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import placed_task
+from shardwright.orchestrator.road.build import candidates
+from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.units import digest
-from shardwright.sharding.prepare.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, is_alone
 
 
 def traced_parts(job: JobConfig, stages: Stages) -> dict[str, str]:
@@ -21,9 +21,8 @@ def traced_parts(job: JobConfig, stages: Stages) -> dict[str, str]:
     Raises what `placed_task` raises.
     """
     layout, task = placed_task(job, stages)
-    samples = [layout.captured_batch]
-    if is_alone(layout.mesh, job.strategy, layout.captured_batch, layout.num_microbatches):
-        samples += [TRACED_SAMPLES, PROOF_SAMPLES]
+    tried = candidates(job, layout)
+    samples = {n for one in tried for n in (one.samples, one.proof_samples) if n}
     place = f"{layout.mesh} {layout.captured_batch} {task.tokens_per_sample}"
     steps = {f"traced step of {n}": _step(job, task, n, stages) for n in samples}
     return {"traced layout": place} | steps

@@ -18,7 +18,8 @@ from shardwright.compiler.linking import budget
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.options import DEFAULTS
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import Built, Layout, Planned
+from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.road.build import Built, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.whatif.change import changed
 from shardwright.orchestrator.whatif.rules import is_open, more_instances

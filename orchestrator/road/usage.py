@@ -16,8 +16,8 @@ from shardwright.compiler.frontend.models.presets import preset_config
 from shardwright.compiler.frontend.models.text import check_data
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import check_named, model_path, read_config
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.sharding.strategies.registry import MANUAL
 
 

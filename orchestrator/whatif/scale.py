@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import asked_batch
+from shardwright.orchestrator.config.layout import asked_batch
 from shardwright.orchestrator.whatif.change import frugal
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row

@@ -14,7 +14,7 @@ from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.road.build import Layout
+    from shardwright.orchestrator.config.layout import Layout
 
 COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
 
