@@ -348,12 +348,13 @@ class _Divider:
         return received
 
     def _plan(self) -> StepPlan:
-        """Programs, buffers by stage, schedules without programs that do nothing."""
+        """Programs, buffers by stage, schedules."""
         pieces = [p for p in self.pieces.values() if p.outputs]
         schedules = stage_schedules(
             self.schedule, self.num_stages, len(self.parts), self.step.num_microbatches
         )
-        schedules = tuple(_only(schedule, {p.name for p in pieces}) for schedule in schedules)
+        run = {name for schedule in schedules for name in flat(schedule)}
+        assert run <= {p.name for p in pieces}, "every part has layers, and so programs"
         mesh = {STAGE_AXIS: self.num_stages, **self.step.mesh}
         return replace(
             self.step,
@@ -390,9 +391,3 @@ class _Divider:
         """The most micro-batches of a buffer a stage holds at a time."""
         own = sorted((p.name for p in users if p.stage == stage), key=self._order)
         return most_in_flight(schedule, own[0], own[-1])
-
-
-def _only(schedule: Schedule, names: set[str]) -> Schedule:
-    """A schedule without programs that do not exist."""
-    assert set(flat(schedule)) <= names, "every part has layers, and so programs"
-    return schedule

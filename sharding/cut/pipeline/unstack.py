@@ -13,26 +13,25 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
-from shardwright.compiler.ir.opdef import OPS, Kind, make_op
-from shardwright.compiler.ir.ops import (
-    SliceAttrs,
-)
-from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
+from shardwright.compiler.ir.traits import IDENTITIES, MOVES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
 from shardwright.sharding.cut.pipeline.balance import PartShare
-from shardwright.sharding.cut.pipeline.loops import split_loop
+from shardwright.sharding.cut.pipeline.loops import layers_of, split_loop
+from shardwright.sharding.cut.pipeline.terms import total
 from shardwright.sharding.indices.dims import factors
 from shardwright.sharding.indices.layers import scanned_layers
 from shardwright.sharding.partition.partitioned import Slot
 
 COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 """The op that joins what two parts reduced, by kind of reduction."""
-DISTRIBUTED = of(Kind.VIEW, Kind.JOIN, Kind.REDUCTION) | {"dot_general", "reverse", "slice"}
-"""Ops besides elementwise ones whose work on a stack is that on its layers."""
+DISTRIBUTED = MOVES | REDUCTIONS
+"""Ops, besides elementwise ones and products, whose work on a stack is that on its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ class _Unstack:
         trips = self.assignment.trips.get(op)
         if trips is not None:
             scan = next(s for s in scanned_layers(Graph((), (op,), ())) if s.loop is op)
-            for part in split_loop(scan, trips).ops:
+            for part in split_loop(scan, trips):
                 self._split(part)
         elif joined_dim(op) is not None and self._joins(op):
             return
@@ -173,9 +172,7 @@ class _Unstack:
 
     def _keep(self, op: Op) -> None:
         """An op that reads no stack."""
-        operands = tuple(self.now.get(v, v) for v in op.operands)
-        same = operands == op.operands
-        self._add(op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        self._add(with_operands(op, tuple(self.now.get(v, v) for v in op.operands)))
 
     def _add(self, op: Op) -> Op:
         self.ops.append(op)
@@ -184,7 +181,7 @@ class _Unstack:
 
     def _joins(self, op: Op) -> bool:
         """True when `op` joins what the parts of a loop stacked: its operands are the pieces."""
-        runs = self.assignment.runs(*self._class_of_result(op))
+        runs = self.assignment.runs(op.result, op.attrs.dim)
         sizes = [v.type.shape[op.attrs.dim] for v in op.operands]
         if not runs or sizes != [run.size for run in runs]:
             return False
@@ -192,13 +189,10 @@ class _Unstack:
         self.pieces[op.result] = _Pieces(op.attrs.dim, runs, values)
         return True
 
-    def _class_of_result(self, op: Op) -> tuple[Value, int]:
-        return op.result, op.attrs.dim
-
     def _takes(self, op: Op) -> bool:
         """True when `op` takes one part's layers out of a stack."""
         stack = self.pieces.get(op.operands[0])
-        if op.name != "slice" or stack is None or set(op.attrs.stride) != {1}:
+        if stack is None or not isinstance(op.attrs, SliceAttrs) or set(op.attrs.stride) != {1}:
             return False
         low, high = op.attrs.start[stack.dim], op.attrs.limit[stack.dim]
         for run, piece in zip(stack.runs, stack.values, strict=True):
@@ -214,7 +208,7 @@ class _Unstack:
         if op.name in IDENTITIES:
             self._distribute_barrier(op)
             return
-        if not (op.name in DISTRIBUTED or OPS[op.name].elementwise):
+        if not (op.name in DISTRIBUTED or OPS[op.name].elementwise or pairing(op)):
             raise _whole(op, self._stack(op))
         dims = self._dims(op)
         target = dims.get(op.result)
@@ -291,25 +285,16 @@ class _Unstack:
         if op is not None and _repeats(op, dim):
             attrs = resized(op, _part_type(value, dim, run).shape)
             return self._add(make_op(op.name, op.operands, attrs, (), op.loc)).result
-        shape = value.type.shape
-        start = tuple(run.first if d == dim else 0 for d in range(len(shape)))
-        limit = tuple(run.first + run.size if d == dim else n for d, n in enumerate(shape))
-        return self._add(
-            make_op("slice", (value,), SliceAttrs(start, limit, (1,) * len(shape)))
-        ).result
+        return self._add(layers_of(value, dim, run.first, run.size)).result
 
     def _combined(self, op: Op, values: Sequence[Value]) -> Value:
         """What the parts reduced, joined in the order of parts."""
-        name = COMBINE[combination(op)]
-        total = values[0]
-        for value in values[1:]:
-            total = self._add(make_op(name, (total, value), None, (), op.loc)).result
-        return total
+        return total(values, self._add, COMBINE[combination(op)], op.loc)
 
 
 def _repeats(op: Op, dim: int) -> bool:
     """True when the result is the same all along `dim`."""
-    if op.name == "broadcast_in_dim":
+    if isinstance(op.attrs, BroadcastInDimAttrs):
         return dim not in op.attrs.dims
     return splat(op) is not None
 
