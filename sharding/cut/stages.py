@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops import AllGatherAttrs, ConstantAttrs, ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.passes.placement import place_late
@@ -318,7 +318,7 @@ class _Builder:
         gathered.
         """
         graph = self.step.graph
-        gathers = [op.result for op in graph.walk() if op.name == "all_gather"]
+        gathers = [op.result for op in graph.walk() if isinstance(op.attrs, AllGatherAttrs)]
         gathered = depends_on(graph, gathers) - self.step.view.on_batch
         for i, value in enumerate(residuals):
             name = f"residual/{i}"

@@ -14,19 +14,16 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.analysis import invariant_carries, liveness
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.memories import host_values
-from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import UPDATES
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import AllGatherAttrs, SliceAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES, VIEWS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.linking.residency import CallMoment, Residency
 from shardwright.compiler.program import StepProgram
 
-_VIEWS = frozenset(
-    ("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier", "slice")
-)
-_ABSORBING = frozenset(
-    ("convolution", "dot_general", "dynamic_update_slice", "reduce", "reduce_window")
-)
+_ABSORBING = of(Kind.CONTRACTION, Kind.UPDATE, Kind.REDUCTION) | of(Kind.WINDOW, combines=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +143,11 @@ class _Level:
         """The category of result `number` of `op`; a carry stays what it starts as."""
         if op.regions:
             return self.categories.get(op.operands[number], self.default)
-        return "gathered" if op.name == "all_gather" else self.default
+        return "gathered" if isinstance(op.attrs, AllGatherAttrs) else self.default
 
     def cost(self, op: Op, value: Value) -> int:
         """Arena bytes of a result of `op`."""
-        if value in self.free or op.name in _VIEWS or self._is_fused(op, value):
+        if value in self.free or _is_named(op) or self._is_fused(op, value):
             return 0
         if op.regions and op.results.index(value) in invariant_carries(op):
             return 0  # the body only reads it: the operand's memory serves
@@ -167,6 +164,13 @@ class _Level:
         """A result of `op` as the user sees it."""
         name = f"{self.program}: {op.name} {value.type}"
         return Holding(name, self.categories[value], self.cost(op, value), op.loc)
+
+
+def _is_named(op: Op) -> bool:
+    """Another name for what there is, or for what code holds; a transpose is stored."""
+    if op.name in VIEWS:
+        return permutation(op) is None
+    return op.name in LITERALS | IDENTITIES or isinstance(op.attrs, SliceAttrs)
 
 
 def _sweep(level: _Level) -> _Sweep:

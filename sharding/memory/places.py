@@ -16,9 +16,9 @@ from shardwright.compiler.ir.traits import UPDATES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.program import StepPlan, StepProgram
 
-_MOVING = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST, Kind.UPDATE) | {
-    *("all_gather", "all_slice", "dynamic_slice", "host_load", "host_store", "move_to", "slice"),
-}
+_MOVING = of(
+    Kind.IDENTITY, Kind.VIEW, Kind.PART, Kind.CAST, Kind.UPDATE, Kind.RANK, Kind.TRANSFER
+) | of(Kind.COLLECTIVE, combines=False)
 
 _GIVEN = ("parameter", "optimizer", "batch", "rng")
 
@@ -79,7 +79,7 @@ def _maker(level: _Level, value: Value) -> Loc:
         elif op is not None and op.regions:
             level, looped = level.inside(op), True
             value = level.graph.outputs[op.results.index(value)]
-        elif op is not None and (op.name in _MOVING or _accumulates(op)):
+        elif op is not None and op.operands and (op.name in _MOVING or _accumulates(op)):
             value = op.operands[op.name in UPDATES or _accumulates(op)]
         else:
             return UNKNOWN_LOC if op is None else op.loc

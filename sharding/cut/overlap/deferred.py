@@ -15,7 +15,14 @@ import numpy as np
 
 from shardwright.compiler.ir.facts import behind, resized, resized_dim, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -152,28 +159,28 @@ class _Scale:
 
     def through(self, op: Op, value: Value) -> Op | None:
         """`op` on a value that is not reduced; `dim` is then that of its result."""
-        shape, attrs = op.results[0].type.shape, op.attrs
-        before = op.operands[0].type.shape
         if len(op.operands) != 1 or len(op.results) != 1:
             return None
-        match op.name:
-            case "convert":
+        before, shape = op.operand.type.shape, op.result.type.shape
+        match op.attrs:
+            case ConvertAttrs():
                 pass
-            case "transpose":
-                self._move(list(attrs.permutation).index)
-            case "broadcast_in_dim":
-                if [shape[d] for d in attrs.dims] != list(before) or _size(shape) != _size(before):
+            case TransposeAttrs(permutation):
+                self._move(permutation.index)
+            case BroadcastInDimAttrs(dims):
+                is_larger = op.result.type.num_elements != op.operand.type.num_elements
+                if is_larger or [shape[d] for d in dims] != list(before):
                     return None
-                self._move(attrs.dims.__getitem__)
-            case "reshape":
+                self._move(dims.__getitem__)
+            case ReshapeAttrs():
                 places = _same_dims(before, shape)
                 if places is None or (self.dim >= 0 and self.dim not in places):
                     return None
                 self._move(places.__getitem__)
-            case "reduce":
-                if attrs.kind != "add" or any(before[d] != 1 or d == self.dim for d in attrs.dims):
+            case ReduceAttrs("add", dims):
+                if any(before[d] != 1 or d == self.dim for d in dims):
                     return None
-                self._move(lambda dim: dim - sum(d < dim for d in attrs.dims))
+                self._move(lambda dim: dim - sum(d < dim for d in dims))
             case _:
                 return None
         return make_op(op.name, (value,), resized(op, self.grown(shape)), loc=op.loc)
@@ -181,10 +188,6 @@ class _Scale:
     def _move(self, place: Callable[[int], int]) -> None:
         if self.dim >= 0:
             self.dim = place(self.dim)
-
-
-def _size(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _same_dims(before: Sequence[int], after: Sequence[int]) -> dict[int, int] | None:

@@ -24,7 +24,7 @@ from shardwright.sharding.partition.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers
 _COMPUTES = of(Kind.ELEMENTWISE, Kind.CAST, Kind.REDUCTION, Kind.WINDOW)
-_MOVES = frozenset(("concatenate", "dynamic_update_slice", "gather", "scatter", "sort"))
+_MOVES = of(Kind.JOIN, Kind.UPDATE, Kind.INDEXED, Kind.SORT)
 _PASSES = 3  # of ops outside of layers: forward, and the gradients of both operands
 _STEPS = 100  # per mean layer: smaller differences do not move layers
 

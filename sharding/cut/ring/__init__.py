@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
-from shardwright.compiler.ir.rewrite import with_ops, with_results
+from shardwright.compiler.ir.ops import AllGatherAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions, with_results
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -77,7 +78,7 @@ class Rings:
 
     def level(self, graph: Graph) -> Graph:
         """One level with its regions."""
-        ops = [self._nested(op) for op in graph.ops]
+        ops = [with_regions(op, tuple(map(self.level, op.regions))) for op in graph.ops]
         graph = with_ops(graph, ops)
         left = [op for op in graph.ops if self._gathers(op)]
         while left:
@@ -93,15 +94,10 @@ class Rings:
         own = sum(op.result.type.num_bytes for op in graph.ops if self._gathers(op))
         return max(own, *(self.most_bytes(r) for op in graph.ops for r in op.regions), 0)
 
-    def _nested(self, op: Op) -> Op:
-        if not op.regions:
-            return op
-        regions = tuple(self.level(r) for r in op.regions)
-        return Op(op.name, op.operands, op.results, op.attrs, regions, op.loc)
-
     def _gathers(self, op: Op) -> bool:
         """True for a gather of activations over the axis."""
-        own = op.name == "all_gather" and op.attrs.axes == self.axes and op.attrs.group_size > 1
+        a = op.attrs
+        own = isinstance(a, AllGatherAttrs) and a.axes == self.axes and a.group_size > 1
         return own and op.operands[0] in self.on_batch
 
     def _replaced(self, index: Index) -> Graph | None:

@@ -7,7 +7,7 @@ blocks gives the work on one block, with offsets of positions and masks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.dtypes import DType
@@ -20,7 +20,7 @@ from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_t
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.ring.index import Index, is_cheap
-from shardwright.sharding.cut.ring.terms import Pass, Row, Shift
+from shardwright.sharding.cut.ring.terms import Applied, Pass, Row
 from shardwright.sharding.localize.context import Localizer
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
@@ -180,14 +180,18 @@ class Body:
         return self._sources[value]
 
     def _clone(self, op: Op, value: Value) -> Value:
-        """`op` on what its operands are; rows that scale are left to the end."""
+        """`op` on what its operands are."""
         if op.name in IDENTITIES:
             return self._value(op.operands[op.results.index(value)])
-        if op.name in ("multiply", "divide"):
-            kept = [v for v in op.operands if v not in self.step.rows]
-            if len(kept) == 1 and op.operands[0] is not op.operands[1]:
-                return self._value(kept[0])
+        return CLONES.get(op.name, Body._repeat)(self, op)
+
+    def _repeat(self, op: Op) -> Value:
         return self._append(op, [self._value(v) for v in op.operands])
+
+    def _unscaled(self, op: Op) -> Value:
+        """A row that scales is left to the end."""
+        kept = [v for v in op.operands if v not in self.step.rows]
+        return self._value(kept[0]) if len(kept) == 1 else self._repeat(op)
 
     def _append(self, op: Op, operands: list[Value], attrs: object = None) -> Value:
         """`op` on `operands`, once for equal ones."""
@@ -238,11 +242,18 @@ class Body:
             self._specs[operands[0]] = spec
         return self._append(op, operands)
 
-    def _factor(self, shift: Shift, like: TensorType) -> Value:
+    def _factor(self, shift: Applied, like: TensorType) -> Value:
         """What a sum of shifted exponentials is multiplied by when the shift moves."""
         source = shift.row.source
         old, new = self._before[source], self._now[source]
-        ends = (old, new) if shift.subtracts else (new, old)
+        ends = (old, new) if shift.inverse else (new, old)
         wide_ends = [self._builder.convert(v, like.dtype) for v in ends]
         moved = self._builder.op("subtract", *wide_ends)
         return aligned(self._builder, shift.row, self._builder.op("exponential", moved), like)
+
+
+CLONES: Mapping[str, Callable[[Body, Op], Value]] = {
+    "multiply": Body._unscaled,
+    "divide": Body._unscaled,
+}
+"""What a block does for an op of the whole; the same, unless it is here."""

@@ -73,7 +73,7 @@ class _Ring:
         blocks = [entry.operands[0] for entry in self.body.blocks]
         folded = [self._start(op) for op in self.body.folds]
         whole = [self._zeros(value.type) for value in self.body.collected]
-        position = self.outer.op("axis_index", attrs=AxisIndexAttrs(self.index.axes))
+        position = self.outer.axis_index(self.index.axes)
         still = [*self.body.invariants, position]
         carried = [*blocks, *folded, *whole]
         shifts = [len(blocks) + n for n, op in enumerate(self.body.folds) if self.body.shifts(op)]
@@ -169,7 +169,7 @@ class _Ring:
             value = carried[op]
             for scale in term.scales:
                 row = aligned(self.outer, scale.row, scale.row.source, value.type)
-                value = self.outer.op("divide" if scale.divides else "multiply", value, row)
+                value = self.outer.op("divide" if scale.inverse else "multiply", value, row)
             if value.type.dtype is not op.result.type.dtype:
                 value = self.outer.convert(value, op.result.type.dtype)
             if value in found.values():
@@ -183,7 +183,7 @@ def inline(builder: Builder, graph: Graph, inputs: Sequence[Value], block: Value
     """The ops of `graph` at the end of `builder`; `block` is the position over blocks."""
     now = dict(zip(graph.inputs, inputs, strict=True))
     for op in graph.ops:
-        if op.name == "axis_index":
+        if isinstance(op.attrs, AxisIndexAttrs):
             now[op.result] = block
             continue
         new = make_op(op.name, [now[v] for v in op.operands], op.attrs, op.regions, op.loc)
