@@ -8,7 +8,7 @@ sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
@@ -44,6 +44,17 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
         elif any(v in reached for v in op.operands):
             reached.update(r for r in op.results if not reached.isdisjoint(operands_of(op, r)))
     return reached
+
+
+def ancestors(graph: Graph, targets: Iterable[Value], stop: Collection[Value] = ()) -> list[Op]:
+    """The ops that `targets` need, in program order, not looking past `stop`."""
+    needed = {v for v in targets if v not in stop}
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.results):
+            ops.append(op)
+            needed.update(v for v in op.operands if v not in stop)
+    return ops[::-1]
 
 
 def _loop_flags(op: Op, sources: set[Value]) -> list[bool]:

@@ -24,8 +24,7 @@ from shardwright.sharding.cut.pipeline.schedules import (
 from shardwright.sharding.cut.pipeline.terms import At, Partial, Stages
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.pipeline.update import Update
-
-STATE = frozenset(("parameter", "optimizer", "rng"))
+from shardwright.sharding.cut.stages import STATE_ROLES, per_core
 
 
 def divide(step: StepPlan, staged: Staged, num_stages: int, schedule: str) -> StepPlan:
@@ -249,27 +248,22 @@ class _Divider:
             name = given.get(value, f"border/{len(self.names)}")
             self.names[value] = name
             if name not in self.buffers:
-                self.buffers[name] = BufferInfo(
-                    name=name,
-                    role="residual",
-                    local_type=value.type,
-                    global_type=value.type,
-                    axes=((),) * value.type.rank,
-                    initial="computed",
-                )
+                self.buffers[name] = per_core(name, "residual", value.type)
         return self.names[value]
 
     def _finish_update(self) -> None:
         """The update of every stage: who has which state follows from who reads it."""
         inputs = self._inputs("update")
         made = {
-            v: frozenset(self.stages[n]) for v, n in inputs.items() if self._role(n) not in STATE
+            v: frozenset(self.stages[n])
+            for v, n in inputs.items()
+            if self._role(n) not in STATE_ROLES
         }
         made = {v: stages for v, stages in made.items() if self._role(inputs[v]) == "gradient"}
         state = {
             v: frozenset(self.stages.get(n, ()))
             for v, n in inputs.items()
-            if v not in made and self._role(n) in (*STATE, "metric")
+            if v not in made and self._role(n) in (*STATE_ROLES, "metric")
         }
         wanted = {v: self._owners(inputs[v]) for v in made}
         update = Update(self.source["update"].graph, self.num_stages, state, made, wanted)
@@ -375,7 +369,7 @@ class _Divider:
         for name, info in self.buffers.items():
             stages = self.stages.get(name)
             if stages is None and (
-                info.role not in (*STATE, "batch") or info.initial == "computed"
+                info.role not in (*STATE_ROLES, "batch") or info.initial == "computed"
             ):
                 continue
             stages = stages or {self._default(name)}
