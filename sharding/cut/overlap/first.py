@@ -7,14 +7,16 @@ adds to them; PyTorch, too, has a gradient be None until the first backward pass
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
 from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.rewrite import Level, with_ops
-from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts
+from shardwright.compiler.neff.schedule import first_of, last_of, run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepPlan, StepProgram
+from shardwright.sharding.cut.overlap.last import with_runs
 
 
 def stored_in_first(plan: StepPlan) -> StepPlan:
@@ -23,15 +25,15 @@ def stored_in_first(plan: StepPlan) -> StepPlan:
     """
     programs = {program.name: program for program in plan.programs}
     stored = {
-        name: _accumulators(plan, program)
+        name: found
         for name, program in programs.items()
-        if last_of(name) in programs
+        if last_of(name) in programs and (found := _accumulators(plan, program))
     }
-    stored = {name: found for name, found in stored.items() if found}
     if not stored:
         return plan
-    schedules = tuple(_with_first(schedule, stored) for schedule in plan.schedules)
-    runs = sum(map(run_counts, schedules[1:]), run_counts(schedules[0]))
+    firsts = {name: first_of(name) for name in stored}
+    schedules = tuple(with_runs(schedule, firsts, 0) for schedule in plan.schedules)
+    runs = sum(map(run_counts, schedules), Counter[str]())
     gone = {name for found in stored.values() for name in found}
     made: list[StepProgram] = []
     for name, program in programs.items():
@@ -92,12 +94,3 @@ def _without_zeros(program: StepProgram, names: Collection[str]) -> StepProgram:
         return program
     graph = with_ops(program.graph, program.graph.ops, tuple(v for _, v in kept))
     return replace(program, graph=dce(graph), outputs=tuple(n for n, _ in kept))
-
-
-def _with_first(schedule: Schedule, writers: Collection[str]) -> Schedule:
-    """`schedule` with programs of their own as the first runs of `writers`."""
-    names = list(flat(schedule))
-    for name in writers:
-        if name in names:
-            names[names.index(name)] = first_of(name)
-    return folded(names)

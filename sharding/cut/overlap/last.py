@@ -10,7 +10,7 @@ are reductions like any others. The same numbers are added in the same order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.facts import stored
@@ -59,7 +59,7 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
     moved = list(_moved(plan))
     if not moved:
         return plan
-    writers = {one.writer for one in moved}
+    writers = {one.writer: last_of(one.writer) for one in moved}
     programs: list[StepProgram] = []
     for program in plan.programs:
         programs.append(_relieved(program, [m for m in moved if m.update == program.name]))
@@ -69,7 +69,7 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
         plan,
         programs=tuple(programs),
         buffers={**plan.buffers, **{one.target.name: one.target for one in moved}},
-        schedules=tuple(_with_last(schedule, writers) for schedule in plan.schedules),
+        schedules=tuple(with_runs(schedule, writers, -1) for schedule in plan.schedules),
     )
 
 
@@ -182,10 +182,10 @@ def _relieved(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
     return replace(program, graph=dce(graph), inputs=tuple(names))
 
 
-def _with_last(schedule: Schedule, writers: Collection[str]) -> Schedule:
-    """`schedule` with programs of their own as the last runs of `writers`."""
-    names = list(flat(schedule))
-    last = {name: place for place, name in enumerate(names) if name in writers}
-    for name, place in last.items():
-        names[place] = last_of(name)
-    return folded(names)
+def with_runs(schedule: Schedule, names: Mapping[str, str], which: int) -> Schedule:
+    """`schedule` with other programs, by `names`, as the first (`which` 0) or last (-1) runs."""
+    runs = list(flat(schedule))
+    for old, new in names.items():
+        if places := [n for n, run in enumerate(runs) if run == old]:
+            runs[places[which]] = new
+    return folded(runs)

@@ -14,8 +14,6 @@ from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
 from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, SHARDS
 
-MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
-
 Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
 
 
