@@ -31,9 +31,9 @@ BLOCKS = ("blocks",)
 
 def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value:
     """`value`, shaped as the source of `row`, repeated to the type `like`."""
+    order = sorted(i for i, _ in row.dims)
     pairs = sorted(row.dims, key=lambda pair: pair[1])
-    flat = builder.reshape(value, [value.type.shape[i] for i, _ in sorted(row.dims)])
-    order = [i for i, _ in sorted(row.dims)]
+    flat = builder.reshape(value, [value.type.shape[i] for i in order])
     turned = [order.index(i) for i, _ in pairs]
     if turned != sorted(turned):
         flat = builder.transpose(flat, turned)
@@ -63,7 +63,6 @@ class Body:
     _now: dict[Value, Value] = field(default_factory=dict)
     _before: dict[Value, Value] = field(default_factory=dict)
     _carried: dict[Op, Value] = field(default_factory=dict)
-    _made: dict[Hashable, Value] = field(default_factory=dict)
     _first: dict[Hashable, Value] = field(default_factory=dict)
     _sources: dict[Value, Value] = field(default_factory=dict)
     _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
@@ -73,19 +72,10 @@ class Body:
         """The reductions that are carried, in order."""
         return list(self._carried)
 
-    @property
-    def collected(self) -> list[Value]:
-        """The values the pass puts together from blocks."""
-        return self.step.collected
-
     def shifts(self, op: Op) -> bool:
         """True for a maximum that a shift of this pass follows."""
-        return any(self._follows(ops, op) for ops in self.step.bridges.values()) or any(
-            source is op.result for source in self.step.bridges
-        )
-
-    def _follows(self, ops: Sequence[Op], op: Op) -> bool:
-        return any(op.result in later.operands for later in ops)
+        reads = [v for ops in self.step.bridges.values() for later in ops for v in later.operands]
+        return op.result in (*self.step.bridges, *reads)
 
     def carried_type(self, op: Op) -> TensorType:
         """The type a reduction is carried in."""
@@ -109,30 +99,26 @@ class Body:
     def _whole(self) -> Graph:
         """The body in whole types."""
         outputs = {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is None}
+        carried = {op.result: value for op, value in self._carried.items()}
         for source, ops in self.step.bridges.items():
             self._now[source] = self._bridge(source, ops, self._now)
-            self._before[source] = self._bridge(source, ops, self._carried_now())
+            self._before[source] = self._bridge(source, ops, carried)
         outputs |= {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is not None}
-        collected = [self._value(v) for v in self.collected]
+        collected = [self._value(v) for v in self.step.collected]
         blocks = [self._sources[op.result] for op in self.blocks]
-        carried = [self._carried[op] for op in self.folds]
         still = [self._sources[v] for v in self.invariants]
         results = (*(outputs[op] for op in self.folds), *collected)
-        inputs = (*blocks, *carried, *still)
+        inputs = (*blocks, *self._carried.values(), *still)
         return Graph(inputs, tuple(self._builder.ops), results, "block")
 
-    def _carried_now(self) -> dict[Value, Value]:
-        """Results of reductions as they were before the block."""
-        return {op.result: value for op, value in self._carried.items()}
-
-    def _input_of(self, op: Op) -> Value:
+    def _carry(self, op: Op) -> Value:
         """The input for a carried reduction."""
         type = self.carried_type(op)
+        spec = replicated(type.rank)
         if op.name in REDUCTIONS_OF_RANKS:
             spec = sharded(type.rank, op.attrs.dim, BLOCKS)
-        else:
-            spec = replicated(type.rank)
-        return self._input(type, spec)
+        self._carried[op] = self._input(type, spec)
+        return self._carried[op]
 
     def _input(self, type: TensorType, spec: ShardingSpec) -> Value:
         value = Value(type)
@@ -194,12 +180,9 @@ class Body:
         return self._value(kept[0]) if len(kept) == 1 else self._repeat(op)
 
     def _append(self, op: Op, operands: list[Value], attrs: object = None) -> Value:
-        """`op` on `operands`, once for equal ones."""
-        key = (op.name, *operands, attrs or op.attrs)
-        if key not in self._made:
-            new = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
-            (self._made[key],) = self._builder.append(new)
-        return self._made[key]
+        """`op` on `operands`."""
+        made = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
+        return self._builder.append(made)[0]
 
     def _bridge(self, source: Value, ops: Sequence[Op], start: dict[Value, Value]) -> Value:
         """What follows from a running maximum, at its value in `start`."""
@@ -217,12 +200,12 @@ class Body:
         """The reduction with one more block."""
         term = self.step.folds[op]
         if op.name in REDUCTIONS_OF_RANKS:
-            carried = self._carried[op] = self._input_of(op)
+            carried = self._carry(op)
             total = self._builder.add(carried, self._value(op.operands[0]))
             self._specs[total] = self._specs[carried]
             return total
         part = self._partial(op)
-        carried = self._carried[op] = self._input_of(op)
+        carried = self._carry(op)
         if term.shift is not None:
             carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
         kind = combination(op)
