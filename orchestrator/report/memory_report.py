@@ -14,6 +14,9 @@ from typing import Any
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import saving
+from shardwright.orchestrator.changes.situation import laid_out
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.sections import Report
 from shardwright.orchestrator.report.text import size_text
@@ -23,9 +26,6 @@ from shardwright.orchestrator.road.offload import host_section
 from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rules import saving
-from shardwright.orchestrator.whatif.situation import laid_out
 from shardwright.sharding.memory.arena import Moment
 from shardwright.sharding.memory.footprint import worst_stage
 

@@ -17,13 +17,13 @@ from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking import budget
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.options import DEFAULTS
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import is_open, more_instances
+from shardwright.orchestrator.changes.situation import laid_out
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.road.build import Built, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rules import is_open, more_instances
-from shardwright.orchestrator.whatif.situation import laid_out
 from shardwright.sharding.memory.advice import Asked, advice_text
 from shardwright.sharding.memory.footprint import Footprint, check_limit, worst_stage
 from shardwright.sharding.strategies.decisions import zero_of

@@ -22,6 +22,7 @@ from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.schema import Rule, several
 from shardwright.orchestrator.cache import About, Cache, open_cache
+from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
 from shardwright.orchestrator.keys.environment import always
@@ -30,7 +31,6 @@ from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from shardwright.orchestrator.terminal import outputs
-from shardwright.orchestrator.whatif.change import as_chosen
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
@@ -124,7 +124,7 @@ def settled(
     that plan is stored."""
     if not job.strategy.open_keys:
         return job, lambda report: report
-    from shardwright.orchestrator.whatif.fitting import asked_as
+    from shardwright.orchestrator.road.fitting import asked_as
 
     planned = plan(job, progress=progress, inside=inside)
     return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
@@ -292,9 +292,9 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
 def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job with what fits it best; traces and dumps are of that alone."""
     from shardwright.orchestrator.road.build import Planned, planned
+    from shardwright.orchestrator.road.fitting import Road, asked_as, chosen
     from shardwright.orchestrator.road.stages import Stages
     from shardwright.orchestrator.road.units import executor_of, unit_service
-    from shardwright.orchestrator.whatif.fitting import Road, asked_as, chosen
 
     executor = asked.shared.executor if asked.shared else executor_of(job)
     again = partial(

@@ -15,6 +15,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
+from shardwright.orchestrator.changes.change import Change, changed, frugal
+from shardwright.orchestrator.changes.rules import Idea, ideas, saving
+from shardwright.orchestrator.changes.situation import Situation, given_sizes, situation_of
 from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
@@ -22,12 +25,9 @@ from shardwright.orchestrator.road.build import planned
 from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.orchestrator.terminal.terminal import say
-from shardwright.orchestrator.whatif.change import Change, changed, frugal
 from shardwright.orchestrator.whatif.many import plans
-from shardwright.orchestrator.whatif.rows import may_pass
-from shardwright.orchestrator.whatif.rules import Idea, ideas, saving
-from shardwright.orchestrator.whatif.situation import Situation, given_sizes, situation_of
 from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:

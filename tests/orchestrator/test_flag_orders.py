@@ -27,7 +27,8 @@ from benchmarks.flag_orders import (
 )
 from shardwright.orchestrator.config.config import load, words_of
 from shardwright.orchestrator.config.layout import layout_of
-from shardwright.orchestrator.whatif.rows import FITS, REFUSED, Row
+from shardwright.orchestrator.report.tried import FITS, REFUSED
+from shardwright.orchestrator.whatif.rows import Row
 from tests.support.small_job import SIZES
 
 UNORDERED = {

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.changes.situation import Situation
 from shardwright.orchestrator.report.bottleneck import (
     CAPACITY,
     COLLECTIVE,
@@ -22,7 +23,6 @@ from shardwright.orchestrator.report.bottleneck import (
     recomputed,
 )
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from shardwright.sharding.strategies.decisions import WEIGHTS
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
-from shardwright.orchestrator.whatif.change import as_chosen
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL

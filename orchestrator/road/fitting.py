@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from shardwright.orchestrator.changes.change import fixed
+from shardwright.orchestrator.changes.situation import is_ours
 from shardwright.orchestrator.config.config import KEYS, JobConfig
-from shardwright.orchestrator.report.tried import chosen_row, is_good
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE, chosen_row, is_good
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.build import Planned
-from shardwright.orchestrator.whatif.change import fixed
-from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
-from shardwright.orchestrator.whatif.situation import is_ours
+from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.sharding.settings import AUTO, DEFAULTS, REMATS
 
 Report = dict[str, Any]
