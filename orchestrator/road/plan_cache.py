@@ -73,13 +73,13 @@ def plan(
     start = time.perf_counter()
     inside = inside or task is not None
     stages = _stages(shared, task) if inside else None
+    asked = _Asked(trace, progress, shared, dump_dir, inside)
     if stages and job.strategy.open_keys:  # no trace is that of the question; its candidates' are
-        return _chosen(job, _Asked(trace, progress, shared, dump_dir, inside=True), stages)
+        return _chosen(job, asked, stages)
     cache = open_cache(job.cache)
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
-    is_asked = trace is None and dump_dir is None
-    found, stored_s = stored(cache, KIND, key, check_report) if is_asked else _ABSENT
+    found, stored_s = _ABSENT if asked.has_files else stored(cache, KIND, key, check_report)
     cache.tally.count(KIND, hit=found is not None)
     cache.tally.save()
     if found is not None:
@@ -90,7 +90,6 @@ def plan(
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return bought(report, job, load_target(job.cluster.target))
     stages = stages or _stages(shared)
-    asked = _Asked(trace, progress, shared, dump_dir)
     report = (_chosen if job.strategy.open_keys else _fresh)(job, asked, stages)
     if not inside:
         learned = _answered(job, as_chosen(job, report), parts, stages)
@@ -264,7 +263,17 @@ class _Asked:
     progress: Progress | None
     shared: Shared | None
     dump_dir: Path | None
-    inside: bool = False
+    inside: bool
+
+    @property
+    def has_files(self) -> bool:
+        """Whether more is wanted than the report, which alone is stored."""
+        return self.trace is not None or self.dump_dir is not None
+
+    @property
+    def executor(self) -> Callable[[], Executor] | None:
+        """The executor that is shared."""
+        return self.shared.executor if self.shared else None
 
 
 def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
@@ -276,9 +285,8 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     from shardwright.orchestrator.road.timing import time_programs
     from shardwright.orchestrator.road.units import unit_service
 
-    executor = asked.shared.executor if asked.shared else None
     with _dumped(asked.dump_dir):
-        with unit_service(job, asked.progress, executor) as service:
+        with unit_service(job, asked.progress, asked.executor) as service:
             built = build(job, service, stages)
             with stages.timed("time"):
                 timings = time_programs(built, built.programs, service, asked.trace is not None)
@@ -296,7 +304,7 @@ def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     from shardwright.orchestrator.road.stages import Stages
     from shardwright.orchestrator.road.units import executor_of, unit_service
 
-    executor = asked.shared.executor if asked.shared else executor_of(job)
+    executor = asked.executor or executor_of(job)
     again = partial(
         plan,
         progress=asked.progress,
@@ -309,7 +317,7 @@ def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
             return planned(one, service, Stages(traces=stages.traces))
 
     report = chosen(job, Road(ready, again))
-    if asked.trace is None and asked.dump_dir is None:
+    if not asked.has_files:
         return report
     shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
     return asked_as(shown, job, report["auto"])
