@@ -57,14 +57,11 @@ def _loop(loop: Op, made: Mapping[Value, Op], in_own_type: bool) -> list[Op]:
     """The loop without the reductions that can follow it, then those."""
     body = loop.regions[0]
     users = body.uses()
-    paths = [
-        path
-        for op in body.ops
-        if op.name in REDUCTIONS_OF_RANKS and (path := _path(op, loop, users)) is not None
-    ]
-    first = [p for p in paths if not any(p.head in other.between for other in paths)]
-    empty = [p for p in first if _starts_empty(loop, p, made)]
-    moved = [m for p in empty if (m := _moved(loop, p, in_own_type))]
+    heads = (op for op in body.ops if op.name in REDUCTIONS_OF_RANKS)
+    paths = [path for op in heads if (path := _path(op, loop, users)) is not None]
+    later = {op for path in paths for op in path.between}
+    first = (p for p in paths if p.head not in later and _starts_empty(loop, p, made))
+    moved = [m for p in first if (m := _moved(loop, p, in_own_type))]
     return _rebuilt(loop, moved) if moved else [loop]
 
 
@@ -83,9 +80,8 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
                 return None
             carry = body.inputs.index(stack)
             alone = users[stack] == [user] and user.result not in users
-            ends = body.outputs.index(user.result) == carry
-            once = body.outputs.count(user.result) == 1
-            return _Path(head, tuple(between), user, carry) if alone and ends and once else None
+            ends = [i for i, v in enumerate(body.outputs) if v is user.result]
+            return _Path(head, tuple(between), user, carry) if alone and ends == [carry] else None
         between.append(user)
         value = user.results[0]
     return None
@@ -212,7 +208,9 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
         before.append(make_op("constant", (), ConstantAttrs.full(0, one.stack)))
         operands[carry] = before[-1].result
         inputs[carry], results[carry] = Value(one.stack), one.behind[0].operands[0]
-        behind += _ending(one.behind, loop.results[carry])
+        *others, last = one.behind
+        ended = Op(last.name, last.operands, (loop.results[carry],), last.attrs, (), last.loc)
+        behind += [*others, ended]
     ops: list[Op] = []
     outputs = list(body.outputs)
     for op in body.ops:
@@ -227,9 +225,3 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
     region = with_ops(body, ops, tuple(outputs), tuple(inputs))
     again = Op("loop", tuple(operands), tuple(results), loop.attrs, (region,), loop.loc)
     return [*before, again, *behind]
-
-
-def _ending(ops: Sequence[Op], result: Value) -> list[Op]:
-    """`ops`, the last of which makes `result`."""
-    last = ops[-1]
-    return [*ops[:-1], Op(last.name, last.operands, (result,), last.attrs, (), last.loc)]

@@ -7,6 +7,7 @@ any other, with several stages.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -111,7 +112,7 @@ class _Divider:
         self.num_stages, self.schedule = num_stages, schedule
         self.parts = range(staged.num_parts)
         self.buffers = dict(step.buffers)
-        self.stages: dict[str, set[int]] = {}
+        self.stages = defaultdict[str, set[int]](set)  # that have a buffer
         self.transfers: dict[tuple[str, int], Transfer] = {}
         self.pieces: dict[str, _Piece] = {}
         self.names: dict[Value, str] = {}
@@ -181,8 +182,11 @@ class _Divider:
         piece.settle()
         for value in piece.free:
             piece.inputs[value] = source(piece, value)
+        self._held_by(piece)
+
+    def _held_by(self, piece: _Piece) -> None:
         for name in (*piece.inputs.values(), *piece.outputs):
-            self.stages.setdefault(name, set()).add(piece.stage)
+            self.stages[name].add(piece.stage)
 
     def _backward_source(self, piece: _Piece, value: Value) -> str:
         """The buffer from which a backward program reads."""
@@ -211,13 +215,11 @@ class _Divider:
         writer = self.pieces[program_name(kind, home)]
         name = self._buffer(value)
         writer.outputs[name] = value
-        self.stages.setdefault(name, set()).add(writer.stage)
+        self.stages[name].add(writer.stage)
         if writer.stage != reader.stage:
-            first = reader.name
             known = self.transfers.get((name, reader.stage))
-            if known is not None:
-                first = min(known.reader, reader.name, key=self._order)
-            self._send(name, name, writer, reader.stage, first)
+            readers = (reader.name, *([known.reader] if known else ()))
+            self._send(name, name, writer, reader.stage, min(readers, key=self._order))
         return name
 
     def _order(self, name: str) -> tuple[bool, int]:
@@ -238,7 +240,7 @@ class _Divider:
             num_bytes=self.buffers[sent].local_type.num_bytes,
             once=once,
         )
-        self.stages.setdefault(received, set()).add(target)
+        self.stages[received].add(target)
 
     def _buffer(self, value: Value) -> str:
         """The name of what parts hand each other."""
@@ -254,16 +256,12 @@ class _Divider:
     def _finish_update(self) -> None:
         """The update of every stage: who has which state follows from who reads it."""
         inputs = self._inputs("update")
-        made = {
-            v: frozenset(self.stages[n])
-            for v, n in inputs.items()
-            if self._role(n) not in STATE_ROLES
-        }
-        made = {v: stages for v, stages in made.items() if self._role(inputs[v]) == "gradient"}
+        roles = {v: self._role(name) for v, name in inputs.items()}
+        made = {v: frozenset(self.stages[inputs[v]]) for v in inputs if roles[v] == "gradient"}
         state = {
-            v: frozenset(self.stages.get(n, ()))
-            for v, n in inputs.items()
-            if v not in made and self._role(n) in (*STATE_ROLES, "metric")
+            v: frozenset(self.stages.get(name, ()))
+            for v, name in inputs.items()
+            if roles[v] in (*STATE_ROLES, "metric")
         }
         wanted = {v: self._owners(inputs[v]) for v in made}
         update = Update(self.source["update"].graph, self.num_stages, state, made, wanted)
@@ -282,29 +280,26 @@ class _Divider:
             for value, by_stage in update.terms.items()
             for stage, own in by_stage.items()
         }
-        held = {name: set(stages) for name, stages in self.stages.items()}
+        held = defaultdict(set, {name: set(stages) for name, stages in self.stages.items()})
         while True:
             pieces = [self._update_piece(update, s, held) for s in range(self.num_stages)]
             read = [(inputs[v], piece.stage) for piece in pieces for v in piece.free if v in inputs]
-            fresh = [(n, s) for n, s in read if s not in held.setdefault(n, set())]
-            for name, stage in fresh:
-                held[name].add(stage)
-            if not fresh:
+            if all(stage in held[name] for name, stage in read):
                 break
+            for name, stage in read:
+                held[name].add(stage)
         if self._spread(update, held):
             return False
         for piece in pieces:
             self.pieces[piece.name] = piece
             for value in piece.free:
                 piece.inputs[value] = inputs.get(value) or self._term(piece, *terms[value])
-            for name in (*piece.inputs.values(), *piece.outputs):
-                self.stages.setdefault(name, set()).add(piece.stage)
+            self._held_by(piece)
         return True
 
     def _update_piece(self, update: Update, stage: int, held: Mapping[str, set[int]]) -> _Piece:
         """The update of one stage, given who holds which buffer."""
-        name = program_name("update", stage)
-        piece = _Piece(name, stage, update.placed.code, stage)
+        piece = _Piece(program_name("update", stage), stage, update.placed.code, stage)
         for name, value in self._outputs("update"):
             update.whole(value)
             place = update.placed.place(value)
