@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.schema import Rule, several
@@ -208,10 +208,29 @@ def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
 
 
 def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
-    """What a plan of the step as it is traced here depends on."""
-    from shardwright.orchestrator.keys.traced_key import traced_parts
+    """What a plan of the step as it is traced here depends on: every step it may be traced with.
+    What a process has imported, changed or configured need not be what its files say: a cell of a
+    notebook, a closure, `jax.config.update`. All of it is in the trace.
 
-    return _common_parts(job) | traced_parts(job, stages)
+    Raises what `placed_task` raises.
+    """
+    from shardwright.orchestrator.road.build import candidates
+    from shardwright.orchestrator.road.capture import placed_task
+
+    layout, task = placed_task(job, stages)
+    tried = candidates(job, layout)
+    samples = {n for one in tried for n in (one.samples, one.proof_samples) if n}
+    place = f"{layout.mesh} {layout.captured_batch} {task.tokens_per_sample}"
+    steps = {f"traced step of {n}": _step(job, task, n, stages) for n in samples}
+    return _common_parts(job) | {"traced layout": place} | steps
+
+
+def _step(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> str:
+    """The digest of a step, or why there is none: it may still be planned with other samples."""
+    try:
+        return stages.trace(job, task, samples).digest
+    except DiagnosticError as error:
+        return digest([repr(error.diagnostic).encode()])
 
 
 def _answered(
