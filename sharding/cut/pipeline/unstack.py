@@ -15,7 +15,7 @@ from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from shardwright.compiler.ir.rewrite import with_operands, with_ops
+from shardwright.compiler.ir.rewrite import Level, with_ops
 from shardwright.compiler.ir.traits import IDENTITIES, MOVES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
@@ -86,8 +86,7 @@ class _Unstack:
 
     graph: Graph
     assignment: Assignment
-    ops: list[Op] = field(default_factory=list)
-    now: dict[Value, Value] = field(default_factory=dict)
+    level: Level = field(default_factory=Level)
     pieces: dict[Value, _Pieces] = field(default_factory=dict)
     made: dict[Value, Op] = field(default_factory=dict)
 
@@ -99,16 +98,13 @@ class _Unstack:
         for op in self.graph.ops:
             self._split(op)
         new_outputs = list(self._outputs(outputs, parts))
-        graph = with_ops(
-            self.graph,
-            self.ops,
-            tuple(v for _, v in new_outputs),
-            tuple(v for _, v in new_inputs),
-        )
+        slots, values = zip(*new_inputs, strict=True)
+        results, outputs = zip(*new_outputs, strict=True)
+        graph = with_ops(self.graph, self.level.ops, outputs, values)
         return Staged(
             graph=dce(graph),
-            inputs=tuple(slot for slot, _ in new_inputs),
-            outputs=tuple(slot for slot, _ in new_outputs),
+            inputs=slots,
+            outputs=results,
             parts=parts,
             homes=homes,
             shares=self.assignment.shares,
@@ -143,7 +139,7 @@ class _Unstack:
                 self._take_apart(value)
             found = self.pieces.get(value)
             if found is None:
-                yield slot, self.now.get(value, value)
+                yield slot, self.level.now(value)
                 continue
             for run, piece in zip(found.runs, found.values, strict=True):
                 yield _part_slot(slot, run, found.dim, parts), piece
@@ -166,16 +162,12 @@ class _Unstack:
         elif joined_dim(op) is not None and self._joins(op):
             return
         elif not any(v in self.pieces for v in op.operands):
-            self._keep(op)
+            self._add(self.level.update(op))
         elif not self._takes(op):
             self._distribute(op)
 
-    def _keep(self, op: Op) -> None:
-        """An op that reads no stack."""
-        self._add(with_operands(op, tuple(self.now.get(v, v) for v in op.operands)))
-
     def _add(self, op: Op) -> Op:
-        self.ops.append(op)
+        self.level.ops.append(op)
         self.made.update(dict.fromkeys(op.results, op))
         return op
 
@@ -185,7 +177,7 @@ class _Unstack:
         sizes = [v.type.shape[op.attrs.dim] for v in op.operands]
         if not runs or sizes != [run.size for run in runs]:
             return False
-        values = tuple(self.now.get(v, v) for v in op.operands)
+        values = tuple(self.level.now(v) for v in op.operands)
         self.pieces[op.result] = _Pieces(op.attrs.dim, runs, values)
         return True
 
@@ -199,7 +191,7 @@ class _Unstack:
             if (low, high) == (run.first, run.first + run.size):
                 whole = piece.type == op.result.type
                 if whole:
-                    self.now[op.result] = piece
+                    self.level.replace(op.results, (piece,))
                 return whole
         return False
 
@@ -221,7 +213,8 @@ class _Unstack:
                 attrs = resized(op, _part_type(op.result, target, run).shape)
             values.append(self._add(make_op(op.name, operands, attrs, (), op.loc)).result)
         if target is None:
-            self.now[op.result] = self._combined(op, values)
+            joined = total(values, self._add, COMBINE[combination(op)], op.loc)
+            self.level.replace(op.results, (joined,))
         else:
             self.pieces[op.result] = _Pieces(target, runs, tuple(values))
 
@@ -262,12 +255,12 @@ class _Unstack:
         flat: list[Value] = []
         for value in op.operands:
             found = self.pieces.get(value)
-            flat += found.values if found else (self.now.get(value, value),)
+            flat += found.values if found else (self.level.now(value),)
         results = iter(self._add(make_op(op.name, flat, op.attrs, (), op.loc)).results)
         for value, result in zip(op.operands, op.results, strict=True):
             found = self.pieces.get(value)
             if found is None:
-                self.now[result] = next(results)
+                self.level.replace((result,), (next(results),))
             else:
                 self.pieces[result] = replace(
                     found, values=tuple(next(results) for _ in found.runs)
@@ -278,7 +271,7 @@ class _Unstack:
         if value in self.pieces:
             found = self.pieces[value]
             return found.values[found.runs.index(run)]
-        value = self.now.get(value, value)
+        value = self.level.now(value)
         if dim is None:
             return value
         op = self.made.get(value)
@@ -286,10 +279,6 @@ class _Unstack:
             attrs = resized(op, _part_type(value, dim, run).shape)
             return self._add(make_op(op.name, op.operands, attrs, (), op.loc)).result
         return self._add(layers_of(value, dim, run.first, run.size)).result
-
-    def _combined(self, op: Op, values: Sequence[Value]) -> Value:
-        """What the parts reduced, joined in the order of parts."""
-        return total(values, self._add, COMBINE[combination(op)], op.loc)
 
 
 def _repeats(op: Op, dim: int) -> bool:
