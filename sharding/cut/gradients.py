@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import operands_of
@@ -39,8 +40,7 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     reached = set(sources)
     for op in graph.ops:
         if op.regions:
-            flags = _loop_flags(op, reached)
-            reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
+            reached.update(compress(op.results, _loop_flags(op, reached)))
         elif any(v in reached for v in op.operands):
             reached.update(r for r in op.results if not reached.isdisjoint(operands_of(op, r)))
     return reached
@@ -62,8 +62,7 @@ def _loop_flags(op: Op, sources: set[Value]) -> list[bool]:
     (body,) = op.regions
     carries = [v in sources for v in op.operands]
     while True:
-        carried = {v for v, f in zip(body.inputs, carries, strict=True) if f}
-        inside = depends_on(body, sources | carried)
+        inside = depends_on(body, sources.union(compress(body.inputs, carries)))
         after = [f or out in inside for f, out in zip(carries, body.outputs, strict=True)]
         if after == carries:
             return after

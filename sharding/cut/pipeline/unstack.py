@@ -188,11 +188,10 @@ class _Unstack:
             return False
         low, high = op.attrs.start[stack.dim], op.attrs.limit[stack.dim]
         for run, piece in zip(stack.runs, stack.values, strict=True):
-            if (low, high) == (run.first, run.first + run.size):
-                whole = piece.type == op.result.type
-                if whole:
-                    self.level.replace(op.results, (piece,))
-                return whole
+            ends = (run.first, run.first + run.size)
+            if (low, high) == ends and piece.type == op.result.type:
+                self.level.replace(op.results, (piece,))
+                return True
         return False
 
     def _distribute(self, op: Op) -> None:
@@ -236,9 +235,8 @@ class _Unstack:
         size = sum(run.size for run in wanted.runs)
         for value, dim in dims.items():
             own = self.pieces.get(value, wanted)
-            if value.type.shape[dim] != size or own.runs != wanted.runs:
-                raise _whole(op, value)
-            if value in self.pieces and own.dim != dim:
+            is_other = value in self.pieces and own.dim != dim
+            if is_other or value.type.shape[dim] != size or own.runs != wanted.runs:
                 raise _whole(op, value)
         if op.result not in dims and not self._reduces(op, dims):
             raise _whole(op, stack)
