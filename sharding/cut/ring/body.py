@@ -51,26 +51,20 @@ def wide(type: TensorType) -> TensorType:
 class Body:
     """One pass over an index as a function of one block.
 
-    `blocks` are the gathers whose blocks come around, `folds` its reductions, `collected` values
-    that are put together again, `invariants` what it reads besides.
+    `blocks` are the gathers whose blocks come around, `folds` its reductions, `invariants` what it
+    reads besides, each with the input that stands for it.
     """
 
     index: Index
     step: Pass
-    blocks: list[Op] = field(default_factory=list)
-    invariants: list[Value] = field(default_factory=list)
+    blocks: dict[Op, Value] = field(default_factory=dict)
+    folds: dict[Op, Value] = field(default_factory=dict)
+    invariants: dict[Value, Value] = field(default_factory=dict)
     _builder: Builder = field(default_factory=Builder)
     _now: dict[Value, Value] = field(default_factory=dict)
     _before: dict[Value, Value] = field(default_factory=dict)
-    _carried: dict[Op, Value] = field(default_factory=dict)
     _first: dict[Hashable, Value] = field(default_factory=dict)
-    _sources: dict[Value, Value] = field(default_factory=dict)
     _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
-
-    @property
-    def folds(self) -> list[Op]:
-        """The reductions that are carried, in order."""
-        return list(self._carried)
 
     def shifts(self, op: Op) -> bool:
         """True for a maximum that a shift of this pass follows."""
@@ -90,40 +84,23 @@ class Body:
         Raises: ShardingError for an op that cannot work on a block.
         """
         whole = self._whole()
-        for op in whole.ops:
-            for value in op.results:
-                self._specs.setdefault(value, replicated(value.type.rank))
+        for value in (*whole.inputs, *(v for op in whole.ops for v in op.results)):
+            self._specs.setdefault(value, replicated(value.type.rank))
         mesh = Mesh(((BLOCKS[0], self.index.entries[0].attrs.group_size),))
         return cse(dce(Localizer(mesh, self._specs).region(whole)))
 
     def _whole(self) -> Graph:
         """The body in whole types."""
         outputs = {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is None}
-        carried = {op.result: value for op, value in self._carried.items()}
+        carried = {op.result: value for op, value in self.folds.items()}
         for source, ops in self.step.bridges.items():
             self._now[source] = self._bridge(source, ops, self._now)
             self._before[source] = self._bridge(source, ops, carried)
         outputs |= {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is not None}
         collected = [self._value(v) for v in self.step.collected]
-        blocks = [self._sources[op.result] for op in self.blocks]
-        still = [self._sources[v] for v in self.invariants]
         results = (*(outputs[op] for op in self.folds), *collected)
-        inputs = (*blocks, *self._carried.values(), *still)
+        inputs = (*self.blocks.values(), *self.folds.values(), *self.invariants.values())
         return Graph(inputs, tuple(self._builder.ops), results, "block")
-
-    def _carry(self, op: Op) -> Value:
-        """The input for a carried reduction."""
-        type = self.carried_type(op)
-        spec = replicated(type.rank)
-        if op.name in REDUCTIONS_OF_RANKS:
-            spec = sharded(type.rank, op.attrs.dim, BLOCKS)
-        self._carried[op] = self._input(type, spec)
-        return self._carried[op]
-
-    def _input(self, type: TensorType, spec: ShardingSpec) -> Value:
-        value = Value(type)
-        self._specs[value] = spec
-        return value
 
     def _value(self, value: Value) -> Value:
         """What `value` is in the body, where equal values are one."""
@@ -141,17 +118,12 @@ class Body:
         if value not in self.index.dims:
             return self._outside(value)
         if op is not None and op in self.index.entries:
-            return self._block(op)
+            self.blocks[op] = Value(value.type)
+            return self.blocks[op]
         if op is not None and (value in self.index.derived or is_cheap(op)):
             return self._clone(op, value)
         whole = self._outside(value)
         return self._builder.all_slice(whole, self.index.dims[value], BLOCKS)
-
-    def _block(self, entry: Op) -> Value:
-        """The block that a gather brought in."""
-        self.blocks.append(entry)
-        value = self._sources[entry.result] = Value(entry.result.type)
-        return value
 
     def _outside(self, value: Value) -> Value:
         """What stays the same from block to block: an input, or a view of one. A loop would have a
@@ -160,10 +132,7 @@ class Body:
         op = self.index.level.made.get(value)
         if op is not None and op.name in VIEWS:
             return self._append(op, [self._outside(v) for v in op.operands])
-        if value not in self._sources:
-            self.invariants.append(value)
-            self._sources[value] = self._input(value.type, replicated(value.type.rank))
-        return self._sources[value]
+        return self.invariants.setdefault(value, Value(value.type))
 
     def _clone(self, op: Op, value: Value) -> Value:
         """`op` on what its operands are."""
@@ -198,16 +167,16 @@ class Body:
 
     def _fold(self, op: Op) -> Value:
         """The reduction with one more block."""
-        term = self.step.folds[op]
+        shift, type = self.step.folds[op].shift, self.carried_type(op)
         if op.name in REDUCTIONS_OF_RANKS:
-            carried = self._carry(op)
+            carried = self.folds[op] = Value(type)
             total = self._builder.add(carried, self._value(op.operands[0]))
-            self._specs[total] = self._specs[carried]
+            self._specs[carried] = self._specs[total] = sharded(type.rank, op.attrs.dim, BLOCKS)
             return total
         part = self._partial(op)
-        carried = self._carry(op)
-        if term.shift is not None:
-            carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
+        carried = self.folds[op] = Value(type)
+        if shift is not None:
+            carried = self._builder.multiply(carried, self._factor(shift, type))
         kind = combination(op)
         total = self._builder.op(ELEMENTWISE_OF.get(kind, kind), carried, part)
         self._now[op.result] = total
