@@ -431,8 +431,7 @@ def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
     before = Value(wide)
     part.extra_inputs[before] = name
     b = Builder()
-    is_wide = value.type.dtype is wide.dtype
-    total = b.add(before, value if is_wide else b.convert(value, wide.dtype))
+    total = b.add(before, b.in_type(value, wide.dtype))
     part.after.setdefault(value, []).extend(b.ops)
     part.outputs.append((name, total))
 

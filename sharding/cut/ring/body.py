@@ -37,8 +37,7 @@ def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value
     turned = [order.index(i) for i, _ in pairs]
     if turned != sorted(turned):
         flat = builder.transpose(flat, turned)
-    if flat.type.dtype is not like.dtype:
-        flat = builder.convert(flat, like.dtype)
+    flat = builder.in_type(flat, like.dtype)
     return builder.broadcast(flat, like.shape, [d for _, d in pairs])
 
 
@@ -188,11 +187,10 @@ class Body:
         operands = [self._value(v) for v in op.operands]
         if (dims := pairing(op)) is not None:
             return self._append(op, operands, replace(dims, dtype=type.dtype))
-        if operands[0].type.dtype is not type.dtype:
-            spec = self._specs[operands[0]]
-            operands = [self._builder.convert(operands[0], type.dtype)]
-            self._specs[operands[0]] = spec
-        return self._append(op, operands)
+        (given,) = operands
+        taken = self._builder.in_type(given, type.dtype)
+        self._specs[taken] = self._specs[given]
+        return self._append(op, [taken])
 
     def _factor(self, shift: Applied, like: TensorType) -> Value:
         """What a sum of shifted exponentials is multiplied by when the shift moves."""

@@ -171,8 +171,7 @@ class _Ring:
             for scale in term.scales:
                 row = aligned(self.outer, scale.row, scale.row.source, value.type)
                 value = self.outer.op("divide" if scale.inverse else "multiply", value, row)
-            if value.type.dtype is not op.result.type.dtype:
-                value = self.outer.convert(value, op.result.type.dtype)
+            value = self.outer.in_type(value, op.result.type.dtype)
             if value in found.values():
                 value = self.outer.reshape(value, value.type.shape)
             found[op.result] = value

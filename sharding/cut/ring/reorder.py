@@ -107,13 +107,11 @@ def _other_order(index: Index, product: _Product) -> list[Op]:
     batch = (attrs.lhs_batch, attrs.rhs_batch)[product.moving]
     where = index.dims[product.op.operands[0]]
     shared = tuple(product.order.index(d) for d in range(len(batch)))
-    if weights.type.dtype is not along.type.dtype:
-        weights = b.convert(weights, along.type.dtype)
+    weights = b.in_type(weights, along.type.dtype)
     contract, kind = ((where,), (index.dims[along],)), product.op.result.type.dtype
     inner = b.dot(weights, along, contract, (shared, batch), kind)
     still = b.transpose(product.dot.operands[1 - product.moving], _layout(product, where))
-    if still.type.dtype is not inner.type.dtype:
-        still = b.convert(still, inner.type.dtype)
+    still = b.in_type(still, kind)
     last = tuple(range(weights.type.rank - 1, inner.type.rank))
     total = b.reduce(b.multiply(still, inner), "add", last)
     free = [d for d in range(weights.type.rank) if d not in (*shared, where)]
