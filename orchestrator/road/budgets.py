@@ -69,15 +69,14 @@ def _checks(built: Built) -> Iterator[Check]:
     for program in built.programs.values():
         for function in program.functions:
             yield partial(budget.check_operator_memory, function, limit), "error", program
-    severity = "warning" if options.instruction_limit == DEFAULTS.instruction_limit else "error"
-    level = options.optlevel
+    allowed, level = options.instruction_limit, options.optlevel
+    severity = "warning" if allowed == DEFAULTS.instruction_limit else "error"
     counts = {
         name: sum(budget.function_instructions(f, level) for f in program.functions)
         for name, program in built.programs.items()
     }
     for name in sorted(counts, key=counts.__getitem__, reverse=True):  # the worst decides
-        program, count = built.programs[name], counts[name]
-        allowed, title = options.instruction_limit, f"program {name}"
+        program, count, title = built.programs[name], counts[name], f"program {name}"
         check = partial(budget.check_module_instructions, count, allowed, title)
         yield check, severity, program
         check = partial(budget.check_operator_instructions, program.functions, level)
