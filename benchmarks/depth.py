@@ -31,8 +31,9 @@ from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.host import collect_rarely
-from shardwright.orchestrator.road.build import Layout, build_task
+from shardwright.orchestrator.road.build import build_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.service import UnitService

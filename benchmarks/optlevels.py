@@ -28,8 +28,9 @@ from shardwright.compiler.linking.link import link
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline import outline
 from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.road.build import Built, build_task, layout_of
+from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.sim_cluster.timing.step_time import Step, time_step

@@ -17,11 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config.config import JobConfig, load
-from shardwright.orchestrator.report.tried import candidate
-from shardwright.orchestrator.whatif.change import compared
+from shardwright.orchestrator.report.tried import FITS, candidate
 from shardwright.orchestrator.whatif.journal import Journal
-from shardwright.orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.whatif.rows import Row
 from shardwright.orchestrator.whatif.scale import MODES, Curve, Study, curves, points, verdicts
 from shardwright.orchestrator.whatif.scale_screen import write_plots
 from shardwright.orchestrator.whatif.sweep import sweep

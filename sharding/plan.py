@@ -1,15 +1,15 @@
 """From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
 
-`build_plan` is the whole road in one call. `prepare`, `partitioned` and `complete` are its steps,
-for callers that run the partition unit (bytes to bytes) elsewhere or time them. A graph with
-repeats is partitioned in its folded form (`prepare/fold.py`). The plan is what compilation, the
-loader and the report read.
+`prepare`, `partitioned` and `complete` are its parts, for callers that time them and run the
+partition unit (bytes to bytes) elsewhere. A graph with repeats is partitioned in its folded form
+(`prepare/fold.py`). The plan is what compilation, the loader and the report read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
@@ -42,7 +42,7 @@ from shardwright.sharding.memory.footprint import Footprint, footprint
 from shardwright.sharding.partition.findings import with_findings
 from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.partition.partitioner import PartitionUnit, ask
+from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
 from shardwright.sharding.prepare.fold import Folded
 from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin
@@ -117,34 +117,6 @@ class Plan:
     context_bytes: int = 0
 
 
-def build_plan(
-    graph: Graph,
-    inputs: Sequence[Slot],
-    outputs: Sequence[Slot],
-    mesh: Mesh,
-    *,
-    settings: StrategySettings = DEFAULTS,
-    num_microbatches: int = 1,
-    unit: PartitionUnit = ask,
-    user: ModuleShardings | None = None,
-    twins: Twins | None = None,
-) -> Plan:
-    """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
-
-    `unit` runs the partition unit; by default a child process of this one. `user` is what the
-    module of the step says about its distribution, `twins` the proof that it may be traced with two
-    samples where a micro-batch has one.
-    Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
-    cannot be localized or cut.
-    """
-    prepared = prepare(graph, inputs, outputs, mesh, settings, user, twins)
-    return complete(
-        prepared,
-        partitioned(prepared, unit),
-        num_microbatches=num_microbatches,
-    )
-
-
 def prepare(
     graph: Graph,
     inputs: Sequence[Slot],
@@ -198,26 +170,18 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
 
     Raises ShardingError.
     """
-    inputs, outputs, folded = prepared.inputs, prepared.outputs, prepared.folded
-    if folded is not None:
+    inputs, outputs, recipe = prepared.inputs, prepared.outputs, prepared.recipe
+    if (folded := prepared.folded) is not None:
         short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
         note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
-        try:
+        with suppress(DiagnosticError, UnfoldError):
             return UNFOLDED(folded, PARTITIONED(*short, unit=unit), inputs, outputs)
-        except (DiagnosticError, UnfoldError):
-            pass
-    recipe = prepared.recipe
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
     return PARTITIONED(*whole, unit)
 
 
-def complete(
-    prepared: Prepared,
-    answer: PartitionedGraph,
-    *,
-    num_microbatches: int = 1,
-) -> Plan:
+def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int = 1) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
     dropped = (TWIN_AXIS,) if prepared.has_twin else ()
@@ -246,7 +210,15 @@ def complete(
     if num_microbatches > 1 and settings.gradient_reduction == "last":
         plan = STORED(REDUCED(plan))
     plan = HOST(in_programs(plan, SUMMED, settings.gradient_accumulation_fusion))
-    plan = replace(_overlapped(plan, settings), stacks=prepared.stacks)
+    plan = overlap(
+        plan,
+        Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift),
+        settings.cc_streams,
+        settings.bucket_mb << 20,
+        settings.dependency_tokens,
+        settings.layers_per_group,
+    )
+    plan = replace(plan, stacks=prepared.stacks)
     note("plan", lambda: shown.plan_text(plan))
     cut_findings = plan.metadata["findings"]
     assert isinstance(cut_findings, tuple)
@@ -266,17 +238,6 @@ def complete(
     )
 
 
-def _overlapped(plan: StepPlan, settings: StrategySettings) -> StepPlan:
-    return overlap(
-        plan,
-        Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift),
-        settings.cc_streams,
-        settings.bucket_mb << 20,
-        settings.dependency_tokens,
-        settings.layers_per_group,
-    )
-
-
 def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
     """Who decided each leaf; what the recipe left open was placed by propagation."""
     open_ones = {
@@ -289,8 +250,8 @@ def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
     """A note when weights are gathered again although they were to be kept."""
-    found = (r for r in rows if r.kind == "all_gather" and _kind(r.program) == "backward")
-    again = sum(r.count for r in found if SHARD_AXIS in r.axes)
+    backward = (r for r in rows if r.program.partition(".")[0] == "backward")  # of any part
+    again = sum(r.count for r in backward if r.kind == "all_gather" and SHARD_AXIS in r.axes)
     if again:
         yield Diagnostic(
             "SW_RESHARD",
@@ -301,11 +262,6 @@ def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
         )
 
 
-def _kind(program: str) -> str:
-    """What a program is: `backward` of `backward`, and of `backward.3`, a part of a pipeline."""
-    return program.partition(".")[0]
-
-
 def traffic(step: StepPlan) -> tuple[Traffic, ...]:
     """The collectives of a step, by program, kind and axes, in program order; what stages send
     each other is a collective_permute of the program that makes it.
@@ -313,13 +269,12 @@ def traffic(step: StepPlan) -> tuple[Traffic, ...]:
     repeats = sum((run_counts(schedule) for schedule in step.schedules), Counter[str]())
     sends = sum((counted_runs(schedule) for schedule in step.schedules), Counter[str]())
     counts: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
-    sizes: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
+    sizes = counts.copy()
     for program in step.programs:
         for op, times in _collectives(program.graph, repeats[program.name]):
             key = (program.name, op.name, op.attrs.axes, op.attrs.group_size)
-            sides = (*op.operands, *op.results)
             counts[key] += times
-            sizes[key] += times * max(v.type.num_bytes for v in sides)
+            sizes[key] += times * max(v.type.num_bytes for v in (*op.operands, *op.results))
     for transfer in step.transfers:
         times = 1 if transfer.once else sends[transfer.writer]
         key = (transfer.writer, "collective_permute", (STAGE_AXIS,), step.mesh[STAGE_AXIS])
@@ -332,9 +287,11 @@ def traffic(step: StepPlan) -> tuple[Traffic, ...]:
             axes=axes,
             group_size=group_size,
             count=count,
-            total_bytes=sizes[(program, kind, axes, group_size)],
+            total_bytes=total,
         )
-        for (program, kind, axes, group_size), count in counts.items()
+        for ((program, kind, axes, group_size), count), total in zip(
+            counts.items(), sizes.values(), strict=True
+        )
     )
 
 

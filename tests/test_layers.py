@@ -32,6 +32,11 @@ HEAVY = {
     "boto3": ("orchestrator/cache/bucket.py",),
     "botocore": ("orchestrator/cache/bucket.py",),
 }
+ABOVE = {
+    "orchestrator/changes/": ("orchestrator.road", "orchestrator.whatif"),
+    "orchestrator/road/": ("orchestrator.whatif",),
+}
+"""Rooms that what lies in a folder may not import: they stand on it."""
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 
@@ -62,6 +67,9 @@ def layer_findings(path: str, module: str) -> str | None:
         part = [*module.split("."), ""][1]
         if part not in SIM_COMPILER:
             return f"sim_cluster may not import compiler.{part}"
+    for folder, rooms in ABOVE.items():
+        if path.startswith(folder) and module.startswith(rooms):
+            return f"{folder} may not import {module}"
     if head in HEAVY and not path.startswith(HEAVY[head]):
         return f"only {HEAVY[head]} may import {head}"
     return None
@@ -85,6 +93,7 @@ def test_layer_rules_hold() -> None:
         ("sim_cluster/x.py", "shardwright.compiler.ir.types"),
         ("compiler/lower/x.py", "jax.numpy"),
         ("orchestrator/road/job.py", "ray"),
+        ("orchestrator/road/x.py", "shardwright.orchestrator.whatif.tries"),
     ],
 )
 def test_layer_rules_find_a_violation(path: str, module: str) -> None:

@@ -267,3 +267,7 @@ class Builder:
         attrs = LoopAttrs(trip, 0)
         op = make_op("loop", (start, *carries), attrs, (region,), self.loc)
         return self.append(op)[1:]
+
+    def in_type(self, a: Value, dtype: DType) -> Value:
+        """`a` as `dtype`: itself where that is its type."""
+        return a if a.type.dtype is dtype else self.convert(a, dtype)

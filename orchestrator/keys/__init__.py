@@ -1,1 +1,1 @@
-"""What a question depends on besides its job file: files read, environment, traced steps."""
+"""What a question depends on besides its job file: files read, and the environment."""

@@ -42,9 +42,8 @@ def always() -> dict[str, str]:
 
 def jax_variables() -> dict[str, str]:
     """Variables that jax reads, by name."""
-    known = variables()
-    names = sorted(name for name in known if name.startswith("JAX_") or name == "XLA_FLAGS")
-    return {name: known[name] for name in names}
+    found = sorted(variables().items())
+    return {name: v for name, v in found if name.startswith("JAX_") or name == "XLA_FLAGS"}
 
 
 def variables() -> dict[str, str]:
@@ -60,13 +59,9 @@ def variables() -> dict[str, str]:
 def variable_digests(names: Iterable[str]) -> dict[str, str]:
     """Digests of variables, which may be secrets; empty for one that is not set."""
     known = variables()
-    return {name: _variable_digest(name, known) for name in names}
-
-
-def _variable_digest(name: str, known: Mapping[str, str]) -> str:
-    if name == EVERY_NAME:
-        return digest(map(os.fsencode, sorted(known)))
-    return digest([os.fsencode(known[name])]) if name in known else ""
+    told = {name: [os.fsencode(value)] for name, value in known.items()}
+    told[EVERY_NAME] = list(map(os.fsencode, sorted(known)))
+    return {name: digest(told[name]) if name in told else "" for name in names}
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -90,9 +90,9 @@ def recorded(found: dict[str, str]) -> Iterator[None]:
 
 def observed(names: Iterable[str]) -> dict[str, str]:
     """What there is now of what was read, by its names; empty for what is not there."""
-    kinds: Mapping[str, Any] = {
-        FILE: file_digests,
-        FOLDER: folder_digests,
+    kinds: Mapping[str, Callable[[list[str]], Mapping[str, str]]] = {
+        FILE: lambda paths: {path: file_digest(path) for path in paths},
+        FOLDER: lambda paths: {path: _folder_digest(path) for path in paths},
         MODULE: module_files,
         VARIABLE: environment.variable_digests,
         PACKAGE: environment.package_versions,
@@ -111,12 +111,8 @@ def loaded_files() -> set[str]:
     return {os.path.abspath(name) for name in files if isinstance(name, str)}
 
 
-def file_digests(paths: Iterable[str]) -> dict[str, str]:
-    """Digests of files by path; empty for what is no file any more."""
-    return {path: _file_digest(path) for path in paths}
-
-
-def _file_digest(path: str) -> str:
+def file_digest(path: str) -> str:
+    """Digest of a file; empty for what is no file any more."""
     try:
         about = os.stat(path)
         if about.st_size > LARGEST:
@@ -126,13 +122,9 @@ def _file_digest(path: str) -> str:
         return ""
 
 
-def folder_digests(paths: Iterable[str]) -> dict[str, str]:
-    """Digests of the names in folders by path, without what Python compiles; empty for what is no
-    folder any more."""
-    return {path: _folder_digest(path) for path in paths}
-
-
 def _folder_digest(path: str) -> str:
+    """Digest of the names in a folder, without what Python compiles; empty for what is no folder
+    any more."""
     try:
         names = set(os.listdir(path)) - {"__pycache__"}
     except OSError:

@@ -24,7 +24,7 @@ WORTH_A_WORD = 0.05  # our choice: of the FLOPs that run; less changes no decisi
 
 
 def bottleneck(report: Report) -> dict[str, Any]:
-    """`{kind, category, share, text}`: the kind picks what is worth trying (`whatif/rules.py`) and
+    """`{kind, category, share, text}`: the kind picks what is worth trying (`changes/rules.py`) and
     has the share; the category is the largest of that kind, of the breakdown or of memory."""
     memory = report["memory"]
     if not memory["fits"]:

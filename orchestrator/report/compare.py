@@ -15,6 +15,7 @@ from rich.text import Text
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.report.page.words import dollars, plain, ps_text
 from shardwright.orchestrator.report.report import SCHEMA
@@ -32,7 +33,6 @@ from shardwright.orchestrator.report.text import (
 from shardwright.orchestrator.report.tried import chosen_of
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.age import counted_text, oldest
-from shardwright.orchestrator.whatif.change import compared
 
 _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
 _NO_SETTINGS = ("output", "cache", "base", "mesh")  # the mesh has a table of its own

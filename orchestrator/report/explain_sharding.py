@@ -1,13 +1,13 @@
 """`--explain sharding [TENSOR]`: who decided where tensors lie, and why each collective is there.
 
-The plan itself keeps only what running it needs; the step is decided and partitioned once more
+The plan itself keeps only what running it needs; the step is planned and partitioned once more
 here, op by op.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
@@ -15,11 +15,6 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Report, share_text
 from shardwright.orchestrator.terminal import terminal
-
-if TYPE_CHECKING:
-    from shardwright.orchestrator.road.build import Decided
-    from shardwright.sharding.explain import Explanation
-    from shardwright.sharding.plan import Prepared
 
 _NUMBERS = ("KiB", "times")
 _SHOWN = 60  # rows of a table on the terminal; `--json` has all
@@ -30,21 +25,16 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
 
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.road.build import decide, partition_unit, placed_task
+    from shardwright.orchestrator.road.build import partition_unit, planned
     from shardwright.orchestrator.road.stages import Stages
     from shardwright.orchestrator.road.units import unit_service
     from shardwright.sharding.cut.pipeline.balance import by_stage
     from shardwright.sharding.explain import explain_sharding
 
-    stages = Stages()
-    layout, task = placed_task(job, stages)
     with unit_service(job, None) as service:
-        unit = partition_unit(job, layout, service)
-
-        def tell(decided: Decided) -> tuple[Prepared, Explanation]:
-            return decided.prepared, explain_sharding(decided.prepared, unit)
-
-        prepared, told = decide(job, layout, task, stages, tell)
+        ready = planned(job, service, Stages())
+        unit = partition_unit(job, ready.layout, service)
+        told = explain_sharding(ready.prepared, unit)
     found = told.about(tensor) if tensor else told.leaves()
     if not found.tensors and not found.collectives:
         raise UsageError(
@@ -53,11 +43,10 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
             None,
             "for example params/lm_head, dot_general or model.py:12",
         )
-    parts = prepared.staged.shares if prepared.staged else ()
     return {
         "tensors": list(map(_plain, found.tensors)),
         "collectives": list(map(_plain, found.collectives)),
-        "stages": by_stage(parts, prepared.num_stages),
+        "stages": by_stage(ready.plan.parts, ready.prepared.num_stages),
     }
 
 

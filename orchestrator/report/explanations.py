@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.terminal.terminal import say_json
-from shardwright.orchestrator.whatif.change import as_chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from shardwright.compiler.attention import Instance, find_attention
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.facts import chooses, counted_dim, splat
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import CONTRACTIONS, LITERALS
+from shardwright.compiler.ir.ops import CompareAttrs
+from shardwright.compiler.ir.traits import CASTS, CONTRACTIONS, IDENTITIES, LITERALS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.walks import answered
 
 FAR_BELOW = -1e4  # our choice: of no score; its exponential is 0 in every type
-_SPREADING = ("broadcast_in_dim", "convert", "optimization_barrier", "reshape")
+_SPREADING = CASTS | IDENTITIES | VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class _Levels:
 
     def _share(self, op: Op | None) -> float | None:
         """The share of pairs of positions for which a comparison holds; None for anything else."""
-        if op is None or op.name != "compare":
+        if op is None or not isinstance(op.attrs, CompareAttrs):
             return None
         left, right = (self._along(v) for v in op.operands)
         if left is None or right is None or -1 in (left.dim, right.dim) or left.dim == right.dim:

@@ -13,16 +13,16 @@ from typing import Any
 
 from rich.table import Table
 
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import saving
+from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Report, size_text
 from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
+from shardwright.orchestrator.road.fitting import estimates
 from shardwright.orchestrator.road.offload import host_section
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.fitting import estimates
-from shardwright.orchestrator.whatif.rules import saving
-from shardwright.orchestrator.whatif.situation import situation_of
 from shardwright.sharding.memory.arena import Moment
 from shardwright.sharding.memory.footprint import worst_stage
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwright.orchestrator.changes.situation import given_sizes
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import Facts, Report, seconds_text
-from shardwright.orchestrator.whatif.situation import given_sizes
 from shardwright.sharding.settings import AUTO
 from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL

@@ -15,6 +15,8 @@ from shardwright.orchestrator.report.text import (
     usd_text,
 )
 
+FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
+"""What becomes of a candidate, or of a point of a sweep."""
 WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
 _SHOWN = 5e-4  # of what was: less is no change
 

@@ -17,12 +17,13 @@ from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking import budget
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.options import DEFAULTS
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import is_open, more_instances
+from shardwright.orchestrator.changes.situation import laid_out
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import Built, Layout, Planned
+from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.road.build import Built, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rules import is_open, more_instances
-from shardwright.orchestrator.whatif.situation import laid_out
 from shardwright.sharding.memory.advice import Asked, advice_text
 from shardwright.sharding.memory.footprint import Footprint, check_limit, worst_stage
 from shardwright.sharding.strategies.decisions import zero_of
@@ -68,15 +69,14 @@ def _checks(built: Built) -> Iterator[Check]:
     for program in built.programs.values():
         for function in program.functions:
             yield partial(budget.check_operator_memory, function, limit), "error", program
-    severity = "warning" if options.instruction_limit == DEFAULTS.instruction_limit else "error"
-    level = options.optlevel
+    allowed, level = options.instruction_limit, options.optlevel
+    severity = "warning" if allowed == DEFAULTS.instruction_limit else "error"
     counts = {
         name: sum(budget.function_instructions(f, level) for f in program.functions)
         for name, program in built.programs.items()
     }
     for name in sorted(counts, key=counts.__getitem__, reverse=True):  # the worst decides
-        program, count = built.programs[name], counts[name]
-        allowed, title = options.instruction_limit, f"program {name}"
+        program, count, title = built.programs[name], counts[name], f"program {name}"
         check = partial(budget.check_module_instructions, count, allowed, title)
         yield check, severity, program
         check = partial(budget.check_operator_instructions, program.functions, level)

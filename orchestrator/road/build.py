@@ -8,87 +8,40 @@ compile units go through the service. Every stage's seconds are kept for the rep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shardwright.collectives.ops import CollectiveError
-from shardwright.collectives.placement import place_mesh, with_atoms
-from shardwright.collectives.topology import Topology
-from shardwright.compiler.diagnostics import (
-    Diagnostic,
-    DiagnosticError,
-    ShardingError,
-    UsageError,
-    did_you_mean,
-)
+from shardwright.collectives.placement import with_atoms
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.machine.network import cluster_topology
-from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.steps import is_recorded, note, within
-from shardwright.orchestrator.config.collective_settings import job_settings
-from shardwright.orchestrator.config.config import JobConfig, words_of
-from shardwright.orchestrator.config.faults import faults_of
-from shardwright.orchestrator.config.packets import packets_of
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.offload import check_offload
 from shardwright.orchestrator.road.parts import Parts, parts_of
-from shardwright.orchestrator.road.stages import Stages, Traced
+from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
-from shardwright.sharding.partition.mesh import (
-    DATA_AXES,
-    SHARD_AXIS,
-    Mesh,
-    check_product,
-    parse_mesh,
-)
-from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from shardwright.sharding.prepare.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
-    Twins,
     check_means,
     is_alone,
 )
 from shardwright.sharding.prepare.reroll import Rerolled
-from shardwright.sharding.settings import AUTO, StrategySettings
-from shardwright.sharding.strategies.decisions import zero_of
-from shardwright.sharding.strategies.manual import data_ways, user_mesh
-from shardwright.sharding.strategies.ranks import mesh_for_state
-from shardwright.sharding.strategies.registry import MANUAL, default_axes
-from shardwright.sim_cluster.timing.contention import DEFAULT_PACKETS, Packets
-from shardwright.sim_cluster.timing.faults import NO_FAULTS, Faults
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A job's cluster and how the job lies on it: everything of `[cluster]`, `[mesh]`, `[faults]`
-    and of batches that is text in the job file, read once."""
-
-    target: Target
-    topology: Topology  # of all instances
-    mesh: Mesh
-    captured_batch: int  # samples of one micro-batch over all data ranks
-    global_batch: int
-    num_microbatches: int
-    packets: Packets = DEFAULT_PACKETS  # of DMA
-    collectives: Mapping[str, Any] = field(default_factory=dict)  # fields of `CollectiveCosts`
-    faults: Faults = NO_FAULTS
-    findings: tuple[Diagnostic, ...] = ()  # about the mesh, where it was left to us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +52,7 @@ class Planned:
     layout: Layout
     graph: Graph
     traced_samples: int  # of the graph: those of a micro-batch, or more (`sharding/prepare/`)
+    prepared: Prepared  # what the strategy decided
     plan: Plan
     tokens_per_sample: int
     name: str
@@ -137,157 +91,29 @@ class Built(Planned):
     programs: Mapping[str, Program]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnMesh:
-    """The mesh a step names itself (strategy manual), and into how many parts it cuts samples."""
-
-    mesh: Mesh
-    data_ways: int
-
-
-def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int = 0) -> Layout:
-    """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that. A batch in
-    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies
-    as one of 1 does.
-
-    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores or is not the step's, a placement that does not name its axes, a batch that
-    does not divide, packet sizes that no runtime takes, unknown thresholds of collectives, or
-    faults of what is not there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A way to trace a step: with how many samples. With `proof_samples` above 0 the step must take
+    the mean over its samples, which a trace with those proves. `set_aside_by` is the code of the
+    refusal that the next candidate may not meet; every other one is the job's.
     """
-    packets = packets_of(job.strategy)
-    collectives = job_settings(job.cluster.collectives)
-    target = _machine(job)
-    topology = cluster_topology(target, job.cluster.instances)
-    faults = faults_of(job.faults, topology)
-    cores = target.cores * job.cluster.instances
-    each = target.cores if target.efa_devices else 0  # else there is one instance
-    try:
-        if own:
-            mesh = _own_mesh(job, own, cores, each)
-        else:
-            mesh = parse_mesh(_axes_of(job), cores, per_instance=each)
-    except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
-        d = error.diagnostic
-        raise UsageError(d.code, d.message, d.loc, d.hint) from error
-    _check_placement(job, topology, mesh)
-    ways = own.data_ways if own else mesh.size(DATA_AXES)
-    captured = job.strategy.smallest_micro_batch * ways
-    global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
-    return Layout(
-        target=target,
-        topology=topology,
-        mesh=mesh,
-        captured_batch=captured,
-        global_batch=global_batch,
-        num_microbatches=global_batch // captured,
-        packets=packets,
-        collectives=collectives,
-        faults=faults,
+
+    samples: int
+    proof_samples: int = 0
+    set_aside_by: str = ""
+
+
+def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
+    """How the step of a job may be traced, in the order in which that is tried. One sample alone
+    gets a twin (`sharding/prepare/one_sample.py`), unless samples mix or are summed.
+    """
+    asked = Candidate(samples=layout.captured_batch)
+    if not is_alone(layout.mesh, job.strategy, asked.samples, layout.num_microbatches):
+        return (asked,)
+    twins = Candidate(
+        samples=TRACED_SAMPLES, proof_samples=PROOF_SAMPLES, set_aside_by=MIXED_SAMPLES
     )
-
-
-def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:
-    """The samples of a step as they are asked for; 0 where they are not, or not known yet. Raises
-    UsageError."""
-    samples, tokens = strategy.global_batch, strategy.global_batch_tokens
-    if samples and tokens:
-        raise UsageError(
-            "SW_BATCH",
-            "a batch requires samples or tokens, got strategy.global_batch"
-            f" {samples} and strategy.global_batch_tokens {tokens:,}",
-            None,
-            "leave one of them out",
-        )
-    key, asked, each = "global_batch", samples, 1
-    each_rank = strategy.smallest_micro_batch
-    of = f"micro_batch {each_rank} x {ways} data-parallel ranks"
-    if tokens and tokens_per_sample:
-        key, asked, each = "global_batch_tokens", tokens, tokens_per_sample
-        of = f"{each} tokens per sample x {of}"
-    step = each * each_rank * ways
-    if asked % step:
-        raise UsageError(
-            "SW_BATCH",
-            f"strategy.{key} requires a multiple of {of} = {step}, got {asked}",
-            None,
-            f"use {max(1, round(asked / step)) * step}",
-        )
-    return asked // each
-
-
-def _machine(job: JobConfig) -> Target:
-    """The target of a job. Raises UsageError for an lnc or a network that is not there."""
-    cluster = job.cluster
-    target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    if not target.is_compiled_for:
-        raise UsageError(
-            "NCC_EARG001",
-            f"cluster.target requires a machine with NeuronCore-v2 or newer, got {target.name}",
-            hint="inf1 is the machine of neuron-cc; `shardwright nccom --target` takes it",
-        )
-    if cluster.instances > 1 and not target.efa_devices:
-        raise UsageError(
-            "SW_NETWORK",
-            f"cluster.instances on {target.name} requires 1, got {cluster.instances}: it has no EFA"
-            " devices",
-            hint="use one instance, or a machine with EFA, for example trn1.32xlarge",
-        )
-    return target
-
-
-def _check_placement(job: JobConfig, topology: Topology, mesh: Mesh) -> None:
-    name = job.cluster.placement
-    try:
-        place_mesh(name, mesh.sizes, topology)
-    except CollectiveError as error:
-        raise UsageError(
-            "SW_PLACEMENT",
-            f"cluster.placement: {error}",
-            hint=_placement_hint(name, mesh),
-        ) from error
-
-
-def _placement_hint(name: str, mesh: Mesh) -> str:
-    """What to do about a placement that is refused."""
-    known = (*words_of("cluster.placement"), *mesh.names)
-    misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
-    whole = "name every axis of the mesh once, from across instances to neighbouring cores"
-    return did_you_mean(misspelt[0], known, whole) if misspelt else whole
-
-
-def _axes_of(job: JobConfig) -> dict[str, int | str]:
-    """The axes of `[mesh]`, or those of the strategy."""
-    return _given_axes(job) or default_axes(job.strategy.name)
-
-
-def _given_axes(job: JobConfig) -> dict[str, int | str]:
-    axes = dataclasses.asdict(job.mesh)
-    return {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
-
-
-def _own_mesh(job: JobConfig, own: OwnMesh, cores: int, per_instance: int) -> Mesh:
-    """The step's mesh, which must fill the cores; `[mesh]` may only repeat it."""
-    given = _given_axes(job)
-    if given and given != own.mesh.sizes:
-        shown = ",".join(f"{name}={size}" for name, size in given.items())
-        raise ShardingError(
-            "SW_MANUAL_MESH",
-            f"[mesh] requires the mesh of the step's shardings, {own.mesh}, got {shown}",
-            hint="leave [mesh] empty, or build the step's mesh from the same axes",
-        )
-    check_product(own.mesh, cores, per_instance)
-    return own.mesh
-
-
-def _read_own_mesh(job: JobConfig, task: TrainTask) -> OwnMesh:
-    """What a first capture says, of one sample per core, so that every sharding divides it."""
-    from shardwright.compiler.frontend.capture import capture
-    from shardwright.compiler.frontend.stablehlo import import_with_shardings
-
-    captured = capture(task, _machine(job).cores * job.cluster.instances)
-    graph, user = import_with_shardings(captured.artifact, base_dir=job.base)
-    return OwnMesh(user_mesh(user), data_ways(graph, slots(captured.inputs), user))
+    return twins, asked
 
 
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
@@ -304,45 +130,97 @@ def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
     return plan_task(job, layout, task, service, stages)
 
 
-def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
-    """The task of a job and where it lies. Raises UsageError, as `layout_of`."""
-    is_own = job.strategy.name == MANUAL
-    layout = None if is_own else layout_of(job)
-    with stages.timed("capture"):
-        task = stages.traces.task(job)
-        own = _read_own_mesh(job, task) if is_own else None
-    if layout is None or job.strategy.global_batch_tokens:
-        layout = layout_of(job, own, task.tokens_per_sample)
-    if is_own or not _leaves_shards(job):
-        return layout, task
-    return _with_shared_state(job, layout, task, stages), task
-
-
-def _leaves_shards(job: JobConfig) -> bool:
-    """Whether a job leaves the number of shards to us: it names no mesh, or none but the axes of a
-    strategy's own, with `auto` for the shards."""
-    given = _given_axes(job)
-    return given.keys() <= {SHARD_AXIS, "tp"} and given.get(SHARD_AXIS, "auto") == "auto"
-
-
-def _with_shared_state(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Layout:
-    """The layout of a job that leaves the number of shards to us, with as many ranks sharing the
-    state as its weights divide by; samples lie as before, so that the step is traced once."""
-    if layout.mesh.sizes.get(SHARD_AXIS, 1) == 1 or not zero_of(job.strategy):
-        return layout
-    traced = stages.trace(job, task, layout.captured_batch)
-    mesh, notes = mesh_for_state(*traced.step.parts, layout.mesh, job.strategy)
-    if mesh == layout.mesh:
-        return layout
-    _check_placement(job, layout.topology, mesh)
-    return dataclasses.replace(layout, mesh=mesh, findings=notes)
-
-
 def build_task(
     job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
 ) -> Built:
     """Linked programs of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
     return compile_planned(plan_task(job, layout, task, service, stages), service, stages)
+
+
+def plan_task(
+    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
+) -> Planned:
+    """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say: that of the
+    first candidate that is not refused. Raises the first refusal."""
+    refused: ShardingError | None = None
+    for candidate in candidates(job, layout):
+        try:
+            return _planned(candidate, job, layout, task, service, stages)
+        except ShardingError as error:
+            if refused is not None:
+                continue
+            if error.code != candidate.set_aside_by:
+                raise
+            refused = error
+            _note_refusal(error)
+    assert refused is not None, "there is a candidate"
+    raise refused
+
+
+def _note_refusal(refused: ShardingError) -> None:
+    note("set_aside", lambda: f"{refused.diagnostic.render()}\n")
+
+
+def _planned(
+    candidate: Candidate,
+    job: JobConfig,
+    layout: Layout,
+    task: TrainTask,
+    service: UnitService,
+    stages: Stages,
+) -> Planned:
+    """The plan of a task that is traced in one way."""
+    traced, twins = stages.trace(job, task, candidate.samples), None
+    if candidate.proof_samples:
+        with within("proof"):
+            more = stages.trace(job, task, candidate.proof_samples)
+        twins = check_means(traced.step.graph, more.step.graph)
+    with stages.timed("recipe"):
+        prepared = prepare(*traced.step.parts, layout.mesh, job.strategy, traced.user, twins)
+    with stages.timed("partition"):
+        answer = partitioned(prepared, partition_unit(job, layout, service))
+    with stages.timed("localize"):
+        plan = complete(prepared, answer, num_microbatches=layout.num_microbatches)
+    check_offload(plan.step, layout.target)
+    return Planned(
+        job=job,
+        layout=layout,
+        graph=traced.step.graph,
+        traced_samples=traced.samples,
+        prepared=prepared,
+        plan=plan,
+        tokens_per_sample=task.tokens_per_sample,
+        name=traced.name,
+        loss=_loss_of(traced.step),
+        model=_model(job, task, traced.samples, stages),
+        repeats=traced.step.notes,
+        findings=(*traced.findings, *layout.findings),
+    )
+
+
+def _loss_of(step: Rerolled) -> int:
+    return [slot.name for slot in step.outputs].index("metrics/loss")
+
+
+def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:
+    """The step of as many samples without the copies that a task says it has."""
+    if task.model is None:
+        return None
+    with within("model"):
+        return stages.trace(job, task.model, samples).step
+
+
+def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> PartitionUnit:
+    """The partition unit of a job, run by its service."""
+
+    def unit(request: bytes) -> bytes:
+        partition = WorkUnit.of("partition", f"{job.strategy.name} {layout.mesh}", request)
+        try:
+            return service.run([partition])[partition.key]
+        except UnitFailedError as failed:
+            raise failed.error from failed
+
+    return unit
 
 
 def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Built:
@@ -393,105 +271,3 @@ def _memory(built: Built) -> str:
     from shardwright.orchestrator.dump.step import memory_text
 
     return memory_text(built)
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A captured step and what its strategy decided."""
-
-    traced: Traced
-    prepared: Prepared
-
-
-def decide(
-    job: JobConfig, layout: Layout, task: TrainTask, stages: Stages, use: Callable[[Decided], T]
-) -> T:
-    """What `use` makes of the strategy's decisions about a task. A step of one sample is tried with
-    a twin first (`sharding/prepare/one_sample.py`), and as it is where its samples mix or are
-    summed.
-
-    Raises the DiagnosticError of the stage that refuses.
-    """
-    samples = layout.captured_batch
-    if not is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches):
-        return use(_decided(job, layout, stages.trace(job, task, samples), stages))
-    try:
-        twins = stages.trace(job, task, TRACED_SAMPLES)
-        with within("proof"):
-            with_four = stages.trace(job, task, PROOF_SAMPLES)
-        proof = check_means(twins.step.graph, with_four.step.graph)
-        return use(_decided(job, layout, twins, stages, proof))
-    except ShardingError as refused:
-        if refused.code != MIXED_SAMPLES:
-            raise
-        told = refused
-        note("set_aside", lambda: f"{told.diagnostic.render()}\n")
-        try:
-            return use(_decided(job, layout, stages.trace(job, task, samples), stages))
-        except ShardingError:
-            raise refused from None
-
-
-def _decided(
-    job: JobConfig, layout: Layout, traced: Traced, stages: Stages, twins: Twins | None = None
-) -> Decided:
-    """The decisions about a traced step; `twins` is the proof for one with a second sample."""
-    with stages.timed("recipe"):
-        step = traced.step.parts
-        prepared = prepare(*step, layout.mesh, job.strategy, traced.user, twins)
-    return Decided(traced, prepared)
-
-
-def plan_task(
-    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
-) -> Planned:
-    """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
-    unit = partition_unit(job, layout, service)
-
-    def planned(decided: Decided) -> Planned:
-        with stages.timed("partition"):
-            answer = partitioned(decided.prepared, unit)
-        with stages.timed("localize"):
-            plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
-        check_offload(plan.step, layout.target)
-        traced = decided.traced
-        return Planned(
-            job=job,
-            layout=layout,
-            graph=traced.step.graph,
-            traced_samples=traced.samples,
-            plan=plan,
-            tokens_per_sample=task.tokens_per_sample,
-            name=traced.name,
-            loss=_loss_of(traced.step),
-            model=_model(job, task, traced.samples, stages),
-            repeats=traced.step.notes,
-            findings=(*traced.findings, *layout.findings),
-        )
-
-    return decide(job, layout, task, stages, planned)
-
-
-def _loss_of(step: Rerolled) -> int:
-    return [slot.name for slot in step.outputs].index("metrics/loss")
-
-
-def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:
-    """The step of as many samples without the copies that a task says it has."""
-    if task.model is None:
-        return None
-    with within("model"):
-        return stages.trace(job, task.model, samples).step
-
-
-def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> PartitionUnit:
-    """The partition unit of a job, run by its service."""
-
-    def unit(request: bytes) -> bytes:
-        partition = WorkUnit.of("partition", f"{job.strategy.name} {layout.mesh}", request)
-        try:
-            return service.run([partition])[partition.key]
-        except UnitFailedError as failed:
-            raise failed.error from failed
-
-    return unit

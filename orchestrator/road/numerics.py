@@ -8,8 +8,9 @@ that two correct runs agree on, and an optimizer may make much of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,9 @@ class Difference:
 
     def figures(self) -> dict[str, Any]:
         """All but the name, for the report."""
-        return {"error": self.error, "allowed": self.allowed, "note": self.note}
+        figures = asdict(self)
+        del figures["name"]
+        return figures
 
 
 def differences(
@@ -110,15 +113,12 @@ def differences(
         compared(_step(n), np.asarray(given), np.asarray(wanted), effect)
         for n, (given, wanted, effect) in enumerate(pairs, start=1)
     ]
-    return max(leaves, key=_share), max(steps, key=_share)
+    share = attrgetter("share")
+    return max(leaves, key=share), max(steps, key=share)
 
 
 def _step(number: int) -> str:
     return f"step {number}"
-
-
-def _share(difference: Difference) -> float:
-    return difference.share
 
 
 def _unordered(given: np.ndarray, wanted: np.ndarray) -> str:
@@ -172,8 +172,7 @@ def numerics_section(
 
 def _parts(reference: Reference, rounding: Rounding | None) -> dict[str, Any] | None:
     """The micro-batches of a step that is no mean over them; None where it may be one."""
-    parts = rounding.parts if rounding else None
-    if parts is None or rounding is None:
+    if rounding is None or (parts := rounding.parts) is None:
         return None
     whole = reference.losses[0]
     apart = distance(np.asarray(parts.mean_loss), np.asarray(whole))

@@ -20,9 +20,9 @@ def instance_bytes(step: StepPlan, cores: int) -> int:
     """Bytes of host memory on the instance whose `cores` keep most; ranks fill instances in order,
     stage after stage.
     """
-    stages = len(step.schedules)
-    per_stage = math.prod(step.mesh.values()) // stages
-    kept = [size for stage in range(stages) for size in [host_bytes(step, stage)] * per_stage]
+    sizes = _per_stage(step)
+    ranks = math.prod(step.mesh.values()) // len(sizes)
+    kept = [size for size in sizes for _ in range(ranks)]
     return max(sum(kept[first : first + cores]) for first in range(0, len(kept), cores))
 
 
@@ -55,8 +55,7 @@ def check_offload(step: StepPlan, target: Target) -> None:
 
 def host_section(step: StepPlan, target: Target) -> dict[str, Any]:
     """The part of the report's memory about the hosts; empty where nothing is kept there."""
-    stages = range(len(step.schedules))
-    per_core = max(host_bytes(step, stage) for stage in stages)
+    per_core = max(_per_stage(step))
     if not per_core:
         return {}
     return {
@@ -66,3 +65,8 @@ def host_section(step: StepPlan, target: Target) -> dict[str, Any]:
             "limit_bytes": target.host_memory_bytes,
         }
     }
+
+
+def _per_stage(step: StepPlan) -> list[int]:
+    """Bytes that a core of each stage keeps in the memory of its host."""
+    return [host_bytes(step, stage) for stage in range(len(step.schedules))]

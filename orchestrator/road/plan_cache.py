@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.schema import Rule, several
 from shardwright.orchestrator.cache import About, Cache, open_cache
+from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
 from shardwright.orchestrator.keys.environment import always
@@ -30,7 +31,6 @@ from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from shardwright.orchestrator.terminal import outputs
-from shardwright.orchestrator.whatif.change import as_chosen
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
@@ -73,13 +73,13 @@ def plan(
     start = time.perf_counter()
     inside = inside or task is not None
     stages = _stages(shared, task) if inside else None
+    asked = _Asked(trace, progress, shared, dump_dir, inside)
     if stages and job.strategy.open_keys:  # no trace is that of the question; its candidates' are
-        return _chosen(job, _Asked(trace, progress, shared, dump_dir, inside=True), stages)
+        return _chosen(job, asked, stages)
     cache = open_cache(job.cache)
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
-    is_asked = trace is None and dump_dir is None
-    found, stored_s = stored(cache, KIND, key, check_report) if is_asked else _ABSENT
+    found, stored_s = _ABSENT if asked.has_files else stored(cache, KIND, key, check_report)
     cache.tally.count(KIND, hit=found is not None)
     cache.tally.save()
     if found is not None:
@@ -90,7 +90,6 @@ def plan(
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return bought(report, job, load_target(job.cluster.target))
     stages = stages or _stages(shared)
-    asked = _Asked(trace, progress, shared, dump_dir)
     report = (_chosen if job.strategy.open_keys else _fresh)(job, asked, stages)
     if not inside:
         learned = _answered(job, as_chosen(job, report), parts, stages)
@@ -124,7 +123,7 @@ def settled(
     that plan is stored."""
     if not job.strategy.open_keys:
         return job, lambda report: report
-    from shardwright.orchestrator.whatif.fitting import asked_as
+    from shardwright.orchestrator.road.fitting import asked_as
 
     planned = plan(job, progress=progress, inside=inside)
     return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
@@ -209,10 +208,29 @@ def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
 
 
 def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
-    """What a plan of the step as it is traced here depends on."""
-    from shardwright.orchestrator.keys.traced_key import traced_parts
+    """What a plan of the step as it is traced here depends on: every step it may be traced with.
+    What a process has imported, changed or configured need not be what its files say: a cell of a
+    notebook, a closure, `jax.config.update`. All of it is in the trace.
 
-    return _common_parts(job) | traced_parts(job, stages)
+    Raises what `placed_task` raises.
+    """
+    from shardwright.orchestrator.road.build import candidates
+    from shardwright.orchestrator.road.capture import placed_task
+
+    layout, task = placed_task(job, stages)
+    tried = candidates(job, layout)
+    samples = {n for one in tried for n in (one.samples, one.proof_samples) if n}
+    place = f"{layout.mesh} {layout.captured_batch} {task.tokens_per_sample}"
+    steps = {f"traced step of {n}": _step(job, task, n, stages) for n in samples}
+    return _common_parts(job) | {"traced layout": place} | steps
+
+
+def _step(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> str:
+    """The digest of a step, or why there is none: it may still be planned with other samples."""
+    try:
+        return stages.trace(job, task, samples).digest
+    except DiagnosticError as error:
+        return digest([repr(error.diagnostic).encode()])
 
 
 def _answered(
@@ -264,7 +282,17 @@ class _Asked:
     progress: Progress | None
     shared: Shared | None
     dump_dir: Path | None
-    inside: bool = False
+    inside: bool
+
+    @property
+    def has_files(self) -> bool:
+        """Whether more is wanted than the report, which alone is stored."""
+        return self.trace is not None or self.dump_dir is not None
+
+    @property
+    def executor(self) -> Callable[[], Executor] | None:
+        """The executor that is shared."""
+        return self.shared.executor if self.shared else None
 
 
 def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
@@ -276,9 +304,8 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     from shardwright.orchestrator.road.timing import time_programs
     from shardwright.orchestrator.road.units import unit_service
 
-    executor = asked.shared.executor if asked.shared else None
     with _dumped(asked.dump_dir):
-        with unit_service(job, asked.progress, executor) as service:
+        with unit_service(job, asked.progress, asked.executor) as service:
             built = build(job, service, stages)
             with stages.timed("time"):
                 timings = time_programs(built, built.programs, service, asked.trace is not None)
@@ -292,11 +319,11 @@ def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
 def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job with what fits it best; traces and dumps are of that alone."""
     from shardwright.orchestrator.road.build import Planned, planned
+    from shardwright.orchestrator.road.fitting import Road, asked_as, chosen
     from shardwright.orchestrator.road.stages import Stages
     from shardwright.orchestrator.road.units import executor_of, unit_service
-    from shardwright.orchestrator.whatif.fitting import Road, asked_as, chosen
 
-    executor = asked.shared.executor if asked.shared else executor_of(job)
+    executor = asked.executor or executor_of(job)
     again = partial(
         plan,
         progress=asked.progress,
@@ -309,7 +336,7 @@ def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
             return planned(one, service, Stages(traces=stages.traces))
 
     report = chosen(job, Road(ready, again))
-    if asked.trace is None and asked.dump_dir is None:
+    if not asked.has_files:
         return report
     shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
     return asked_as(shown, job, report["auto"])

@@ -125,14 +125,13 @@ def answers(asked: Sequence[Question], service: UnitService) -> list[Answer]:
     # Questions about a step differ in who is credited with what, not in its programs.
     distinct = {id(q.step.programs): q.step.programs for q in asked}
     programs = {number: packed_programs(found) for number, found in distinct.items()}
-    units = [_unit(q, programs[id(q.step.programs)]) for q in asked]
+    units = []
+    for q in asked:
+        packed = programs[id(q.step.programs)]
+        payload = encode_question(q.step, q.profile, q.credit, q.traced, packed)
+        units.append(WorkUnit.of("time", q.name, payload))
     try:
         results = service.run(units)
     except UnitFailedError as failed:
         raise failed.error from failed
     return [decode_answer(results[unit.key]) for unit in units]
-
-
-def _unit(q: Question, programs: Mapping[str, bytes]) -> WorkUnit:
-    payload = encode_question(q.step, q.profile, q.credit, q.traced, programs)
-    return WorkUnit.of("time", q.name, payload)

@@ -14,10 +14,9 @@ from pathlib import Path
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.models.presets import preset_config
 from shardwright.compiler.frontend.models.text import check_data
-from shardwright.compiler.machine.target import load_target, logical
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
+from shardwright.orchestrator.config.layout import layout_of, machine_of
 from shardwright.orchestrator.config.model import check_named, model_path, read_config
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.sharding.strategies.registry import MANUAL
 
 
@@ -56,10 +55,9 @@ def _may_be_there(path: str) -> bool:
 
 def _check_values(job: JobConfig, copied: Path | None) -> None:
     """What a value run asks for besides."""
-    run, cluster = job.run, job.cluster
+    run = job.run
     check_steps(run.steps)
-    target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    check_hosts(run.hosts, target.cores * cluster.instances)
+    check_hosts(run.hosts, machine_of(job).cores * job.cluster.instances)
     is_text = bool(job.model.preset or job.model.config)  # others read what they like there
     if is_text and (copied is None or not _may_be_there(run.data)):
         check_data(run.data, copied or Path())

@@ -16,6 +16,7 @@ from shardwright.compiler.diagnostics import (
     CapacityError,
     CompileError,
     DiagnosticError,
+    ExecutionError,
     ImportRuleError,
     InternalError,
     Loc,
@@ -152,3 +153,8 @@ def _hinted(error: DiagnosticError, more: str) -> DiagnosticError:
     """The error with one more thing to do."""
     d = error.diagnostic
     return type(error)(d.code, d.message, d.loc, "; ".join(filter(None, (d.hint, more))))
+
+
+def may_pass(error: DiagnosticError) -> bool:
+    """Whether the same job may come to something else next time."""
+    return isinstance(error, ExecutionError | InternalError)

@@ -18,7 +18,8 @@ from shardwright.compiler.machine.target import PS_PER_S, load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import TABLES, JobConfig
-from shardwright.orchestrator.road.build import Built, build_task, layout_of
+from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import Question, answers, step_of, with_host
 from shardwright.orchestrator.service.service import UnitService

@@ -18,8 +18,8 @@ from shardwright.compiler.diagnostics import DiagnosticError, UsageError
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import CacheConfig, JobConfig, asked_now
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.report.limits import Confidence, asked, confidence
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest

@@ -30,7 +30,8 @@ from shardwright.orchestrator.report.goal import (
     took_text,
 )
 from shardwright.orchestrator.report.text import Facts, usd_text
-from shardwright.orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.report.tried import FITS
+from shardwright.orchestrator.whatif.rows import Row
 
 Answered = tuple[Row, Answer]
 _NEEDED = ("target", "instances", "step_time_s", "tokens_per_step", "goodput")

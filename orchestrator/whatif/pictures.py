@@ -10,8 +10,9 @@ from typing import TypeGuard
 
 from rich.console import Console
 
+from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.terminal import plots, text_plots
-from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row, ordered, pareto
+from shardwright.orchestrator.whatif.rows import METRICS, Metric, Row, ordered, pareto
 from shardwright.orchestrator.whatif.table import short_names
 
 MOST_MAPS = 6

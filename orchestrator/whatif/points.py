@@ -15,10 +15,10 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.support.documents import parse_json, read_text
+from shardwright.orchestrator.changes.change import Keys
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.job_flags import changed_keys
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY
-from shardwright.orchestrator.whatif.change import Keys
 
 Values = Mapping[str, str]
 """What a point sets, by the names the user gave."""

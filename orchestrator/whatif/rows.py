@@ -14,15 +14,13 @@ from typing import Any
 from shardwright.compiler.diagnostics import (
     CapacityError,
     DiagnosticError,
-    ExecutionError,
-    InternalError,
 )
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.text import Report, mesh_text, rate_text
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.service.unit_errors import stored_at
 
-FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
 TEXTS = ("target", "confidence", "mesh", "price_kind", "remat")
 """The metrics that are no figures."""
 FITTED = ("remat", "micro_batch")
@@ -139,11 +137,6 @@ def refused_row(key: str, values: Mapping[str, str], error: DiagnosticError) -> 
     """The row of a point that cannot be planned."""
     status = TOO_LARGE if isinstance(error, CapacityError) else REFUSED
     return Row(key, values, status, error.code, error.diagnostic.message, {}, stored_at(error))
-
-
-def may_pass(error: DiagnosticError) -> bool:
-    """Whether the same job may come to something else next time."""
-    return isinstance(error, ExecutionError | InternalError)
 
 
 def _metrics(report: Report) -> dict[str, Any]:

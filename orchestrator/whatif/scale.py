@@ -15,11 +15,12 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.changes.change import Keys, frugal
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import asked_batch
-from shardwright.orchestrator.whatif.change import Keys, frugal
+from shardwright.orchestrator.config.layout import asked_batch
+from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.whatif.points import Point
-from shardwright.orchestrator.whatif.rows import FITS, METRICS, Metric, Row
+from shardwright.orchestrator.whatif.rows import METRICS, Metric, Row
 from shardwright.sharding.partition.mesh import DATA_AXES, SHARD_AXIS
 from shardwright.sharding.settings import AUTO
 from shardwright.sharding.strategies.registry import default_axes

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.orchestrator.report.text import count_text, large_usd_text
-from shardwright.orchestrator.report.tried import candidate
+from shardwright.orchestrator.report.tried import FITS, candidate
 from shardwright.orchestrator.terminal import plots, text_plots
-from shardwright.orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
+from shardwright.orchestrator.whatif.rows import FITTED, METRICS, Row
 from shardwright.orchestrator.whatif.scale import (
     QUESTIONS,
     Curve,

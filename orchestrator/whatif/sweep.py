@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.plan_cache import plan_key
+from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.orchestrator.terminal.age import counted_text, oldest
 from shardwright.orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point
-from shardwright.orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
+from shardwright.orchestrator.whatif.rows import Row, refused_row, row_of
 
 Note = Callable[[Row, int, int], None]
 """Told every row that was planned, how many of those to plan that makes, and of how many."""

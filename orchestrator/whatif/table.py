@@ -14,17 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.neff.files import write_atomic
+from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.whatif.buyer import prices_text
-from shardwright.orchestrator.whatif.rows import (
-    FITS,
-    FITTED,
-    METRICS,
-    REFUSED,
-    Metric,
-    Row,
-    ordered,
-)
+from shardwright.orchestrator.whatif.rows import FITTED, METRICS, Metric, Row, ordered
 from shardwright.orchestrator.whatif.sweep import Swept
 
 SCHEMA = 1

@@ -14,16 +14,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator.changes.change import Change, Keys, changed
+from shardwright.orchestrator.changes.rules import Idea, ideas, saving
+from shardwright.orchestrator.changes.situation import Situation, given_sizes, situation_of
 from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.whatif.change import Change, Keys, changed
-from shardwright.orchestrator.whatif.fitting import estimates
+from shardwright.orchestrator.road.fitting import estimates
+from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.orchestrator.whatif.many import plans, refusal
-from shardwright.orchestrator.whatif.rows import may_pass
-from shardwright.orchestrator.whatif.rules import Idea, ideas, saving
-from shardwright.orchestrator.whatif.situation import Situation, given_sizes, situation_of
 from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import operands_of
@@ -39,11 +40,21 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     reached = set(sources)
     for op in graph.ops:
         if op.regions:
-            flags = _loop_flags(op, reached)
-            reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
+            reached.update(compress(op.results, _loop_flags(op, reached)))
         elif any(v in reached for v in op.operands):
             reached.update(r for r in op.results if not reached.isdisjoint(operands_of(op, r)))
     return reached
+
+
+def ancestors(graph: Graph, targets: Iterable[Value], stop: Collection[Value] = ()) -> list[Op]:
+    """The ops that `targets` need, in program order, not looking past `stop`."""
+    needed = {v for v in targets if v not in stop}
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.results):
+            ops.append(op)
+            needed.update(v for v in op.operands if v not in stop)
+    return ops[::-1]
 
 
 def _loop_flags(op: Op, sources: set[Value]) -> list[bool]:
@@ -51,8 +62,7 @@ def _loop_flags(op: Op, sources: set[Value]) -> list[bool]:
     (body,) = op.regions
     carries = [v in sources for v in op.operands]
     while True:
-        carried = {v for v, f in zip(body.inputs, carries, strict=True) if f}
-        inside = depends_on(body, sources | carried)
+        inside = depends_on(body, sources.union(compress(body.inputs, carries)))
         after = [f or out in inside for f, out in zip(carries, body.outputs, strict=True)]
         if after == carries:
             return after

@@ -8,7 +8,7 @@ value there is refused, as XLA refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +24,15 @@ from shardwright.compiler.ir.facts import (
 )
 from shardwright.compiler.ir.memories import host_values
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
+from shardwright.compiler.ir.ops import (
+    ConstantAttrs,
+    HostEmptyAttrs,
+    HostLoadAttrs,
+    MoveToAttrs,
+    ReshapeAttrs,
+)
 from shardwright.compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import IDENTITIES, PARTS, UPDATES, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
@@ -42,13 +48,14 @@ def on_host(step: StepPlan) -> StepPlan:
     Raises ShardingError (SW_HOST_VALUE) for code that computes with a value on the host, and for
     one that is no residual.
     """
-    if not any(op.name == "move_to" for p in step.programs for op in p.graph.walk()):
+    if not any(_moves(program.graph) for program in step.programs):
         return step
     names: set[str] = set()
     programs = []
     for program in step.programs:  # forward comes before backward
         given = {v for n, v in zip(program.inputs, program.graph.inputs, strict=True) if n in names}
-        hosted = host_values(program.graph, given | _moved(program.graph))
+        to_host = (op for op in _moves(program.graph) if op.attrs.memory == HOST)
+        hosted = host_values(program.graph, given.union(*(op.results for op in to_host)))
         _check_leaving(step, program, hosted)
         left = zip(program.outputs, program.graph.outputs, strict=True)
         names |= {name for name, value in left if value in hosted}
@@ -61,13 +68,12 @@ def on_host(step: StepPlan) -> StepPlan:
     return replace(step, programs=tuple(programs), buffers=buffers)
 
 
-def _moved(graph: Graph) -> set[Value]:
-    """What a module moves to the host."""
-    moves = (op for op in graph.walk() if op.name == "move_to")
-    return {op.result for op in moves if op.attrs.memory == HOST}
+def _moves(graph: Graph) -> list[Op]:
+    """The moves between memories that a module asks for."""
+    return [op for op in graph.walk() if isinstance(op.attrs, MoveToAttrs)]
 
 
-def _check_leaving(step: StepPlan, program: StepProgram, hosted: Collection[Value]) -> None:
+def _check_leaving(step: StepPlan, program: StepProgram, hosted: Set[Value]) -> None:
     """Only residuals wait on the host."""
     for name, value in zip(program.outputs, program.graph.outputs, strict=True):
         if value in hosted and not step.buffers[name].is_kept:
@@ -84,7 +90,7 @@ class _Level:
     body it is.
     """
 
-    def __init__(self, graph: Graph, hosted: Collection[Value], loop: Op | None) -> None:
+    def __init__(self, graph: Graph, hosted: Set[Value], loop: Op | None) -> None:
         self.graph, self.hosted, self.loop = graph, hosted, loop
         self.made = graph.producers()
         self.ops: list[Op] = []
@@ -100,28 +106,27 @@ class _Level:
         return with_ops(self.graph, self.ops, outputs)
 
     def _add(self, op: Op) -> None:
-        if op.name == "move_to":
+        if isinstance(op.attrs, MoveToAttrs):
             self._move(op)
         elif op.regions:
             (body,) = op.regions
             region = _Level(body, self.hosted, op).run()
             operands = tuple(map(self._start, op.operands, body.inputs))
             self.ops.append(Op(op.name, operands, op.results, op.attrs, (region,), op.loc))
-        elif not any(v in self.hosted for v in (*op.operands, *op.results)):
-            self._keep(op)
+        elif self.hosted.isdisjoint((*op.operands, *op.results)):
+            self.ops.append(with_operands(op, tuple(map(self._value, op.operands))))
         else:
             self._name(op)
 
     def _move(self, op: Op) -> None:
         (source,) = op.operands
+        now = self.now.get(source, source)
         if op.attrs.memory == HOST:
-            self.before[op.result] = self.now.get(source, source)
-        elif source in self.before:
-            self.now[op.result] = self.before[source]
-        elif source in self.hosted:
-            self.now[op.result] = self._loaded(source, op)
+            self.before[op.result] = now
+        elif source in self.before or source not in self.hosted:
+            self.now[op.result] = self.before.get(source, now)
         else:
-            self.now[op.result] = self.now.get(source, source)
+            self.now[op.result] = self._loaded(source, op)
 
     def _name(self, op: Op) -> None:
         """An op on the host: a write to a stack, or another name for what is there."""
@@ -228,10 +233,6 @@ class _Level:
         """Starts of a window of everything."""
         zero = ConstantAttrs.full(0, tensor_type((), DType.I32))
         return [self._put(make_op("constant", (), zero))] * count
-
-    def _keep(self, op: Op) -> None:
-        operands = tuple(self._value(v) for v in op.operands)
-        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
 
     def _put(self, op: Op) -> Value:
         self.ops.append(op)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.ops import AllGatherAttrs
 from shardwright.compiler.ir.traits import CHEAP, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
@@ -39,8 +40,8 @@ class _Chooser:
         if op.name in _NEVER_REPEATED:
             return False
         if not any(v in self.on_batch for v in op.results):
-            return op.name != "all_gather" or self.regather
-        if not _is_cheap(op):
+            return self.regather or not isinstance(op.attrs, AllGatherAttrs)
+        if op.name not in CHEAP:
             return False
         stored = sum(v.type.num_bytes for v in op.results if v in self.needed)
         return self._operand_bytes(op, _LOOK_BACK) < stored
@@ -55,21 +56,16 @@ class _Chooser:
             return 0
         own = value.type.num_bytes
         op = self.producers.get(value)
-        if op is None or not depth or not _is_cheap(op):
+        if op is None or not depth or op.name not in CHEAP:
             return own
         return min(own, self._operand_bytes(op, depth - 1))
-
-
-def _is_cheap(op: Op) -> bool:
-    """Ops that only move data or work element by element."""
-    return op.name in CHEAP
 
 
 def _derivable(graph: Graph, on_batch: set[Value]) -> set[Value]:
     """Values that follow from batch inputs by cheap ops alone (token ids, masks): not stored."""
     derivable = set(graph.inputs)
     for op in graph.ops:
-        if _is_cheap(op) and all(v in derivable or v not in on_batch for v in op.operands):
+        if op.name in CHEAP and all(v in derivable or v not in on_batch for v in op.operands):
             derivable.update(op.results)
     return derivable
 
@@ -105,10 +101,6 @@ def choose_residuals(
             continue
         backward.append(op)
         chooser.needed.update(op.operands)
-    return place_late(backward[::-1], _beside_forward(graph, forward)), stored[::-1]
-
-
-def _beside_forward(graph: Graph, forward: set[Op]) -> set[Op]:
-    """Every op up to the last of `forward`: repeated ops, and derivatives written beside them."""
+    # Up to the last of `forward` stand repeated ops, and derivatives written beside them.
     behind = takewhile(lambda op: op not in forward, reversed(graph.ops))
-    return set(graph.ops) - set(behind)
+    return place_late(backward[::-1], set(graph.ops).difference(behind)), stored[::-1]

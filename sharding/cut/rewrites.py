@@ -10,11 +10,10 @@ from shardwright.sharding import shown
 from shardwright.sharding.cut.host import on_host
 from shardwright.sharding.cut.overlap.buckets import bucketed
 from shardwright.sharding.cut.overlap.deferred import hoisted
-from shardwright.sharding.cut.overlap.first import stored_in_first
+from shardwright.sharding.cut.overlap.ends import reduced_in_last, stored_in_first
 from shardwright.sharding.cut.overlap.groups import grouped
-from shardwright.sharding.cut.overlap.last import reduced_in_last
 from shardwright.sharding.cut.overlap.pipelined import shifted
-from shardwright.sharding.cut.overlap.threads import threaded
+from shardwright.sharding.cut.overlap.streams import threaded
 from shardwright.sharding.cut.pipeline.divide import divide
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.cut.stages import split_step

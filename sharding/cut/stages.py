@@ -10,14 +10,14 @@ between from `residuals.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import subgraph
-from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.build import Builder, subgraph
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import AllGatherAttrs, ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.passes.placement import place_late
@@ -25,6 +25,7 @@ from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.cut.gradients import (
     CutRefusedError,
     StepView,
+    ancestors,
     depends_on,
     find_cut,
     upstream,
@@ -34,7 +35,7 @@ from shardwright.sharding.cut.residuals import choose_residuals
 from shardwright.sharding.linearity import Kind, label_values
 from shardwright.sharding.localize import Localized
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
-from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.prepare.one_sample import TRACED_SAMPLES, check_partial
 
 STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
@@ -65,10 +66,9 @@ def split_step(
         )
     step = _Step.of(local)
     try:
-        builder = _Builder(
+        return _Builder(
             step, num_microbatches, reshard_after_forward, reduce_last, wide, partial
-        )
-        return builder.build()
+        ).build()
     except CutRefusedError as refused:
         return _uncut(step, num_microbatches, refused)
 
@@ -93,25 +93,24 @@ class _Step:
         """Read the slots and label the values of a localized step."""
         source = local.source
         graph, coordinates = hoist_coordinates(local.graph)
-        slots = zip(source.inputs, source.graph.inputs, graph.inputs, strict=False)
         buffers: dict[str, BufferInfo] = {}
         names: dict[Value, str] = {}
         batch: dict[Value, int] = {}
-        for slot, whole, value in slots:
-            _add(buffers, _state_buffer(slot, whole.type, source.specs[whole].dims, value.type))
+        given = zip(source.inputs, source.graph.inputs, graph.inputs, strict=False)
+        for slot, whole, value in given:
+            _add(buffers, _leaf(slot, whole, value, source, "given"))
             names[value] = slot.name
             if slot.role == "batch":
                 batch[whole] = slot.batch_dim or 0
         for axes, value in zip(coordinates, graph.inputs[len(source.inputs) :], strict=True):
-            _add(buffers, _coordinate_buffer(axes, value.type))
-            names[value] = coordinate_name(axes)
-        outputs = tuple(zip(source.outputs, graph.outputs, strict=True))
-        for slot, whole, value in zip(
-            source.outputs, source.graph.outputs, graph.outputs, strict=True
-        ):
+            name = names[value] = coordinate_name(axes)
+            # A scalar whose one entry of `axes` names those that it counts along.
+            info = per_core(name, "coordinate", value.type, "given")
+            _add(buffers, replace(info, axes=(axes,)))
+        made = zip(source.outputs, source.graph.outputs, graph.outputs, strict=True)
+        for slot, whole, value in made:
             if slot.name not in buffers or slot.role not in STATE_ROLES:
-                info = _state_buffer(slot, whole.type, source.specs[whole].dims, value.type)
-                _add(buffers, info, initial="computed")
+                _add(buffers, _leaf(slot, whole, value, source, "computed"))
         labels = label_values(source.graph, batch)
         view = StepView(
             graph,
@@ -119,31 +118,43 @@ class _Step:
             with_reduced(graph, {local.values[v]: label for v, label in labels.items()}),
             depends_on(graph, [local.values[v] for v in batch]),
         )
+        outputs = tuple(zip(source.outputs, graph.outputs, strict=True))
         return cls(view, names, outputs, buffers, dict(source.mesh.axes))
 
+    def plan(
+        self,
+        parts: Sequence[_Part],
+        schedule: Schedule,
+        num_microbatches: int,
+        findings: Sequence[Diagnostic],
+    ) -> StepPlan:
+        """The step as programs of these parts."""
+        return StepPlan(
+            mesh=self.mesh,
+            buffers=self.buffers,
+            programs=tuple(part.finish(self.inputs) for part in parts),
+            schedules=(schedule,),
+            num_microbatches=num_microbatches,
+            metadata={"findings": tuple(findings)},
+        )
 
-def _state_buffer(
-    slot: Slot, whole: TensorType, axes: tuple[tuple[str, ...], ...], local: TensorType
+
+def _leaf(
+    slot: Slot, whole: Value, value: Value, source: PartitionedGraph, initial: str
 ) -> BufferInfo:
     """The buffer of an input or output of the step; the global type is the user's."""
-    given = whole if slot.shape is None else tensor_type(slot.shape, whole.dtype)
+    shape = whole.type.shape if slot.shape is None else slot.shape
     return BufferInfo(
-        name=slot.name, role=slot.role, local_type=local, global_type=given, axes=axes
+        name=slot.name,
+        role=slot.role,
+        local_type=value.type,
+        global_type=tensor_type(shape, whole.type.dtype),
+        axes=source.specs[whole].dims,
+        initial=initial,
     )
 
 
-def _coordinate_buffer(axes: tuple[str, ...], type: TensorType) -> BufferInfo:
-    """A rank's position: a scalar whose one entry of `axes` names the axes it counts along."""
-    return BufferInfo(
-        name=coordinate_name(axes),
-        role="coordinate",
-        local_type=type,
-        global_type=type,
-        axes=(axes,),
-    )
-
-
-def _per_core(name: str, role: str, type: TensorType, initial: str) -> BufferInfo:
+def per_core(name: str, role: str, type: TensorType, initial: str = "computed") -> BufferInfo:
     """A buffer that exists per core only: nobody assembles it."""
     return BufferInfo(
         name=name,
@@ -155,7 +166,7 @@ def _per_core(name: str, role: str, type: TensorType, initial: str) -> BufferInf
     )
 
 
-def _add(buffers: dict[str, BufferInfo], info: BufferInfo, initial: str = "given") -> None:
+def _add(buffers: dict[str, BufferInfo], info: BufferInfo) -> None:
     """Add a buffer. Raises ShardingError when the name is taken."""
     if info.name in buffers:
         raise ShardingError(
@@ -163,19 +174,7 @@ def _add(buffers: dict[str, BufferInfo], info: BufferInfo, initial: str = "given
             f"buffers of a step require distinct names, got {info.name} twice",
             hint="rename the leaf of the state, batch or metrics",
         )
-    buffers[info.name] = info if initial == "given" else _with_initial(info, initial)
-
-
-def _with_initial(info: BufferInfo, initial: str) -> BufferInfo:
-    """The same buffer with another first content."""
-    return BufferInfo(
-        name=info.name,
-        role=info.role,
-        local_type=info.local_type,
-        global_type=info.global_type,
-        axes=info.axes,
-        initial=initial,
-    )
+    buffers[info.name] = info
 
 
 def _wide(type: TensorType) -> TensorType:
@@ -220,28 +219,20 @@ class _Part:
                 yield from self.after.get(value, ())
 
 
+@dataclass(slots=True)
 class _Builder:
     """Cuts one step. The three programs share the ops and values of the step's graph."""
 
-    def __init__(
-        self,
-        step: _Step,
-        num_microbatches: int,
-        reshard_after_forward: bool,
-        reduce_last: bool,
-        wide: bool,
-        partial: frozenset[Value] | None,
-    ) -> None:
-        self.step = step
-        self.partial = partial
-        self.reduce_last = reduce_last
-        self.wide = wide
-        self.num_microbatches = num_microbatches
-        self.reshard_after_forward = reshard_after_forward
-        self.forward, self.backward, self.update = (
-            _Part(name) for name in ("forward", "backward", "update")
-        )
-        self.findings: list[Diagnostic] = []
+    step: _Step
+    num_microbatches: int
+    reshard_after_forward: bool
+    reduce_last: bool
+    wide: bool
+    partial: frozenset[Value] | None
+    forward: _Part = field(default_factory=lambda: _Part("forward"))
+    backward: _Part = field(default_factory=lambda: _Part("backward"))
+    update: _Part = field(default_factory=lambda: _Part("update"))
+    findings: list[Diagnostic] = field(default_factory=list)
 
     @property
     def accumulates(self) -> bool:
@@ -258,19 +249,18 @@ class _Builder:
         """The plan. Raises CutRefusedError when the dataflow does not allow the cut."""
         graph, view = self.step.graph, self.step.view
         state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
-        accumulated = self.accumulates
-        cut = find_cut(view, [v for _, v in state], accumulated, self.reduce_last)
+        cut = find_cut(view, [v for _, v in state], self.accumulates, self.reduce_last)
         early, late = self._place_metrics(cut)
         if self.partial is not None:
             ends = [*cut, *(value for _, value in early)]
-            check_partial(view, self.partial, _ancestors(graph, ends))
-        forward_ops = _ancestors(graph, [v for _, v in early])
+            check_partial(view, self.partial, ancestors(graph, ends))
+        forward_ops = ancestors(graph, [v for _, v in early])
         computed = {v for op in forward_ops for v in op.results}
         missing = [v for v in cut if v not in computed]
         ops, residuals = choose_residuals(
             graph, set(forward_ops), missing, view.on_batch, self.reshard_after_forward
         )
-        self.forward.ops, self.backward.ops = list(forward_ops), ops
+        self.forward.ops, self.backward.ops = forward_ops, ops
         self._store_residuals(residuals)
         self._hand_over_cut(cut, computed, state)
         self._hand_over_metrics(early)
@@ -319,12 +309,12 @@ class _Builder:
         gathered.
         """
         graph = self.step.graph
-        gathers = [op.result for op in graph.walk() if op.name == "all_gather"]
+        gathers = [op.result for op in graph.walk() if isinstance(op.attrs, AllGatherAttrs)]
         gathered = depends_on(graph, gathers) - self.step.view.on_batch
         for i, value in enumerate(residuals):
             name = f"residual/{i}"
             role = "gathered" if value in gathered else "residual"
-            _add(self.step.buffers, _per_core(name, role, value.type, "computed"))
+            _add(self.step.buffers, per_core(name, role, value.type))
             self.forward.outputs.append((name, value))
             self.backward.extra_inputs[value] = name
 
@@ -365,64 +355,29 @@ class _Builder:
         """The buffer of a gradient, laid out like its parameter when it has one."""
         like = self.step.buffers.get(name.removeprefix("gradient/"))
         if like is None or like.local_type.shape != type.shape:
-            return _per_core(name, role, type, initial)
-        return BufferInfo(
-            name=name,
-            role=role,
-            local_type=type,
-            global_type=tensor_type(like.global_type.shape, type.dtype),
-            axes=like.axes,
-            initial=initial,
+            return per_core(name, role, type, initial)
+        whole = tensor_type(like.global_type.shape, type.dtype)
+        return replace(
+            like, name=name, role=role, local_type=type, global_type=whole, initial=initial
         )
 
     def _finish_update(self, outputs: Sequence[tuple[Slot, Value]], cut: Sequence[Value]) -> None:
         """Everything after the cut; state that does not change needs no code."""
         inputs = self.step.inputs
         changed = [(s.name, v) for s, v in outputs if inputs.get(v) != s.name]
-        self.update.ops += _ancestors(self.step.graph, [v for _, v in changed], stop=set(cut))
+        self.update.ops += ancestors(self.step.graph, [v for _, v in changed], stop=set(cut))
         self.update.outputs += changed
 
     def _plan(self) -> StepPlan:
         """Programs, buffers that some program uses, and the schedule."""
         parts = [p for p in (self.forward, self.backward, self.update) if p.outputs]
-        programs = tuple(p.finish(self.step.inputs) for p in parts)
-        repeated = tuple(p.name for p in programs if p.name != "update")
-        last = tuple(p.name for p in programs if p.name == "update")
+        repeated = tuple(p.name for p in parts if p is not self.update)
+        last = tuple(p.name for p in parts if p is self.update)
         if self.num_microbatches == 1:
             schedule: Schedule = ((repeated + last, 1),)
         else:
             schedule = ((repeated, self.num_microbatches), (last, 1))
-        return _plan(self.step, programs, schedule, self.num_microbatches, self.findings)
-
-
-def _plan(
-    step: _Step,
-    programs: tuple[StepProgram, ...],
-    schedule: Schedule,
-    num_microbatches: int,
-    findings: Sequence[Diagnostic],
-) -> StepPlan:
-    """The step plan."""
-    return StepPlan(
-        mesh=step.mesh,
-        buffers=step.buffers,
-        programs=programs,
-        schedules=(schedule,),
-        num_microbatches=num_microbatches,
-        metadata={"findings": tuple(findings)},
-    )
-
-
-def _ancestors(graph: Graph, targets: Iterable[Value], stop: set[Value] | None = None) -> list[Op]:
-    """The ops that `targets` need, in program order, not looking past `stop`."""
-    stop = stop or set()
-    needed = {v for v in targets if v not in stop}
-    ops: list[Op] = []
-    for op in reversed(graph.ops):
-        if any(v in needed for v in op.results):
-            ops.append(op)
-            needed.update(v for v in op.operands if v not in stop)
-    return ops[::-1]
+        return self.step.plan(parts, schedule, self.num_microbatches, self.findings)
 
 
 def _follows_from(view: StepView, value: Value, cut: set[Value]) -> bool:
@@ -475,29 +430,26 @@ def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
     """`accumulator += value` in the accumulator's type, right where `value` is made."""
     before = Value(wide)
     part.extra_inputs[before] = name
-    following, addend = part.after.setdefault(value, []), value
-    if value.type.dtype is not wide.dtype:
-        widened = make_op("convert", (value,), ConvertAttrs(wide.dtype))
-        following.append(widened)
-        addend = widened.result
-    total = make_op("add", (before, addend))
-    following.append(total)
-    part.outputs.append((name, total.result))
+    b = Builder()
+    total = b.add(before, b.in_type(value, wide.dtype))
+    part.after.setdefault(value, []).extend(b.ops)
+    part.outputs.append((name, total))
 
 
 def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: float) -> None:
     """`mean = accumulator / count` in the value's type, and zeros back into the accumulator."""
     total = Value(wide)
     part.extra_inputs[total] = name
-    share = make_op("constant", (), ConstantAttrs.full(1.0 / count, wide))
-    narrow = mean.type.dtype is not wide.dtype
-    scaled = Value(wide) if narrow else mean
-    part.before += [share, Op("multiply", (total, share.result), (scaled,))]
-    if narrow:
-        part.before.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
-    zeros = make_op("constant", (), ConstantAttrs.full(0.0, wide))
-    part.before.append(zeros)
-    part.outputs.append((name, zeros.result))
+    b = Builder()
+    share = b.full(wide.shape, 1.0 / count, wide.dtype)
+    if mean.type.dtype is wide.dtype:
+        b.append(Op("multiply", (total, share), (mean,)))
+    else:
+        scaled = b.multiply(total, share)
+        b.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
+    zeros = b.full(wide.shape, 0.0, wide.dtype)
+    part.before += b.ops
+    part.outputs.append((name, zeros))
 
 
 _ONE_SAMPLE = "; with one sample in all, tracing loses its dim: use strategy.micro_batch = 2"
@@ -526,5 +478,5 @@ def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> Step
         severity="warning",
     )
     changed = [(s.name, v) for s, v in step.outputs if step.inputs.get(v) != s.name]
-    part = _Part("step", _ancestors(step.graph, [v for _, v in changed]), changed)
-    return _plan(step, (part.finish(step.inputs),), ((("step",), 1),), 1, [finding])
+    part = _Part("step", ancestors(step.graph, [v for _, v in changed]), changed)
+    return step.plan([part], ((("step",), 1),), 1, [finding])

@@ -3,7 +3,7 @@
 A backward loop over layers writes each layer's gradient into a stack, and behind the loop the whole
 stack is added to the accumulator: every gradient is stored, read back and added. Instead the loop
 carries the accumulator and adds each layer's gradient to its slice: no stack is held, and half of
-the traffic is left. In the last micro-batch (`overlap/last.py`) the sum is reduced over cores, and
+the traffic is left. In the last micro-batch (`overlap/ends.py`) the sum is reduced over cores, and
 with each slice that leaves a layer can be reduced beside the next. The sums are the same to the
 bit.
 """

@@ -8,25 +8,22 @@ is an upper one; loops hold their carries once and their body once.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.analysis import invariant_carries, liveness
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.memories import host_values
-from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import UPDATES
+from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import AllGatherAttrs, SliceAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES, VIEWS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.linking.residency import CallMoment, Residency
+from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.program import StepProgram
 
-_VIEWS = frozenset(
-    ("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier", "slice")
-)
-_ABSORBING = frozenset(
-    ("convolution", "dot_general", "dynamic_update_slice", "reduce", "reduce_window")
-)
+_ABSORBING = of(Kind.CONTRACTION, Kind.UPDATE, Kind.REDUCTION) | of(Kind.WINDOW, combines=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +70,41 @@ def compiled_arena(residency: Residency) -> Arena:
     """The arena of a linked program."""
     program = residency.program
     default = _default_category(program.name)
-    held = (
-        Holding(r.name, "gathered" if r.gathered else default, r.num_bytes, r.loc)
-        for r in residency.at_peak()
-    )
-    moments = enumerate(residency.moments)
-    return Arena(
-        program=program.name,
-        num_bytes=program.arena_bytes,
-        timeline=tuple(
-            Moment(program.name, i, m.function, m.repeats, _categories(m, default))
-            for i, m in moments
+    return _arena(
+        program.name,
+        program.arena_bytes,
+        (
+            (m.function, m.repeats, _split(m.live_bytes, m.gathered_bytes, default))
+            for m in residency.moments
         ),
-        held=tuple(held),
+        (
+            Holding(r.name, "gathered" if r.gathered else default, r.num_bytes, r.loc)
+            for r in residency.at_peak()
+        ),
     )
 
 
-def _categories(moment: CallMoment, default: str) -> dict[str, int]:
+def _split(live: int, gathered: int, default: str) -> dict[str, int]:
     """What is live at a call, by category."""
-    rest = moment.live_bytes - moment.gathered_bytes
-    return {default: rest, "gathered": moment.gathered_bytes}
+    return {default: live - gathered, "gathered": gathered}
 
 
 def estimated_arena(program: StepProgram) -> Arena:
     """An upper estimate: inputs and outputs live in named buffers, the rest here."""
     graph = program.graph
     free = {*graph.inputs, *graph.outputs, *host_values(graph)}
-    level = _Level(graph, program.name, _default_category(program.name), free)
-    sweep = _sweep(level)
-    moments = enumerate(sweep.moments)
-    return Arena(
-        program=program.name,
-        num_bytes=sweep.peak_bytes,
-        timeline=tuple(Moment(program.name, i, *m) for i, m in moments),
-        held=tuple(sweep.held),
-    )
+    sweep = _sweep(_Level(graph, program.name, _default_category(program.name), free))
+    return _arena(program.name, sweep.peak_bytes, sweep.moments, sweep.held)
+
+
+def _arena(
+    program: str,
+    num_bytes: int,
+    moments: Iterable[tuple[str, int, Mapping[str, int]]],
+    held: Iterable[Holding],
+) -> Arena:
+    timeline = tuple(Moment(program, i, *m) for i, m in enumerate(moments))
+    return Arena(program=program, num_bytes=num_bytes, timeline=timeline, held=tuple(held))
 
 
 def _default_category(program: str) -> str:
@@ -139,18 +136,15 @@ class _Level:
     def __post_init__(self) -> None:
         self.users = self.graph.uses()
         for op in self.graph.ops:
-            for number, value in enumerate(op.results):
-                self.categories[value] = self._category(op, number)
-
-    def _category(self, op: Op, number: int) -> str:
-        """The category of result `number` of `op`; a carry stays what it starts as."""
-        if op.regions:
-            return self.categories.get(op.operands[number], self.default)
-        return "gathered" if op.name == "all_gather" else self.default
+            kind = "gathered" if isinstance(op.attrs, AllGatherAttrs) else self.default
+            self.categories.update(dict.fromkeys(op.results, kind))
+            if op.regions:  # a carry stays what it starts as
+                starts = (self.categories.get(v, self.default) for v in op.operands)
+                self.categories.update(zip(op.results, starts, strict=True))
 
     def cost(self, op: Op, value: Value) -> int:
         """Arena bytes of a result of `op`."""
-        if value in self.free or op.name in _VIEWS or self._is_fused(op, value):
+        if value in self.free or _is_named(op) or self._is_fused(op, value):
             return 0
         if op.regions and op.results.index(value) in invariant_carries(op):
             return 0  # the body only reads it: the operand's memory serves
@@ -169,16 +163,25 @@ class _Level:
         return Holding(name, self.categories[value], self.cost(op, value), op.loc)
 
 
+def _is_named(op: Op) -> bool:
+    """Another name for what there is, or for what code holds; a transpose is stored."""
+    if op.name in VIEWS:
+        return permutation(op) is None
+    return op.name in LITERALS | IDENTITIES or isinstance(op.attrs, SliceAttrs)
+
+
 def _sweep(level: _Level) -> _Sweep:
     """Add what each op makes, subtract what nobody reads any more, note the highest point."""
-    ends = _by_position(_ends(level))
+    ends = defaultdict[int, list[Value]](list)
+    for value, position in _ends(level).items():
+        ends[position].append(value)
     born: dict[Value, tuple[Op, int]] = {}
     gone: dict[Value, int] = {}  # the first position without the value
     live: dict[Value, int] = {}
     total, peak, at_peak, sweep = Counter[str](), -1, _Sweep(), _Sweep()
     for position, op in enumerate(level.graph.ops):
         inner = _inside(op, level)
-        for value in _taken_over(op, position, ends, live):
+        for value in _taken_over(op, live.keys() & ends[position]):
             total[level.categories[value]] -= live.pop(value)
             gone[value] = position
         for value in op.results:
@@ -188,7 +191,7 @@ def _sweep(level: _Level) -> _Sweep:
         if (here := total.total() + inner.peak_bytes) > sweep.peak_bytes:
             sweep.peak_bytes, peak, at_peak = here, position, inner
         sweep.moments += _moments(op, total, inner)
-        for value in ends.get(position, ()):
+        for value in ends[position]:
             if value in live:
                 total[level.categories[value]] -= live.pop(value)
                 gone[value] = position + 1
@@ -215,28 +218,14 @@ def _ends(level: _Level) -> dict[Value, int]:
     return ends
 
 
-def _by_position(ends: Mapping[Value, int]) -> dict[int, list[Value]]:
-    """Values by the position after which they are dead."""
-    dying: dict[int, list[Value]] = {}
-    for value, position in ends.items():
-        dying.setdefault(position, []).append(value)
-    return dying
-
-
-def _taken_over(
-    op: Op, position: int, ends: Mapping[int, Sequence[Value]], live: Mapping[Value, object]
-) -> list[Value]:
-    """Operands whose memory the results of an op in place use."""
+def _taken_over(op: Op, dying: Set[Value]) -> list[Value]:
+    """Operands that die here whose memory the results of an op in place use."""
     if op.name in UPDATES:
-        candidates = op.operands[:1]
-    elif op.regions:
-        candidates = op.operands
-    else:
+        return [v for v in op.operands[:1] if v in dying]
+    if not op.regions:
         return []
-    dying = set(ends.get(position, ()))
-    same = invariant_carries(op) if op.regions else ()
-    kept = {op.operands[i] for i in same}
-    return [v for v in dict.fromkeys(candidates) if v in dying and v in live and v not in kept]
+    kept = {op.operands[i] for i in invariant_carries(op)}
+    return [v for v in dict.fromkeys(op.operands) if v in dying and v not in kept]
 
 
 def _inside(op: Op, level: _Level) -> _Sweep:

@@ -120,7 +120,11 @@ def _assembled(
         peak_program=worst.program,
         argument_bytes=arguments,
         arena_bytes={a.program: a.num_bytes for a in arenas},
-        timeline=tuple(_raised(m, arguments) for a in arenas for m in a.timeline),
+        timeline=tuple(
+            replace(m, categories={c: n + m.categories.get(c, 0) for c, n in arguments.items()})
+            for a in arenas
+            for m in a.timeline
+        ),
         held=tuple(h for h in held if h.num_bytes),
         estimated=estimated,
     )
@@ -132,12 +136,6 @@ def _by_category(holdings: Sequence[Holding]) -> dict[str, int]:
     for holding in holdings:
         found[holding.category] += holding.num_bytes
     return {c: found[c] for c in CATEGORIES}
-
-
-def _raised(moment: Moment, around: Mapping[str, int]) -> Moment:
-    """A moment of an arena with what is around it."""
-    own = moment.categories
-    return replace(moment, categories={c: around[c] + own.get(c, 0) for c in CATEGORIES})
 
 
 def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:

@@ -6,7 +6,6 @@ with it. Ops that only move, convert or gather say nothing about a buffer and ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
@@ -14,11 +13,11 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.traits import UPDATES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.program import StepPlan, StepProgram
+from shardwright.compiler.program import StepPlan
 
-_MOVING = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST, Kind.UPDATE) | {
-    *("all_gather", "all_slice", "dynamic_slice", "host_load", "host_store", "move_to", "slice"),
-}
+_MOVING = of(
+    Kind.IDENTITY, Kind.VIEW, Kind.PART, Kind.CAST, Kind.UPDATE, Kind.RANK, Kind.TRANSFER
+) | of(Kind.COLLECTIVE, combines=False)
 
 _GIVEN = ("parameter", "optimizer", "batch", "rng")
 
@@ -28,10 +27,10 @@ def buffer_places(plan: StepPlan) -> dict[str, Loc]:
     places: dict[str, Loc] = {}
     for program in plan.programs:
         level = _Level(program.graph)
-        found = dict(_written(program, level))
-        found.update(
-            (name, loc) for name, loc in _read(program, level) if plan.buffers[name].role in _GIVEN
-        )
+        made = zip(program.outputs, program.graph.outputs, strict=True)
+        given = zip(program.inputs, program.graph.inputs, strict=True)
+        found = {name: _maker(level, value) for name, value in made}
+        found |= {n: _reader(level, v) for n, v in given if plan.buffers[n].role in _GIVEN}
         for name, loc in found.items():
             if loc != UNKNOWN_LOC:
                 places.setdefault(name, loc)
@@ -62,12 +61,6 @@ class _Level:
         return self._inside[loop]
 
 
-def _written(program: StepProgram, level: _Level) -> Iterator[tuple[str, Loc]]:
-    """Outputs with the op that computes them."""
-    for name, value in zip(program.outputs, program.graph.outputs, strict=True):
-        yield name, _maker(level, value)
-
-
 def _maker(level: _Level, value: Value) -> Loc:
     """The place of the op that computes `value`, in a loop the op of its body."""
     seen, looped = set[Value](), False
@@ -79,7 +72,7 @@ def _maker(level: _Level, value: Value) -> Loc:
         elif op is not None and op.regions:
             level, looped = level.inside(op), True
             value = level.graph.outputs[op.results.index(value)]
-        elif op is not None and (op.name in _MOVING or _accumulates(op)):
+        elif op is not None and op.operands and (op.name in _MOVING or _accumulates(op)):
             value = op.operands[op.name in UPDATES or _accumulates(op)]
         else:
             return UNKNOWN_LOC if op is None else op.loc
@@ -89,12 +82,6 @@ def _maker(level: _Level, value: Value) -> Loc:
 def _accumulates(op: Op) -> bool:
     """True for the sum of micro-batches, which has no place of its own."""
     return op.name == "add" and op.loc == UNKNOWN_LOC
-
-
-def _read(program: StepProgram, level: _Level) -> Iterator[tuple[str, Loc]]:
-    """Inputs with the first op that computes with them."""
-    for name, value in zip(program.inputs, program.graph.inputs, strict=True):
-        yield name, _reader(level, value)
 
 
 def _reader(level: _Level, value: Value) -> Loc:

@@ -16,11 +16,11 @@ from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import link
 from tests.support.ladders import BATCH, COUNTED, LOSS, PARAMETER, RUNGS, check_grows, ladder
+from tests.support.plans import build_plan
 
 
 def imported(graph: Graph) -> None:

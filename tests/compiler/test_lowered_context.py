@@ -12,10 +12,10 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
 from tests.compiler.test_lowered_step import run_lowered_step
 from tests.support.cells import long_in_matrix
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph, worst
 
 POSITIONS, CORES = 256, 2

@@ -17,7 +17,8 @@ from shardwright.compiler.machine.target import load_target, target_names
 from shardwright.compiler.surface.flags import TARGETS
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.config.config import load
-from shardwright.orchestrator.road.build import build, layout_of
+from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.road.build import build
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import time_programs
 from shardwright.orchestrator.road.units import unit_service

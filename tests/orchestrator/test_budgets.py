@@ -11,8 +11,8 @@ import pytest
 from shardwright.compiler.linking import budget
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.road.budgets import wider_text
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.road.plan_cache import exit_code
 from tests.support.machines import machine_file
 from tests.support.small_job import write_job

@@ -24,8 +24,9 @@ from shardwright.orchestrator.report.compare import (
     title,
 )
 from shardwright.orchestrator.report.report import SCHEMA
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.whatif import table
-from shardwright.orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
+from shardwright.orchestrator.whatif.rows import METRICS, Row
 from shardwright.orchestrator.whatif.sweep import Swept
 
 MIB = 2**20

@@ -10,7 +10,8 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
-from shardwright.orchestrator.road.build import layout_of, placed_task
+from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.units import unit_service
 

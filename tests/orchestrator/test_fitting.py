@@ -22,6 +22,7 @@ from shardwright.compiler.diagnostics import (
 )
 from shardwright.orchestrator import api
 from shardwright.orchestrator.cache.explain import explain
+from shardwright.orchestrator.changes.change import as_chosen, compared, fixed
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.report import sections
@@ -30,8 +31,7 @@ from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.report.tried import auto_text
 from shardwright.orchestrator.road import plan_cache
-from shardwright.orchestrator.whatif.change import as_chosen, compared, fixed
-from shardwright.orchestrator.whatif.fitting import Road, chosen
+from shardwright.orchestrator.road.fitting import Road, chosen
 from shardwright.sharding.settings import AUTO, REMATS, StrategySettings
 from tests.support.small_job import write_job
 

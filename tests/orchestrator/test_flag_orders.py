@@ -26,8 +26,9 @@ from benchmarks.flag_orders import (
     planned,
 )
 from shardwright.orchestrator.config.config import load, words_of
-from shardwright.orchestrator.road.build import layout_of
-from shardwright.orchestrator.whatif.rows import FITS, REFUSED, Row
+from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.report.tried import FITS, REFUSED
+from shardwright.orchestrator.whatif.rows import Row
 from tests.support.small_job import SIZES
 
 UNORDERED = {

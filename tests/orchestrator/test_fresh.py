@@ -21,6 +21,7 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import JobConfig, asked_now, from_store, load
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.page.page import report_page
+from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.executor import InlineExecutor
 from shardwright.orchestrator.service.progress import Progress
@@ -30,7 +31,7 @@ from shardwright.orchestrator.submission.together import counts_of
 from shardwright.orchestrator.terminal import age
 from shardwright.orchestrator.validation import predict, validate, validate_screen
 from shardwright.orchestrator.whatif.journal import Journal
-from shardwright.orchestrator.whatif.rows import FITS, Row
+from shardwright.orchestrator.whatif.rows import Row
 from shardwright.orchestrator.whatif.sweep import Swept
 from tests.support.scripted_units import answer, refusal, scripted, unit
 from tests.support.small_job import write_job

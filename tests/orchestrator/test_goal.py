@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import Fact, load_target
+from shardwright.orchestrator.changes.change import changed
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.layout import asked_batch, layout_of
 from shardwright.orchestrator.config.purchase import GoalConfig, PriceConfig
 from shardwright.orchestrator.report import compare, sections
 from shardwright.orchestrator.report.cost import (
@@ -40,12 +42,11 @@ from shardwright.orchestrator.report.goal import (
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.shape import check_report
 from shardwright.orchestrator.report.text import large_usd_text, long_text
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.road import plan_cache
-from shardwright.orchestrator.road.build import asked_batch, layout_of
 from shardwright.orchestrator.service import executor
 from shardwright.orchestrator.whatif import buyer, scale
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, Row
+from shardwright.orchestrator.whatif.rows import Row
 from shardwright.sharding.settings import StrategySettings
 from tests.support.small_job import write_job
 

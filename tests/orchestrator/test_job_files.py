@@ -18,8 +18,8 @@ from shardwright.compiler.frontend.reference import task_batches
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import TABLES
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.road.units import executor_of
 from shardwright.orchestrator.submission import submit
 from tests.support.small_job import JOB, SIZES

@@ -9,15 +9,15 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.config.job_flags import add_job_flags, changed_keys, job_config
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road import plan_cache
-from shardwright.orchestrator.road.build import layout_of
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.validation.predict import Predictor, job_of
 from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
-from shardwright.orchestrator.whatif.change import compared
 from shardwright.sim_cluster.profiles import fitted_profile
 from tests.support.cells import long_in_matrix
 

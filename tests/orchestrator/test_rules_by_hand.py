@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import ideas
+from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.config.config import load
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rules import ideas
-from shardwright.orchestrator.whatif.situation import situation_of
 
 GIB = 2**30
 FITTING = "strategy.remat=auto strategy.global_batch=64 strategy.micro_batch=auto"

@@ -17,9 +17,10 @@ from benchmarks import scaling
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import JobConfig, load
-from shardwright.orchestrator.road.build import layout_of
+from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.terminal import text_plots
-from shardwright.orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
+from shardwright.orchestrator.whatif.rows import METRICS, Row
 from shardwright.orchestrator.whatif.scale import (
     MODES,
     Study,

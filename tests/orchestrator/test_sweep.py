@@ -20,21 +20,14 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.units import digest
 from shardwright.orchestrator.whatif import commands, pictures, table
 from shardwright.orchestrator.whatif.journal import Journal
 from shardwright.orchestrator.whatif.points import Point, points
-from shardwright.orchestrator.whatif.rows import (
-    FITS,
-    METRICS,
-    REFUSED,
-    TOO_LARGE,
-    Row,
-    ordered,
-    pareto,
-)
+from shardwright.orchestrator.whatif.rows import METRICS, Row, ordered, pareto
 from shardwright.orchestrator.whatif.sweep import sweep
 from tests.support.small_job import write_job
 

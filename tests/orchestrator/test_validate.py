@@ -18,7 +18,7 @@ from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator import cli
-from shardwright.orchestrator.road.build import layout_of
+from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.road.timing import with_host
 from shardwright.orchestrator.validation import calibrate, validate
 from shardwright.orchestrator.validation.predict import Timed, job_of, shares_of

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import ExecutionError
+from shardwright.orchestrator.changes.change import changed
+from shardwright.orchestrator.changes.rules import WORTH, ideas
+from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.config.config import TRIES, CacheConfig, JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, bottleneck
 from shardwright.orchestrator.report.tried import effect_text
@@ -21,9 +24,6 @@ from shardwright.orchestrator.road.plan_cache import plan, plan_parts
 from shardwright.orchestrator.whatif import advised as advised_module
 from shardwright.orchestrator.whatif import tries
 from shardwright.orchestrator.whatif.advised import with_tries
-from shardwright.orchestrator.whatif.change import changed
-from shardwright.orchestrator.whatif.rules import WORTH, ideas
-from shardwright.orchestrator.whatif.situation import situation_of
 from shardwright.sharding.settings import AUTO
 from tests.support.plans import job_of
 

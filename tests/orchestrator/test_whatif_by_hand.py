@@ -10,24 +10,14 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError, ExecutionError
+from shardwright.orchestrator.changes.rules import Idea
+from shardwright.orchestrator.changes.situation import Situation
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report import compare
-from shardwright.orchestrator.report.tried import gain, title
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE, gain, title
 from shardwright.orchestrator.whatif import tries
-from shardwright.orchestrator.whatif.rows import (
-    FITS,
-    METRICS,
-    REFUSED,
-    TOO_LARGE,
-    Row,
-    ordered,
-    pareto,
-    refused_row,
-    row_of,
-)
-from shardwright.orchestrator.whatif.rules import Idea
+from shardwright.orchestrator.whatif.rows import METRICS, Row, ordered, pareto, refused_row, row_of
 from shardwright.orchestrator.whatif.scale import curves, mesh_sizes, orders
-from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DEFAULTS
 
 GIB = 2**30

@@ -13,10 +13,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import StepPlan, StepProgram
-from shardwright.sharding.cut.gradients import StepView, depends_on
+from shardwright.sharding.cut.gradients import StepView, ancestors, depends_on
 from shardwright.sharding.cut.stages import (
     _accumulate,
-    _ancestors,
     _elementwise_sources,
     _follows_from,
     _Part,
@@ -318,10 +317,10 @@ def test_what_a_value_needs_and_what_it_is_computed_from_element_by_element() ->
     graph, values = made(build)
     cut, other, row, last = (values[n] for n in ("cut", "other", "row", "last"))
     ops = [op.name for op in graph.ops]
-    assert [op.name for op in _ancestors(graph, [last])] == ops
-    needed = [op.name for op in _ancestors(graph, [last], stop={cut, row})]
+    assert [op.name for op in ancestors(graph, [last])] == ops
+    needed = [op.name for op in ancestors(graph, [last], stop={cut, row})]
     assert needed == ["tanh", "transpose", "multiply", "add", "broadcast_in_dim", "add"]
-    assert _ancestors(graph, [cut], stop={cut}) == [] == _ancestors(graph, [])
+    assert ancestors(graph, [cut], stop={cut}) == [] == ancestors(graph, [])
     view = StepView(graph, graph.producers(), {}, set())
     # Once, on however many ways; not behind a transpose; not of another shape, as what selects.
     assert _elementwise_sources(view, last, {cut, other, row}) == [cut]

@@ -32,7 +32,8 @@ from shardwright.sharding.memory.footprint import footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan, traffic
+from shardwright.sharding.plan import traffic
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors

@@ -21,11 +21,12 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import mixed_adam
 from tests.support import xla_spmd
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,

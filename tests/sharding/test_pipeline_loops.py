@@ -17,7 +17,7 @@ from tests.support.strategy_cells import gqa, moe, random_inputs, tied_gpt
 
 def split(graph: Graph, trips: tuple[int, ...]) -> Graph:
     """`graph` with every layer loop split."""
-    parts = {scan.loop: split_loop(scan, trips).ops for scan in scanned_layers(graph)}
+    parts = {scan.loop: split_loop(scan, trips) for scan in scanned_layers(graph)}
     ops = [new for op in graph.ops for new in parts.get(op, (op,))]
     return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
 

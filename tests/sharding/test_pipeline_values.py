@@ -27,7 +27,7 @@ from shardwright.sharding.cut.pipeline.balance import PartShare
 from shardwright.sharding.cut.pipeline.divide import divide
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.plan import Plan
 from shardwright.sharding.prepare.one_sample import (
     PROOF_SAMPLES,
     TRACED_SAMPLES,
@@ -35,6 +35,7 @@ from shardwright.sharding.prepare.one_sample import (
     check_means,
 )
 from tests.support.cells import diagonals, long_in_matrix
+from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
 from tests.support.staged_runs import Make, captured, plan_of, step_errors

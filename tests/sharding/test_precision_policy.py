@@ -30,12 +30,12 @@ from shardwright.sharding.partition.findings import collectives, with_findings
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import ALL, captured, unsharded
 from tests.support.cells import diagonals
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph, leaf_error
 from tests.support.small_job import SIZES
 from tests.support.strategy_cells import random_inputs

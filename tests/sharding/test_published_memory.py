@@ -23,9 +23,9 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.memory.footprint import Footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
 from tests.support.cells import diagonals
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph
 
 LIMIT = load_target("trn1.32xlarge").limit_bytes

@@ -21,13 +21,13 @@ from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.prepare.reroll import Rerolled, emit, reroll
 from shardwright.sharding.prepare.reroll.names import stack_name
 from shardwright.sharding.prepare.reroll.packs import Packer, RefusedError
 from shardwright.sim_cluster.values.layout import stacked
 from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, unrolled_layers
+from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, worst
 from tests.support.strategy_cells import distribution, random_inputs

@@ -29,9 +29,9 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.cut.ring import Rings
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import build_plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.values.result import distance
+from tests.support.plans import build_plan
 from tests.support.reference_ranks import run_collective
 from tests.support.road import captured_graph
 

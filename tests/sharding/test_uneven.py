@@ -22,10 +22,11 @@ from shardwright.sharding.indices.indices import IndexClasses
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.plan import Plan
 from shardwright.sharding.prepare.padding import pad_indices
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import padded_step
+from tests.support.plans import build_plan
 from tests.support.road import captured_graph, leaf_error, run_and_compare, worst
 from tests.support.strategy_cells import odd_llama, random_inputs
 

@@ -19,7 +19,8 @@ from shardwright.compiler.machine.target import Fact, Target, load_target
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.orchestrator.config.config import ClusterConfig, GoodputConfig, JobConfig
-from shardwright.orchestrator.road.build import Built, Layout
+from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.road.build import Built
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
@@ -96,6 +97,7 @@ def invented(
         "layout": layout,
         "graph": product(40, 20, 32),
         "traced_samples": 16,
+        "prepared": None,
         "plan": SimpleNamespace(step=step, mesh=layout.mesh, parts=()),
         "tokens_per_sample": 7,
         "name": "invented",

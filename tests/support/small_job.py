@@ -25,7 +25,8 @@ from shardwright.compiler.options import DEFAULTS as USUAL
 from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator.cache import Cache, open_cache
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.road.build import Built, Layout, build_task
+from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.job import write_and_load
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.batch import UnitRow

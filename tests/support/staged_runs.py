@@ -21,7 +21,7 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
-from shardwright.sharding.plan import Plan, build_plan
+from shardwright.sharding.plan import Plan
 from shardwright.sharding.prepare.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
@@ -30,6 +30,7 @@ from shardwright.sharding.prepare.one_sample import (
     check_means,
     is_alone,
 )
+from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import Distribution, random_inputs

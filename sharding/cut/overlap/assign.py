@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.facts import operands_of, takes_at
 from shardwright.compiler.ir.ops.host import LOAD, STORE, TRANSFERS
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
@@ -63,14 +64,15 @@ class Delays:
 
 
 def delays(loop: Op, shifts: Shifts) -> Delays | None:
-    """Delays of the ops of `loop`, None when nothing in it can move."""
+    """Delays of the ops of `loop`, which runs, None when nothing in it can move."""
     body = _Body(loop)
     gathers = body.weight_gathers() if shifts.gather else []
     most = loop.attrs.trip
     early = dict.fromkeys(gathers, min(shifts.gather, most))
-    early |= dict.fromkeys(body.host_loads(), min(_HOST_SHIFT, most))
+    early |= dict.fromkeys(body.host_loads(), _HOST_SHIFT)
     late = body.gradient_reductions(early)
-    over_copies = [op for op, n in late.items() if n and _is_over_copies(op)]
+    reductions = (op for op, n in late.items() if n and op.name in REDUCTIONS_OF_RANKS)
+    over_copies = [op for op in reductions if COPIES in op.attrs.axes]
     if not shifts.reduce:
         late = body.settled(over_copies)
     stored = body.host_stores()
@@ -83,14 +85,10 @@ def delays(loop: Op, shifts: Shifts) -> Delays | None:
         if op in late:
             delay[op] = behind + late[op]
         elif op in stored:
-            delay[op] = middle + min(_HOST_SHIFT, most)
+            delay[op] = middle + _HOST_SHIFT
         elif not all(v in body.free for v in op.results):
             delay[op] = middle - early.get(op, 0)
     return Delays(loop, delay, body.free, middle, [op for op in over_copies if op in late])
-
-
-def _is_over_copies(op: Op) -> bool:
-    return op.name in REDUCTIONS_OF_RANKS and COPIES in op.attrs.axes
 
 
 def free_values(loop: Op) -> set[Value]:
@@ -104,15 +102,14 @@ class _Body:
     def __init__(self, loop: Op) -> None:
         self.graph: Graph = loop.regions[0]
         self.users = self.graph.uses()
-        graph = self.graph
-        self.counter = graph.inputs[loop.attrs.induction]
-        pairs = zip(graph.inputs, graph.outputs, strict=True)
-        self.invariant = {before for before, after in pairs if before is after}
-        self.free = self._following({self.counter, *self.invariant}, ())
+        walked = (*invariant_carries(loop), loop.attrs.induction)
+        self.given = {self.graph.inputs[carry] for carry in walked}
+        self.free = self._following(())
 
-    def _following(self, given: Collection[Value], traffic: Collection[str]) -> set[Value]:
-        """What follows from `given`, with no collectives but those of `traffic`."""
-        found = set(given)
+    def _following(self, traffic: Collection[str]) -> set[Value]:
+        """What follows from what passes through and the counter, with no collectives but those of
+        `traffic`."""
+        found = set(self.given)
         for op in self.graph.ops:
             if not (op.regions or (op.name in _TRAFFIC and op.name not in traffic)):
                 found.update(r for r in op.results if found.issuperset(operands_of(op, r)))
@@ -140,7 +137,7 @@ class _Body:
 
     def weight_gathers(self) -> list[Op]:
         """Gathers of what is free, and what lies between two gathers of one weight."""
-        weights = self._following({self.counter, *self.invariant}, (GATHER,))
+        weights = self._following((GATHER,))
         found: list[Op] = []
         wanted: set[Value] = set()
         for op in reversed(self.graph.ops):
@@ -232,7 +229,6 @@ class _Body:
 
     def _reaches(self, head: Op, values: Collection[Value]) -> bool:
         """True when one of `values`, or a nested loop, follows from `head`."""
-        for op in self._behind([head]):
-            if op.regions or any(v in values for v in op.results):
-                return True
-        return False
+        return any(
+            op.regions or any(v in values for v in op.results) for op in self._behind([head])
+        )

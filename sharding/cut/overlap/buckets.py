@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardwright.compiler.ir.facts import resized_dim
 from shardwright.compiler.ir.joins import consecutive, joins_stages
@@ -32,16 +33,10 @@ def bucketed(graph: Graph, most_bytes: int) -> Graph:
     """`graph` with collectives over data axes in buckets of up to `most_bytes` of the larger side,
     at every level; a larger one stays alone. The graph itself when nothing shares a bucket.
     """
-    ops = [with_regions(op, tuple(_within(op, most_bytes))) for op in graph.ops]
+    inside = partial(bucketed, most_bytes=most_bytes)
+    ops = [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops]
     buckets = _buckets(ops, most_bytes)
-    if not buckets and all(a is b for a, b in zip(ops, graph.ops, strict=True)):
-        return graph
-    return with_ops(graph, _ordered(ops, buckets))
-
-
-def _within(op: Op, most_bytes: int) -> list[Graph]:
-    """The regions of `op` with buckets."""
-    return [bucketed(region, most_bytes) for region in op.regions]
+    return with_ops(graph, _ordered(ops, buckets) if buckets else ops)
 
 
 def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:

@@ -15,7 +15,14 @@ import numpy as np
 
 from shardwright.compiler.ir.facts import behind, resized, resized_dim, splat
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -50,14 +57,11 @@ def _loop(loop: Op, made: Mapping[Value, Op], in_own_type: bool) -> list[Op]:
     """The loop without the reductions that can follow it, then those."""
     body = loop.regions[0]
     users = body.uses()
-    paths = [
-        path
-        for op in body.ops
-        if op.name in REDUCTIONS_OF_RANKS and (path := _path(op, loop, users)) is not None
-    ]
-    first = [p for p in paths if not any(p.head in other.between for other in paths)]
-    empty = [p for p in first if _starts_empty(loop, p, made)]
-    moved = [m for p in empty if (m := _moved(loop, p, in_own_type))]
+    heads = (op for op in body.ops if op.name in REDUCTIONS_OF_RANKS)
+    paths = [path for op in heads if (path := _path(op, loop, users)) is not None]
+    later = {op for path in paths for op in path.between}
+    first = (p for p in paths if p.head not in later and _starts_empty(loop, p, made))
+    moved = [m for p in first if (m := _moved(loop, p, in_own_type))]
     return _rebuilt(loop, moved) if moved else [loop]
 
 
@@ -76,9 +80,8 @@ def _path(head: Op, loop: Op, users: Mapping[Value, Sequence[Op]]) -> _Path | No
                 return None
             carry = body.inputs.index(stack)
             alone = users[stack] == [user] and user.result not in users
-            ends = body.outputs.index(user.result) == carry
-            once = body.outputs.count(user.result) == 1
-            return _Path(head, tuple(between), user, carry) if alone and ends and once else None
+            ends = [i for i, v in enumerate(body.outputs) if v is user.result]
+            return _Path(head, tuple(between), user, carry) if alone and ends == [carry] else None
         between.append(user)
         value = user.results[0]
     return None
@@ -152,28 +155,28 @@ class _Scale:
 
     def through(self, op: Op, value: Value) -> Op | None:
         """`op` on a value that is not reduced; `dim` is then that of its result."""
-        shape, attrs = op.results[0].type.shape, op.attrs
-        before = op.operands[0].type.shape
         if len(op.operands) != 1 or len(op.results) != 1:
             return None
-        match op.name:
-            case "convert":
+        before, shape = op.operand.type.shape, op.result.type.shape
+        match op.attrs:
+            case ConvertAttrs():
                 pass
-            case "transpose":
-                self._move(list(attrs.permutation).index)
-            case "broadcast_in_dim":
-                if [shape[d] for d in attrs.dims] != list(before) or _size(shape) != _size(before):
+            case TransposeAttrs(permutation):
+                self._move(permutation.index)
+            case BroadcastInDimAttrs(dims):
+                is_larger = op.result.type.num_elements != op.operand.type.num_elements
+                if is_larger or [shape[d] for d in dims] != list(before):
                     return None
-                self._move(attrs.dims.__getitem__)
-            case "reshape":
+                self._move(dims.__getitem__)
+            case ReshapeAttrs():
                 places = _same_dims(before, shape)
                 if places is None or (self.dim >= 0 and self.dim not in places):
                     return None
                 self._move(places.__getitem__)
-            case "reduce":
-                if attrs.kind != "add" or any(before[d] != 1 or d == self.dim for d in attrs.dims):
+            case ReduceAttrs("add", dims):
+                if any(before[d] != 1 or d == self.dim for d in dims):
                     return None
-                self._move(lambda dim: dim - sum(d < dim for d in attrs.dims))
+                self._move(lambda dim: dim - sum(d < dim for d in dims))
             case _:
                 return None
         return make_op(op.name, (value,), resized(op, self.grown(shape)), loc=op.loc)
@@ -181,10 +184,6 @@ class _Scale:
     def _move(self, place: Callable[[int], int]) -> None:
         if self.dim >= 0:
             self.dim = place(self.dim)
-
-
-def _size(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _same_dims(before: Sequence[int], after: Sequence[int]) -> dict[int, int] | None:
@@ -209,7 +208,9 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
         before.append(make_op("constant", (), ConstantAttrs.full(0, one.stack)))
         operands[carry] = before[-1].result
         inputs[carry], results[carry] = Value(one.stack), one.behind[0].operands[0]
-        behind += _ending(one.behind, loop.results[carry])
+        *others, last = one.behind
+        ended = Op(last.name, last.operands, (loop.results[carry],), last.attrs, (), last.loc)
+        behind += [*others, ended]
     ops: list[Op] = []
     outputs = list(body.outputs)
     for op in body.ops:
@@ -224,9 +225,3 @@ def _rebuilt(loop: Op, moved: Sequence[_Moved]) -> list[Op]:
     region = with_ops(body, ops, tuple(outputs), tuple(inputs))
     again = Op("loop", tuple(operands), tuple(results), loop.attrs, (region,), loop.loc)
     return [*before, again, *behind]
-
-
-def _ending(ops: Sequence[Op], result: Value) -> list[Op]:
-    """`ops`, the last of which makes `result`."""
-    last = ops[-1]
-    return [*ops[:-1], Op(last.name, last.operands, (result,), last.attrs, (), last.loc)]

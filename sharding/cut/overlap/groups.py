@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
@@ -58,16 +59,17 @@ def _body(loop: Op, begin: int, members: int) -> Graph:
     body, induction = loop.regions[0], loop.attrs.induction
     free = free_values(loop)
     inputs = tuple(Value(v.type) for v in body.inputs)
-    carries, ops, counter = inputs, list[Op](), inputs[induction]
-    first = _computed(ops, "multiply", counter, _number(ops, loop, members))
+    b, carries, counter = Builder(), inputs, inputs[induction]
+    kind = counter.type.dtype
+    first = b.multiply(counter, b.constant(members, kind))
     for member in range(members):
-        index = _computed(ops, "add", first, _number(ops, loop, begin + member))
+        index = b.add(first, b.constant(begin + member, kind))
         now = dict(zip(body.inputs, _with_counter(loop, carries, index), strict=True))
         for op in body.ops:
-            _again(ops, op, now, free)
+            _again(b.ops, op, now, free)
         carries = tuple(now[v] for v in body.outputs)
-    after = _computed(ops, "add", counter, _number(ops, loop, 1))
-    return with_ops(body, ops, _with_counter(loop, carries, after), inputs)
+    after = b.add(counter, b.constant(1, kind))
+    return with_ops(body, b.ops, _with_counter(loop, carries, after), inputs)
 
 
 def _again(ops: list[Op], op: Op, now: dict[Value, Value], free: set[Value]) -> None:
@@ -95,13 +97,5 @@ def _with_counter(loop: Op, carries: Sequence[Value], counter: Value) -> tuple[V
 def _number(ops: list[Op], loop: Op, number: int) -> Value:
     """A constant of the type of the counter."""
     type = loop.operands[loop.attrs.induction].type
-    return _added(ops, make_op("constant", (), ConstantAttrs.full(number, type)))
-
-
-def _computed(ops: list[Op], name: str, *operands: Value) -> Value:
-    return _added(ops, make_op(name, operands))
-
-
-def _added(ops: list[Op], op: Op) -> Value:
-    ops.append(op)
-    return op.result
+    ops.append(make_op("constant", (), ConstantAttrs.full(number, type)))
+    return ops[-1].result

@@ -13,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConstantAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import Level, with_ops
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
@@ -27,28 +26,17 @@ Entry = tuple[Value, int]  # what the body calls a value, and how many times ago
 
 def shifted(graph: Graph, shifts: Shifts) -> Graph:
     """The graph of a program with its loops pipelined; the graph itself where nothing moves."""
-    ops: list[Op] = []
-    now: dict[Value, Value] = {}
+    level = Level()
     for op in graph.ops:
-        operands = tuple(now.get(v, v) for v in op.operands)
-        if operands != op.operands:
-            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+        op = level.update(op)
         found = delays(op, shifts) if op.regions and op.attrs.trip else None
         if found is None:
-            ops.append(op)
+            level.ops.append(op)
             continue
-        made, results = _pipelined(found)
-        ops += made
-        now |= results
-    if not now:
-        return graph
-    outputs = tuple(now.get(v, v) for v in graph.outputs)
-    return dce(with_ops(graph, ops, outputs))
-
-
-def _pipelined(delays: Delays) -> tuple[list[Op], dict[Value, Value]]:
-    """The ops of the pipeline, and what the results of `delays.loop` are in it."""
-    return _Pipeline(delays).build()
+        ops, results = _Pipeline(found).build()
+        level.ops += ops
+        level.replace(op.results, results)
+    return dce(level.finish(graph)) if level.replaced else graph
 
 
 @dataclass(slots=True)
@@ -59,17 +47,16 @@ class _State:
     queued: dict[Entry, Value] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Scope:
+class _Scope(Builder):
     """Where ops are put: straight code, or the body of a loop; `outside` are its invariants."""
 
-    outside: Mapping[Value, Value]
-    ops: list[Op] = field(default_factory=list)
+    def __init__(self, outside: Mapping[Value, Value]) -> None:
+        super().__init__()
+        self.outside = outside
 
-    def add(self, op: Op) -> Value:
-        """Append an op with one result."""
-        self.ops.append(op)
-        return op.result
+    def plus(self, value: Value, number: int) -> Value:
+        """`value + number`, of a counter."""
+        return self.add(value, self.constant(number, value.type.dtype)) if number else value
 
 
 class _Pipeline:
@@ -111,10 +98,10 @@ class _Pipeline:
         assert min(depth.values(), default=0) >= 0, "an op runs before what it reads"
         return {value: n for value, n in depth.items() if n}
 
-    def build(self) -> tuple[list[Op], dict[Value, Value]]:
+    def build(self) -> tuple[list[Op], list[Value]]:
         """The whole pipeline, and its results."""
         given = dict(zip(self.body.inputs, self.loop.operands, strict=True))
-        scope = _Scope(given)
+        scope, kind = _Scope(given), self.counter.type.dtype
         state = _State({v: given[v] for v in self.evolving})
         for begin, end in pairwise(self._times()):
             active = [d for d in self.delays.distinct if d <= begin < d + self.trip]
@@ -122,11 +109,10 @@ class _Pipeline:
                 state = self._repeat(scope, state, begin, end, active)
                 continue
             for time in range(begin, end):
-                index = {d: _number(scope, self.counter.type, time - d) for d in active}
+                index = {d: scope.constant(time - d, kind) for d in active}
                 state = _Time(self, scope, state, index).run()
-        results = {v: state.carries.get(v, given[v]) for v in self.body.inputs}
-        results[self.counter] = _number(scope, self.counter.type, self.trip)
-        return scope.ops, dict(zip(self.loop.results, results.values(), strict=True))
+        results = given | state.carries | {self.counter: scope.constant(self.trip, kind)}
+        return scope.ops, list(results.values())
 
     def _times(self) -> list[int]:
         """Times at which some delay starts or stops."""
@@ -146,25 +132,25 @@ class _Pipeline:
             {v: inner.outside[v] for v in evolving},
             {entry: Value(entry[0].type) for entry in entries},
         )
-        index = {d: _plus(inner, first, begin - d) for d in active}
+        index = {d: inner.plus(first, begin - d) for d in active}
         after = _Time(self, inner, inside, index).run()
         invariant = [v for v in self.body.inputs if v not in self.evolving and v != self.counter]
         carried = [*evolving, *invariant]
         inputs = [first, *(inner.outside[v] for v in carried), *inside.queued.values()]
         outputs = [
-            _plus(inner, first, 1),
+            inner.plus(first, 1),
             *(after.carries.get(v, inner.outside[v]) for v in carried),
             *(after.queued.get(entry, inside.queued[entry]) for entry in entries),
         ]
         operands = [
-            _number(scope, self.counter.type, 0),
+            scope.constant(0, self.counter.type.dtype),
             *(state.carries.get(v, scope.outside[v]) for v in carried),
             *(state.queued.get(e) or _zeros(scope, e[0].type) for e in entries),
         ]
         region = with_ops(self.body, inner.ops, tuple(outputs), tuple(inputs))
         results = tuple(Value(v.type) for v in inputs)
         attrs = replace(self.loop.attrs, trip=end - begin, induction=0)
-        scope.ops.append(Op("loop", tuple(operands), results, attrs, (region,), self.loop.loc))
+        scope.append(Op("loop", tuple(operands), results, attrs, (region,), self.loop.loc))
         where = dict(zip(inputs, results, strict=True))
         return _State(
             state.carries | {v: where[inside.carries[v]] for v in evolving},
@@ -220,7 +206,7 @@ class _Time:
         attrs = op.attrs
         if op in self.pipeline.delays.yielding:
             attrs = replace(attrs, yields=True)
-        self.scope.ops.append(Op(op.name, read, results, attrs, op.regions, op.loc))
+        self.scope.append(Op(op.name, read, results, attrs, op.regions, op.loc))
         self.now.update((op.results[i], v) for i, v in zip(kept, results, strict=True))
 
     def _read(self, value: Value, delay: int) -> Value:
@@ -241,7 +227,7 @@ class _Time:
         if (value, delay) not in self.free:
             read = tuple(self._compute(v, delay) for v in operands_of(op, value))
             copy = Op(op.name, read, (Value(value.type),), op.attrs, (), op.loc)
-            self.free[value, delay] = self.scope.add(copy)
+            (self.free[value, delay],) = self.scope.append(copy)
         return self.free[value, delay]
 
     def _next_carries(self) -> dict[Value, Value]:
@@ -266,18 +252,6 @@ class _Time:
         return after
 
 
-def _plus(scope: _Scope, value: Value, number: int) -> Value:
-    """`value + number`."""
-    if not number:
-        return value
-    return scope.add(make_op("add", (value, _number(scope, value.type, number))))
-
-
-def _number(scope: _Scope, type: TensorType, number: int) -> Value:
-    """A constant."""
-    return scope.add(make_op("constant", (), ConstantAttrs.full(number, type)))
-
-
 def _zeros(scope: _Scope, type: TensorType) -> Value:
     """What a queue holds before anything is in it; nothing reads it."""
-    return _number(scope, type, 0)
+    return scope.full(type.shape, 0, type.dtype)

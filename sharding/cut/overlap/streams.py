@@ -3,18 +3,21 @@
 A stream serves its collectives one after the other. What a layer itself waits for (tensor, sequence
 and expert parallelism) keeps stream 0; gathers of weights, reductions of gradients and their sums
 over copies are given streams of their own as far as there are any.
+
+In one stream a layer's own collective stands behind whatever started before it. Marked as yielding,
+the others start behind dependency tokens of the layer's collectives (`compiler/lower/tokens.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
 from shardwright.sharding.cut.overlap.assign import COLLECTIVES, COPIES, GATHER, SHARDS
-
-MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
 
 Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
 
@@ -53,3 +56,19 @@ def _routes(graph: Graph) -> Iterator[Route]:
     for op in graph.walk():
         if op.name in COLLECTIVES:
             yield op.name, op.attrs.axes
+
+
+def threaded(graph: Graph) -> Graph:
+    """`graph` with collectives marked at every level where a layer has some of its own; the graph
+    itself where there are none.
+    """
+    ops = [with_regions(op, tuple(map(threaded, op.regions))) for op in graph.ops]
+    if any(moves_values(op) for op in ops):
+        ops = [_yielding(op) if moves_state(op) else op for op in ops]
+    return with_ops(graph, ops)
+
+
+def _yielding(op: Op) -> Op:
+    """`op`, giving way."""
+    attrs = replace(op.attrs, yields=True)
+    return Op(op.name, op.operands, op.results, attrs, op.regions, op.loc)

@@ -17,14 +17,14 @@ from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.machine.target import FIRST_TARGET, load_target
-from shardwright.sharding.cut.gradients import depends_on
+from shardwright.sharding.cut.gradients import ancestors, depends_on
 from shardwright.sharding.indices.dims import batch_labels
 from shardwright.sharding.indices.layers import ScannedLayers, UnrolledLayers
 from shardwright.sharding.partition.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers
 _COMPUTES = of(Kind.ELEMENTWISE, Kind.CAST, Kind.REDUCTION, Kind.WINDOW)
-_MOVES = frozenset(("concatenate", "dynamic_update_slice", "gather", "scatter", "sort"))
+_MOVES = of(Kind.JOIN, Kind.UPDATE, Kind.INDEXED, Kind.SORT)
 _PASSES = 3  # of ops outside of layers: forward, and the gradients of both operands
 _STEPS = 100  # per mean layer: smaller differences do not move layers
 
@@ -135,19 +135,10 @@ def _forward(graph: Graph, outputs: Sequence[Slot], layers: Sequence[Layers]) ->
     found = []
     for slot, value in zip(outputs, graph.outputs, strict=True):
         if slot.role == "metric":
-            needed = _ancestors(graph, value)
+            needed = {*ancestors(graph, [value])}
             if last <= needed:
                 found.append(needed)
     return min(found, key=len, default=set())
-
-
-def _ancestors(graph: Graph, value: Value) -> set[Op]:
-    needed, ops = {value}, set[Op]()
-    for op in reversed(graph.ops):
-        if not needed.isdisjoint(op.results):
-            ops.add(op)
-            needed.update(op.operands)
-    return ops
 
 
 def _ends(

@@ -7,6 +7,7 @@ any other, with several stages.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,8 +26,7 @@ from shardwright.sharding.cut.pipeline.schedules import (
 from shardwright.sharding.cut.pipeline.terms import At, Partial, Stages
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.pipeline.update import Update
-
-STATE = frozenset(("parameter", "optimizer", "rng"))
+from shardwright.sharding.cut.stages import STATE_ROLES, per_core
 
 
 def divide(step: StepPlan, staged: Staged, num_stages: int, schedule: str) -> StepPlan:
@@ -112,7 +112,7 @@ class _Divider:
         self.num_stages, self.schedule = num_stages, schedule
         self.parts = range(staged.num_parts)
         self.buffers = dict(step.buffers)
-        self.stages: dict[str, set[int]] = {}
+        self.stages = defaultdict[str, set[int]](set)  # that have a buffer
         self.transfers: dict[tuple[str, int], Transfer] = {}
         self.pieces: dict[str, _Piece] = {}
         self.names: dict[Value, str] = {}
@@ -182,8 +182,11 @@ class _Divider:
         piece.settle()
         for value in piece.free:
             piece.inputs[value] = source(piece, value)
+        self._held_by(piece)
+
+    def _held_by(self, piece: _Piece) -> None:
         for name in (*piece.inputs.values(), *piece.outputs):
-            self.stages.setdefault(name, set()).add(piece.stage)
+            self.stages[name].add(piece.stage)
 
     def _backward_source(self, piece: _Piece, value: Value) -> str:
         """The buffer from which a backward program reads."""
@@ -212,13 +215,11 @@ class _Divider:
         writer = self.pieces[program_name(kind, home)]
         name = self._buffer(value)
         writer.outputs[name] = value
-        self.stages.setdefault(name, set()).add(writer.stage)
+        self.stages[name].add(writer.stage)
         if writer.stage != reader.stage:
-            first = reader.name
             known = self.transfers.get((name, reader.stage))
-            if known is not None:
-                first = min(known.reader, reader.name, key=self._order)
-            self._send(name, name, writer, reader.stage, first)
+            readers = (reader.name, *([known.reader] if known else ()))
+            self._send(name, name, writer, reader.stage, min(readers, key=self._order))
         return name
 
     def _order(self, name: str) -> tuple[bool, int]:
@@ -239,7 +240,7 @@ class _Divider:
             num_bytes=self.buffers[sent].local_type.num_bytes,
             once=once,
         )
-        self.stages.setdefault(received, set()).add(target)
+        self.stages[received].add(target)
 
     def _buffer(self, value: Value) -> str:
         """The name of what parts hand each other."""
@@ -249,27 +250,18 @@ class _Divider:
             name = given.get(value, f"border/{len(self.names)}")
             self.names[value] = name
             if name not in self.buffers:
-                self.buffers[name] = BufferInfo(
-                    name=name,
-                    role="residual",
-                    local_type=value.type,
-                    global_type=value.type,
-                    axes=((),) * value.type.rank,
-                    initial="computed",
-                )
+                self.buffers[name] = per_core(name, "residual", value.type)
         return self.names[value]
 
     def _finish_update(self) -> None:
         """The update of every stage: who has which state follows from who reads it."""
         inputs = self._inputs("update")
-        made = {
-            v: frozenset(self.stages[n]) for v, n in inputs.items() if self._role(n) not in STATE
-        }
-        made = {v: stages for v, stages in made.items() if self._role(inputs[v]) == "gradient"}
+        roles = {v: self._role(name) for v, name in inputs.items()}
+        made = {v: frozenset(self.stages[inputs[v]]) for v in inputs if roles[v] == "gradient"}
         state = {
-            v: frozenset(self.stages.get(n, ()))
-            for v, n in inputs.items()
-            if v not in made and self._role(n) in (*STATE, "metric")
+            v: frozenset(self.stages.get(name, ()))
+            for v, name in inputs.items()
+            if roles[v] in (*STATE_ROLES, "metric")
         }
         wanted = {v: self._owners(inputs[v]) for v in made}
         update = Update(self.source["update"].graph, self.num_stages, state, made, wanted)
@@ -288,29 +280,26 @@ class _Divider:
             for value, by_stage in update.terms.items()
             for stage, own in by_stage.items()
         }
-        held = {name: set(stages) for name, stages in self.stages.items()}
+        held = defaultdict(set, {name: set(stages) for name, stages in self.stages.items()})
         while True:
             pieces = [self._update_piece(update, s, held) for s in range(self.num_stages)]
             read = [(inputs[v], piece.stage) for piece in pieces for v in piece.free if v in inputs]
-            fresh = [(n, s) for n, s in read if s not in held.setdefault(n, set())]
-            for name, stage in fresh:
-                held[name].add(stage)
-            if not fresh:
+            if all(stage in held[name] for name, stage in read):
                 break
+            for name, stage in read:
+                held[name].add(stage)
         if self._spread(update, held):
             return False
         for piece in pieces:
             self.pieces[piece.name] = piece
             for value in piece.free:
                 piece.inputs[value] = inputs.get(value) or self._term(piece, *terms[value])
-            for name in (*piece.inputs.values(), *piece.outputs):
-                self.stages.setdefault(name, set()).add(piece.stage)
+            self._held_by(piece)
         return True
 
     def _update_piece(self, update: Update, stage: int, held: Mapping[str, set[int]]) -> _Piece:
         """The update of one stage, given who holds which buffer."""
-        name = program_name("update", stage)
-        piece = _Piece(name, stage, update.placed.code, stage)
+        piece = _Piece(program_name("update", stage), stage, update.placed.code, stage)
         for name, value in self._outputs("update"):
             update.whole(value)
             place = update.placed.place(value)
@@ -348,12 +337,13 @@ class _Divider:
         return received
 
     def _plan(self) -> StepPlan:
-        """Programs, buffers by stage, schedules without programs that do nothing."""
+        """Programs, buffers by stage, schedules."""
         pieces = [p for p in self.pieces.values() if p.outputs]
         schedules = stage_schedules(
             self.schedule, self.num_stages, len(self.parts), self.step.num_microbatches
         )
-        schedules = tuple(_only(schedule, {p.name for p in pieces}) for schedule in schedules)
+        run = {name for schedule in schedules for name in flat(schedule)}
+        assert run <= {p.name for p in pieces}, "every part has layers, and so programs"
         mesh = {STAGE_AXIS: self.num_stages, **self.step.mesh}
         return replace(
             self.step,
@@ -374,7 +364,7 @@ class _Divider:
         for name, info in self.buffers.items():
             stages = self.stages.get(name)
             if stages is None and (
-                info.role not in (*STATE, "batch") or info.initial == "computed"
+                info.role not in (*STATE_ROLES, "batch") or info.initial == "computed"
             ):
                 continue
             stages = stages or {self._default(name)}
@@ -390,9 +380,3 @@ class _Divider:
         """The most micro-batches of a buffer a stage holds at a time."""
         own = sorted((p.name for p in users if p.stage == stage), key=self._order)
         return most_in_flight(schedule, own[0], own[-1])
-
-
-def _only(schedule: Schedule, names: set[str]) -> Schedule:
-    """A schedule without programs that do not exist."""
-    assert set(flat(schedule)) <= names, "every part has layers, and so programs"
-    return schedule

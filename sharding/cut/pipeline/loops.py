@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
@@ -30,31 +31,9 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.indices.layers import ScannedLayers, visited_layers
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a loop: `loop` with its carries, and the ops in front of it and behind the last
-    part that take stacks apart and join them.
-    """
-
-    loop: Op
-    before: tuple[Op, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """All parts in order, and the ops that make the results of the whole loop from theirs."""
-
-    parts: tuple[Part, ...]
-    after: tuple[Op, ...]
-
-    @property
-    def ops(self) -> tuple[Op, ...]:
-        """Everything in program order."""
-        return (*(op for part in self.parts for op in (*part.before, part.loop)), *self.after)
-
-
-def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> Parts:
-    """`scan.loop` as loops of `trips` iterations; the last ops yield the results of the whole loop.
+def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> list[Op]:
+    """`scan.loop` as loops of `trips` iterations, with the ops that take stacks apart and join
+    them; the last ops yield the results of the whole loop.
 
     Raises: ShardingError (SW_PIPELINE_LOOP) when the trips are not those of the loop, or a stack is
     not walked layer by layer.
@@ -70,18 +49,17 @@ def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> Parts:
     walk = LayerWalk.of(scan)
     carries = list(loop.operands)
     pieces: dict[int, list[tuple[int, Value]]] = {carry: [] for carry in scan.stacks}
-    parts = []
+    ops: list[Op] = []
     first = 0
     for trip in trips:
-        part = _part(scan, walk, carries, first, trip)
-        parts.append(part)
-        for carry, result in enumerate(part.loop.results):
+        ops += _part(scan, walk, carries, first, trip)
+        for carry, result in enumerate(ops[-1].results):
             if carry in pieces:
                 pieces[carry].append((walk.low(carry, first, trip), result))
             elif carry in scan.borders:
                 carries[carry] = result
         first += trip
-    return Parts(tuple(parts), tuple(_joined(scan, walk, carries, pieces, parts[-1].loop)))
+    return [*ops, *_joined(scan, walk, carries, pieces)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +83,9 @@ class LayerWalk:
                     continue
                 if position or not (takes_at(op) or op.name in UPDATES):
                     raise _not_walked(op)
-                visited = _visited(loop, _start(op, dims[carry]))
+                visited = visited_layers(loop, places_of(op)[dims[carry]])
+                if visited is None:
+                    raise _not_walked(loop)
                 if not np.array_equal(layers.setdefault(carry, visited), visited):
                     raise _not_walked(op)
         return cls(dims, layers)
@@ -125,16 +105,6 @@ class LayerWalk:
         return low
 
 
-def _start_position(op: Op, dim: int) -> int:
-    """Which operand says which layer a slice or update is at."""
-    return len(op.operands) - len(places_of(op)) + dim
-
-
-def _start(op: Op, dim: int) -> Value:
-    """The scalar that says which layer a slice or update is at."""
-    return places_of(op)[dim]
-
-
 def _not_walked(op: Op) -> ShardingError:
     """A stack is used otherwise than layer by layer."""
     return ShardingError(
@@ -145,40 +115,28 @@ def _not_walked(op: Op) -> ShardingError:
     )
 
 
-def _visited(loop: Op, start: Value) -> np.ndarray:
-    """`start` in every iteration. Raises ShardingError when more than the counter decides it."""
-    found = visited_layers(loop, start)
-    if found is None:
-        raise _not_walked(loop)
-    return found
-
-
 def _part(
     scan: ScannedLayers, walk: LayerWalk, carries: Sequence[Value], first: int, trip: int
-) -> Part:
-    """Iterations `first` to `first + trip`."""
+) -> list[Op]:
+    """A loop of the iterations `first` to `first + trip`, behind what takes its layers out of
+    stacks."""
     before: list[Op] = []
-    operands = []
-    for carry, value in enumerate(carries):
-        if carry in walk.dims:
-            low = walk.low(carry, first, trip)
-            before.append(_taken(value, walk.dims[carry], low, trip))
-            operands.append(before[-1].result)
-        else:
-            operands.append(value)
+    operands = list(carries)
+    for carry, dim in walk.dims.items():
+        before.append(layers_of(carries[carry], dim, walk.low(carry, first, trip), trip))
+        operands[carry] = before[-1].result
     body = _Body(scan, walk, first, trip, [v.type for v in operands]).build()
     attrs = LoopAttrs(trip, scan.loop.attrs.induction)
     results = tuple(Value(v.type) for v in operands)
-    loop = Op("loop", tuple(operands), results, attrs, (body,), scan.loop.loc)
-    return Part(loop, tuple(before))
+    return [*before, Op("loop", tuple(operands), results, attrs, (body,), scan.loop.loc)]
 
 
-def _taken(value: Value, dim: int, low: int, trip: int) -> Op:
-    """Layers `low` to `low + trip` of a stack."""
-    shape = value.type.shape
+def layers_of(stack: Value, dim: int, low: int, count: int) -> Op:
+    """`count` layers of a stack from layer `low` on."""
+    shape = stack.type.shape
     start = tuple(low if d == dim else 0 for d in range(len(shape)))
-    limit = tuple(low + trip if d == dim else n for d, n in enumerate(shape))
-    return make_op("slice", (value,), SliceAttrs(start, limit, (1,) * len(shape)))
+    limit = tuple(low + count if d == dim else n for d, n in enumerate(shape))
+    return make_op("slice", (stack,), SliceAttrs(start, limit, (1,) * len(shape)))
 
 
 class _Body:
@@ -197,28 +155,23 @@ class _Body:
         self.inputs = tuple(Value(t) for t in types)
         self.now: dict[Value, Value] = dict(zip(self.source.inputs, self.inputs, strict=True))
         self.stack_of = {v: c for c, v in enumerate(self.source.inputs) if c in walk.dims}
-        self.ops: list[Op] = []
+        self.builder = Builder()
 
     def build(self) -> Graph:
         """The region."""
-        counter = self.source.inputs[self.scan.loop.attrs.induction]
-        own = self.now[counter]
-        self.now[counter] = self._plus(own, self.first)
+        induction = self.scan.loop.attrs.induction
+        own = self.inputs[induction]
+        self.now[self.source.inputs[induction]] = self._plus(own, self.first)
         for op in self.source.ops:
             self._copy(op)
         outputs = [self.now[v] for v in self.source.outputs]
-        induction = self.scan.loop.attrs.induction
         outputs[induction] = self._plus(own, 1)
-        return dce(with_ops(self.source, self.ops, tuple(outputs), self.inputs))
+        return dce(with_ops(self.source, self.builder.ops, tuple(outputs), self.inputs))
 
     def _plus(self, value: Value, number: int) -> Value:
         """`value + number`."""
-        if not number:
-            return value
-        constant = make_op("constant", (), ConstantAttrs.full(number, value.type))
-        added = make_op("add", (value, constant.result), None)
-        self.ops += [constant, added]
-        return added.result
+        b = self.builder
+        return b.add(value, b.constant(number, value.type.dtype)) if number else value
 
     def _place(self, carry: int, start: Value) -> Value:
         """Where this iteration is in the part's own stack; counted from the part's own counter
@@ -232,23 +185,21 @@ class _Body:
             return counter
         if counter.type != start.type or not np.array_equal(places, forward[::-1]):
             return self._plus(start, -low)
-        last = make_op("constant", (), ConstantAttrs.full(self.trip - 1, counter.type))
-        place = Op("subtract", (last.result, counter), (Value(counter.type),))
-        self.ops += [last, place]
-        return place.result
+        last = self.builder.constant(self.trip - 1, counter.type.dtype)
+        return self.builder.op("subtract", last, counter)
 
     def _copy(self, op: Op) -> None:
         """`op` on this part's values; a walk of a stack counts from the part's lowest layer."""
         operands = [self.now.get(v, v) for v in op.operands]
         carry = self.stack_of.get(op.operands[0]) if op.operands else None
         if carry is not None:
-            position = _start_position(op, self.walk.dims[carry])
+            position = len(op.operands) - len(places_of(op)) + self.walk.dims[carry]
             operands[position] = self._place(carry, operands[position])
         results = tuple(
             Value(operands[0].type if carry is not None and op.name in UPDATES else v.type)
             for v in op.results
         )
-        self.ops.append(Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc))
+        self.builder.append(Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc))
         self.now.update(zip(op.results, results, strict=True))
 
 
@@ -257,7 +208,6 @@ def _joined(
     walk: LayerWalk,
     carries: Sequence[Value],
     pieces: Mapping[int, list[tuple[int, Value]]],
-    last: Op,
 ) -> Iterator[Op]:
     """The results of the whole loop: stacks joined in the order of layers, all else from the last
     part.
@@ -272,6 +222,5 @@ def _joined(
             trip = ConstantAttrs.full(loop.attrs.trip, result.type)
             yield Op("constant", (), (result,), trip, (), loop.loc)
         else:
-            source = last.results[carry] if carry in scan.borders else carries[carry]
             same = ReshapeAttrs(result.type.shape)
-            yield Op("reshape", (source,), (result,), same, (), loop.loc)
+            yield Op("reshape", (carries[carry],), (result,), same, (), loop.loc)

@@ -12,16 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from shardwright.compiler.ir.rewrite import with_operands
 from shardwright.compiler.ir.traits import CHEAP, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.gradients import depends_on
 from shardwright.sharding.cut.pipeline.terms import (
+    JOINING,
     At,
     Partial,
     Place,
     Stages,
     Terms,
-    is_linear,
+    passes,
     total,
 )
 
@@ -47,12 +49,13 @@ class Placed:
 
     def put(self, op: Op, stages: Stages | None) -> None:
         """Add an op of some parts, or of whichever needs it."""
-        operands = tuple(self.now.get(v, v) for v in op.operands)
-        if operands != op.operands:
-            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
-        self.code.append((op, stages))
+        self.code.append((self.current(op), stages))
         if stages is not None:
             self.of.update(dict.fromkeys(op.results, At(stages)))
+
+    def current(self, op: Op) -> Op:
+        """`op` on the values that stand for its operands now."""
+        return with_operands(op, tuple(self.now.get(v, v) for v in op.operands))
 
     def place(self, value: Value) -> Place:
         """Where a value is; None: anywhere."""
@@ -145,7 +148,7 @@ class Backward:
         found = None
         if any(isinstance(p, Partial) for p in places):
             found = terms.apply(op, places)
-        elif op.name == "add" and len(at) == 2 and not at[0] & at[1]:
+        elif JOINING.get(op.name) == "add" and len(at) == 2 and not at[0] & at[1]:
             found = terms.joined(op, "add", places)
         if found is None:
             return False
@@ -199,7 +202,7 @@ def _linear_to(graph: Graph, targets: frozenset[Value]) -> set[Value]:
     for op in reversed(graph.ops):
         good = len(op.results) == 1 and op.result in reaching and op.result not in spoiled
         for value in op.operands:
-            if good and is_linear(op, value):
+            if good and passes(op, value, "add"):
                 reaching.add(value)
             else:
                 spoiled.add(value)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
@@ -38,8 +40,6 @@ class Partial:
 Place = At | Partial | None
 """None is floating."""
 
-MOVING = VIEWS | {"all_gather", "all_slice", "all_to_all", "slice"}
-"""Ops that only move elements: any kind of partial value passes."""
 JOINING = {ELEMENTWISE_OF[kind]: kind for kind in ("add", *EXTREMES)}
 """The kind of partial value that an elementwise op of two values joins."""
 
@@ -56,57 +56,53 @@ class Terms:
         self.emit, self.own = emit, own
 
     def apply(self, op: Op, places: Sequence[Place]) -> Partial | None:
-        """The result of `op`, one operand of which is partial; None when `op` needs it whole."""
+        """The result of `op`, some operand of which is partial; None when `op` needs it whole."""
         kind = next(p.kind for p in places if isinstance(p, Partial))
-        if len(op.operands) == 1:
-            (place,) = places
-            assert isinstance(place, Partial)
-            return self._each(op, place) if _passes(op, kind) else None
-        if JOINING.get(op.name) == kind:
-            return self._join(op, kind, places)
-        if op.name == "subtract" and kind == "add" and isinstance(places[0], Partial):
-            return self._join(op, kind, places) if not isinstance(places[1], Partial) else None
-        if op.name in ("multiply", "divide") and kind == "add":
-            return self._scaled(op, places)
-        return None
+        return RULES.get(op.name, Terms._term_by_term)(self, op, kind, places)
 
-    def joined(self, op: Op, kind: str, places: Sequence[Place]) -> Partial:
-        """What `op` joins when its operands lie on different stages."""
-        return self._join(op, kind, places)
+    def _joins(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+        """A sum of sums, or the larger of what is the largest."""
+        return self.joined(op, kind, places) if JOINING[op.name] == kind else None
 
-    def _each(self, op: Op, place: Partial) -> Partial:
-        """A unary op on every term."""
-        terms = {s: self._copy(op, (value,), s) for s, value in place.terms.items()}
-        return Partial(place.kind, terms)
+    def _subtracts(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+        """What is whole is subtracted from one term of a sum."""
+        left, right = (isinstance(p, Partial) for p in places)
+        return self.joined(op, kind, places) if left and not right and kind == "add" else None
+
+    def _term_by_term(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+        """An op that may work on the terms of one operand; the others are on all stages of it."""
+        (one, *more) = (i for i, p in enumerate(places) if isinstance(p, Partial))
+        place = places[one]
+        assert isinstance(place, Partial)
+        beside = [p.stages for p in places if isinstance(p, At)]
+        if more or not passes(op, op.operands[one], kind):
+            return None
+        if not all(place.terms.keys() <= stages for stages in beside):
+            return None
+        terms = {}
+        for stage, value in place.terms.items():
+            operands = [value if i == one else v for i, v in enumerate(op.operands)]
+            terms[stage] = self._copy(op, operands, stage)
+        return Partial(kind, terms)
 
     def _copy(self, op: Op, operands: Sequence[Value], stage: int) -> Value:
         """`op` on one stage with other operands of the same types."""
         results = tuple(Value(v.type) for v in op.results)
         return self.emit(Op(op.name, tuple(operands), results, op.attrs, (), op.loc), stage)
 
-    def _join(self, op: Op, kind: str, places: Sequence[Place]) -> Partial:
-        """Terms of both operands, joined where one stage has one of each."""
-        left, right = self._sides(op, places)
-        if op.name == "subtract":
-            assert len(right) == 1  # counted on one stage, which has a term
+    def joined(self, op: Op, kind: str, places: Sequence[Place]) -> Partial:
+        """Terms of both operands, joined where one stage has one of each; what is whole counts
+        once, on a stage that has a term of the other."""
+        partial = [sorted(p.terms) for p in places if isinstance(p, Partial)]
+        at = [sorted(p.stages) for p in places if isinstance(p, At)]
+        stages = (partial or at)[0]
+        pairs = zip(op.operands, places, strict=True)
+        left, right = (self._terms(value, place, stages) for value, place in pairs)
         terms = {}
         for stage in sorted(left.keys() | right.keys()):
             both = [side[stage] for side in (left, right) if stage in side]
             terms[stage] = self._copy(op, both, stage) if len(both) == 2 else both[0]
         return Partial(kind, terms)
-
-    def _sides(
-        self, op: Op, places: Sequence[Place]
-    ) -> tuple[Mapping[int, Value], Mapping[int, Value]]:
-        """The terms of both operands; what is whole counts once, on a stage that has a term."""
-        partial = [sorted(p.terms) for p in places if isinstance(p, Partial)]
-        at = [sorted(p.stages) for p in places if isinstance(p, At)]
-        stages = partial[0] if partial else at[0]
-        first, second = (
-            self._terms(value, place, stages)
-            for value, place in zip(op.operands, places, strict=True)
-        )
-        return first, second
 
     def _terms(self, value: Value, place: Place, stages: Sequence[int]) -> Mapping[int, Value]:
         """One operand as terms."""
@@ -118,48 +114,66 @@ class Terms:
             return {stages[0]: value}
         return {min(place.stages & set(stages) or place.stages): value}
 
-    def _scaled(self, op: Op, places: Sequence[Place]) -> Partial | None:
-        """A product with, or a quotient by, what every stage with a term has."""
-        partial = next(i for i, p in enumerate(places) if isinstance(p, Partial))
-        scale = places[1 - partial]
-        place = places[partial]
-        assert isinstance(place, Partial)
-        if isinstance(scale, Partial) or (op.name == "divide" and partial == 1):
-            return None
-        if scale is not None and not place.terms.keys() <= scale.stages:
-            return None
-        terms = {}
-        for stage, value in place.terms.items():
-            operands = [value if i == partial else v for i, v in enumerate(op.operands)]
-            terms[stage] = self._copy(op, operands, stage)
-        return Partial(place.kind, terms)
+
+Rule = Callable[[Terms, Op, str, Sequence[Place]], Partial | None]
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(JOINING, Terms._joins),
+    "subtract": Terms._subtracts,
+}
+"""What becomes of partial operands; other ops may work on the terms of one."""
 
 
-def _passes(op: Op, kind: str) -> bool:
-    """True for unary ops that are linear (add), or keep the order (max, min)."""
-    if op.name in MOVING:
-        return True
-    if op.name in REDUCTIONS or op.name in REDUCTIONS_OF_RANKS:
-        return combination(op) == kind
-    if op.name in CASTS:
-        return op.operands[0].type.dtype.is_float and op.result.type.dtype.is_float
-    return op.name == "negate" and kind == "add"
+def passes(op: Op, value: Value, kind: str) -> bool:
+    """True when `op` may work on the terms of its operand `value` one by one, the other operands
+    held still: it is linear (add), or keeps the order (max, min).
+    """
+    rule = PASSING.get(op.name)
+    return rule is not None and rule(op, value, kind)
 
 
-def is_linear(op: Op, value: Value) -> bool:
-    """True when sums over stages may pass `op` in place of its operand `value`."""
-    if len(op.operands) == 1:
-        return _passes(op, "add")
-    if op.name == "multiply":
-        return op.operands[0] is not op.operands[1]
-    return op.name == "add" or (op.name == "divide" and op.operands[1] is not value)
+def _moves(_op: Op, _value: Value, _kind: str) -> bool:
+    return True
 
 
-def total(value: Sequence[Value], emit: Callable[[Op], Value]) -> Value:
-    """The sum of values in order."""
-    result = value[0]
-    for other in value[1:]:
-        op = make_op("add", (result, other))
+def _adds(_op: Op, _value: Value, kind: str) -> bool:
+    return kind == "add"
+
+
+def _combines(op: Op, _value: Value, kind: str) -> bool:
+    return combination(op) == kind
+
+
+def _stays_float(op: Op, value: Value, _kind: str) -> bool:
+    return value.type.dtype.is_float and op.result.type.dtype.is_float
+
+
+def _scales(op: Op, value: Value, kind: str) -> bool:
+    return kind == "add" and op.operands.count(value) == 1
+
+
+def _divides(op: Op, value: Value, kind: str) -> bool:
+    return kind == "add" and op.operands[1] is not value
+
+
+PASSING: Mapping[str, Callable[[Op, Value, str], bool]] = {
+    **dict.fromkeys((*VIEWS, "all_gather", "all_slice", "all_to_all", "slice"), _moves),
+    **dict.fromkeys((*REDUCTIONS, *REDUCTIONS_OF_RANKS), _combines),
+    **dict.fromkeys(CASTS, _stays_float),
+    "add": _adds,
+    "negate": _adds,
+    "multiply": _scales,
+    "divide": _divides,
+}
+
+
+def total(
+    values: Sequence[Value], emit: Callable[[Op], object], name: str = "add", loc: Loc = UNKNOWN_LOC
+) -> Value:
+    """The sum of values in order, or what else the op `name` joins them to."""
+
+    def joined(left: Value, right: Value) -> Value:
+        op = make_op(name, (left, right), loc=loc)
         emit(op)
-        result = op.result
-    return result
+        return op.result
+
+    return reduce(joined, values)

@@ -14,25 +14,24 @@ from dataclasses import dataclass, field, replace
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import combination, joined_dim, pairing, resized, splat
-from shardwright.compiler.ir.opdef import OPS, Kind, make_op
-from shardwright.compiler.ir.ops import (
-    SliceAttrs,
-)
-from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
+from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import Level, with_ops
+from shardwright.compiler.ir.traits import IDENTITIES, MOVES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.neff.schedule import LeafPart
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
 from shardwright.sharding.cut.pipeline.balance import PartShare
-from shardwright.sharding.cut.pipeline.loops import split_loop
+from shardwright.sharding.cut.pipeline.loops import layers_of, split_loop
+from shardwright.sharding.cut.pipeline.terms import total
 from shardwright.sharding.indices.dims import factors
 from shardwright.sharding.indices.layers import scan_of
 from shardwright.sharding.partition.partitioned import Slot
 
 """The op that joins what two parts reduced, by kind of reduction."""
-DISTRIBUTED = of(Kind.VIEW, Kind.JOIN, Kind.REDUCTION) | {"dot_general", "reverse", "slice"}
-"""Ops besides elementwise ones whose work on a stack is that on its layers."""
+DISTRIBUTED = MOVES | REDUCTIONS
+"""Ops, besides elementwise ones and products, whose work on a stack is that on its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,7 @@ class _Unstack:
 
     graph: Graph
     assignment: Assignment
-    ops: list[Op] = field(default_factory=list)
-    now: dict[Value, Value] = field(default_factory=dict)
+    level: Level = field(default_factory=Level)
     pieces: dict[Value, _Pieces] = field(default_factory=dict)
     made: dict[Value, Op] = field(default_factory=dict)
 
@@ -100,16 +98,13 @@ class _Unstack:
         for op in self.graph.ops:
             self._split(op)
         new_outputs = list(self._outputs(outputs, parts))
-        graph = with_ops(
-            self.graph,
-            self.ops,
-            tuple(v for _, v in new_outputs),
-            tuple(v for _, v in new_inputs),
-        )
+        slots, values = zip(*new_inputs, strict=True)
+        results, outputs = zip(*new_outputs, strict=True)
+        graph = with_ops(self.graph, self.level.ops, outputs, values)
         return Staged(
             graph=dce(graph),
-            inputs=tuple(slot for slot, _ in new_inputs),
-            outputs=tuple(slot for slot, _ in new_outputs),
+            inputs=slots,
+            outputs=results,
             parts=parts,
             homes=homes,
             shares=self.assignment.shares,
@@ -144,7 +139,7 @@ class _Unstack:
                 self._take_apart(value)
             found = self.pieces.get(value)
             if found is None:
-                yield slot, self.now.get(value, value)
+                yield slot, self.level.now(value)
                 continue
             for run, piece in zip(found.runs, found.values, strict=True):
                 yield _part_slot(slot, run, found.dim, parts), piece
@@ -161,51 +156,41 @@ class _Unstack:
         """`op` by parts, if it reads a stack or is a loop over layers."""
         trips = self.assignment.trips.get(op)
         if trips is not None:
-            for part in split_loop(scan_of(op), trips).ops:
+            for part in split_loop(scan_of(op), trips):
                 self._split(part)
         elif joined_dim(op) is not None and self._joins(op):
             return
         elif not any(v in self.pieces for v in op.operands):
-            self._keep(op)
+            self._add(self.level.update(op))
         elif not self._takes(op):
             self._distribute(op)
 
-    def _keep(self, op: Op) -> None:
-        """An op that reads no stack."""
-        operands = tuple(self.now.get(v, v) for v in op.operands)
-        same = operands == op.operands
-        self._add(op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
-
     def _add(self, op: Op) -> Op:
-        self.ops.append(op)
+        self.level.ops.append(op)
         self.made.update(dict.fromkeys(op.results, op))
         return op
 
     def _joins(self, op: Op) -> bool:
         """True when `op` joins what the parts of a loop stacked: its operands are the pieces."""
-        runs = self.assignment.runs(*self._class_of_result(op))
+        runs = self.assignment.runs(op.result, op.attrs.dim)
         sizes = [v.type.shape[op.attrs.dim] for v in op.operands]
         if not runs or sizes != [run.size for run in runs]:
             return False
-        values = tuple(self.now.get(v, v) for v in op.operands)
+        values = tuple(self.level.now(v) for v in op.operands)
         self.pieces[op.result] = _Pieces(op.attrs.dim, runs, values)
         return True
-
-    def _class_of_result(self, op: Op) -> tuple[Value, int]:
-        return op.result, op.attrs.dim
 
     def _takes(self, op: Op) -> bool:
         """True when `op` takes one part's layers out of a stack."""
         stack = self.pieces.get(op.operands[0])
-        if op.name != "slice" or stack is None or set(op.attrs.stride) != {1}:
+        if stack is None or not isinstance(op.attrs, SliceAttrs) or set(op.attrs.stride) != {1}:
             return False
         low, high = op.attrs.start[stack.dim], op.attrs.limit[stack.dim]
         for run, piece in zip(stack.runs, stack.values, strict=True):
-            if (low, high) == (run.first, run.first + run.size):
-                whole = piece.type == op.result.type
-                if whole:
-                    self.now[op.result] = piece
-                return whole
+            ends = (run.first, run.first + run.size)
+            if (low, high) == ends and piece.type == op.result.type:
+                self.level.replace(op.results, (piece,))
+                return True
         return False
 
     def _distribute(self, op: Op) -> None:
@@ -213,7 +198,7 @@ class _Unstack:
         if op.name in IDENTITIES:
             self._distribute_barrier(op)
             return
-        if not (op.name in DISTRIBUTED or OPS[op.name].elementwise):
+        if not (op.name in DISTRIBUTED or OPS[op.name].elementwise or pairing(op)):
             raise _whole(op, self._stack(op))
         dims = self._dims(op)
         target = dims.get(op.result)
@@ -226,7 +211,8 @@ class _Unstack:
                 attrs = resized(op, _part_type(op.result, target, run).shape)
             values.append(self._add(make_op(op.name, operands, attrs, (), op.loc)).result)
         if target is None:
-            self.now[op.result] = self._combined(op, values)
+            joined = total(values, self._add, ELEMENTWISE_OF[combination(op)], op.loc)
+            self.level.replace(op.results, (joined,))
         else:
             self.pieces[op.result] = _Pieces(target, runs, tuple(values))
 
@@ -248,9 +234,8 @@ class _Unstack:
         size = sum(run.size for run in wanted.runs)
         for value, dim in dims.items():
             own = self.pieces.get(value, wanted)
-            if value.type.shape[dim] != size or own.runs != wanted.runs:
-                raise _whole(op, value)
-            if value in self.pieces and own.dim != dim:
+            is_other = value in self.pieces and own.dim != dim
+            if is_other or value.type.shape[dim] != size or own.runs != wanted.runs:
                 raise _whole(op, value)
         if op.result not in dims and not self._reduces(op, dims):
             raise _whole(op, stack)
@@ -267,12 +252,12 @@ class _Unstack:
         flat: list[Value] = []
         for value in op.operands:
             found = self.pieces.get(value)
-            flat += found.values if found else (self.now.get(value, value),)
+            flat += found.values if found else (self.level.now(value),)
         results = iter(self._add(make_op(op.name, flat, op.attrs, (), op.loc)).results)
         for value, result in zip(op.operands, op.results, strict=True):
             found = self.pieces.get(value)
             if found is None:
-                self.now[result] = next(results)
+                self.level.replace((result,), (next(results),))
             else:
                 self.pieces[result] = replace(
                     found, values=tuple(next(results) for _ in found.runs)
@@ -283,32 +268,19 @@ class _Unstack:
         if value in self.pieces:
             found = self.pieces[value]
             return found.values[found.runs.index(run)]
-        value = self.now.get(value, value)
+        value = self.level.now(value)
         if dim is None:
             return value
         op = self.made.get(value)
         if op is not None and _repeats(op, dim):
             attrs = resized(op, _part_type(value, dim, run).shape)
             return self._add(make_op(op.name, op.operands, attrs, (), op.loc)).result
-        shape = value.type.shape
-        start = tuple(run.first if d == dim else 0 for d in range(len(shape)))
-        limit = tuple(run.first + run.size if d == dim else n for d, n in enumerate(shape))
-        return self._add(
-            make_op("slice", (value,), SliceAttrs(start, limit, (1,) * len(shape)))
-        ).result
-
-    def _combined(self, op: Op, values: Sequence[Value]) -> Value:
-        """What the parts reduced, joined in the order of parts."""
-        name = ELEMENTWISE_OF[combination(op)]
-        total = values[0]
-        for value in values[1:]:
-            total = self._add(make_op(name, (total, value), None, (), op.loc)).result
-        return total
+        return self._add(layers_of(value, dim, run.first, run.size)).result
 
 
 def _repeats(op: Op, dim: int) -> bool:
     """True when the result is the same all along `dim`."""
-    if op.name == "broadcast_in_dim":
+    if isinstance(op.attrs, BroadcastInDimAttrs):
         return dim not in op.attrs.dims
     return splat(op) is not None
 

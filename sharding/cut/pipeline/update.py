@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.opdef import make_op
@@ -19,7 +20,15 @@ from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.pipeline.places import Placed
-from shardwright.sharding.cut.pipeline.terms import JOINING, At, Partial, Place, Stages, Terms
+from shardwright.sharding.cut.pipeline.terms import (
+    JOINING,
+    At,
+    Partial,
+    Place,
+    Stages,
+    Terms,
+    total,
+)
 
 
 @dataclass(slots=True)
@@ -51,12 +60,7 @@ class Update:
         """A gradient as the sum of the terms of all stages that made one, where it is wanted."""
         own = {stage: Value(value.type) for stage in sorted(made)}
         self.terms[value] = own
-        values = list(own.values())
-        result = values[0]
-        for other in values[1:]:
-            add = make_op("add", (result, other))
-            self.placed.put(add, wanted)
-            result = add.result
+        result = total(list(own.values()), partial(self.placed.put, stages=wanted))
         self.placed.now[value] = result
         self.placed.of[result] = At(wanted)
 
@@ -64,7 +68,7 @@ class Update:
         """Place one op."""
         places = [self.placed.place(v) for v in op.operands]
         if any(isinstance(p, Partial) for p in places):
-            current = self._current(op)
+            current = self.placed.current(op)
             found = Terms(self.placed.emit).apply(current, places)
             if found is not None:
                 self.placed.of[op.result] = found
@@ -75,15 +79,12 @@ class Update:
         if common is None or common:
             self.placed.put(op, common)
         elif op.name in JOINING and len(op.operands) == 2:
-            joined = Terms(self.placed.emit).joined(self._current(op), JOINING[op.name], places)
+            joined = Terms(self.placed.emit).joined(
+                self.placed.current(op), JOINING[op.name], places
+            )
             self.placed.of[op.result] = joined
         else:
             self._spread_scalars(op, places)
-
-    def _current(self, op: Op) -> Op:
-        """`op` on the values that stand for its operands now."""
-        operands = tuple(self.placed.now.get(v, v) for v in op.operands)
-        return Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
 
     def _spread_scalars(self, op: Op, places: Sequence[Place]) -> None:
         """Give scalars (a loss, a norm of one stage) to all stages, for an op that has tensors

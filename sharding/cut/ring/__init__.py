@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
-from shardwright.compiler.ir.rewrite import with_ops, with_results
+from shardwright.compiler.ir.ops import AllGatherAttrs
+from shardwright.compiler.ir.rewrite import with_ops, with_regions, with_results
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -77,14 +78,17 @@ class Rings:
 
     def level(self, graph: Graph) -> Graph:
         """One level with its regions."""
-        ops = [self._nested(op) for op in graph.ops]
+        ops = [with_regions(op, tuple(map(self.level, op.regions))) for op in graph.ops]
         graph = with_ops(graph, ops)
         left = [op for op in graph.ops if self._gathers(op)]
         while left:
-            index = _index(Level(graph, left))
-            if index is not None:
+            try:
+                index = Index.of(Level(graph, left), left[0])
+            except TwoIndicesError:  # it cannot be told apart from another
+                done = {left[0]}
+            else:
+                done = {*index.entries}
                 graph = self._replaced(index) or graph
-            done = {left[0]} if index is None else {*index.entries}
             left = [op for op in left if op not in done]
         return graph
 
@@ -93,15 +97,10 @@ class Rings:
         own = sum(op.result.type.num_bytes for op in graph.ops if self._gathers(op))
         return max(own, *(self.most_bytes(r) for op in graph.ops for r in op.regions), 0)
 
-    def _nested(self, op: Op) -> Op:
-        if not op.regions:
-            return op
-        regions = tuple(self.level(r) for r in op.regions)
-        return Op(op.name, op.operands, op.results, op.attrs, regions, op.loc)
-
     def _gathers(self, op: Op) -> bool:
         """True for a gather of activations over the axis."""
-        own = op.name == "all_gather" and op.attrs.axes == self.axes and op.attrs.group_size > 1
+        a = op.attrs
+        own = isinstance(a, AllGatherAttrs) and a.axes == self.axes and a.group_size > 1
         return own and op.operands[0] in self.on_batch
 
     def _replaced(self, index: Index) -> Graph | None:
@@ -144,14 +143,6 @@ def _stays_gathered(index: Index, why: Diagnostic) -> Diagnostic:
     )
 
 
-def _index(level: Level) -> Index | None:
-    """The index of the first gather; None when it cannot be told apart from another."""
-    try:
-        return Index.of(level, level.gathers[0])
-    except TwoIndicesError:
-        return None
-
-
 def _key(index: Index, step: Pass) -> int:
     """Where a pass belongs: at the first thing it makes."""
     made = {op.result for op in step.folds} | {*step.collected}
@@ -162,25 +153,21 @@ def _key(index: Index, step: Pass) -> int:
 def _assembled(index: Index, made: Iterable[tuple[int, list[Op]]]) -> Graph:
     """The level with the ops of the passes in place of what they make."""
     graph = index.level.graph
-    keyed = [((i, -1), op) for i, op in enumerate(graph.ops) if _stays(index, op)]
-    keyed = [(key, _narrowed(index, op)) for key, op in keyed]
+    left = ((i, _left(index, op)) for i, op in enumerate(graph.ops))
+    keyed = [((i, -1), op) for i, op in left if op is not None]
     keyed += [((key, n), op) for key, ops in made for n, op in enumerate(ops)]
     return with_ops(graph, _swept(index, _ordered(keyed)))
 
 
-def _stays(index: Index, op: Op) -> bool:
-    """False for what passes make or take apart."""
-    if op.name in IDENTITIES:
-        return not all(v in index.derived for v in op.results)
-    inside = any(v in index.derived for v in op.results)
-    return op in index.entries or not (inside or index.ends(op))
-
-
-def _narrowed(index: Index, op: Op) -> Op:
-    """An identity without what walks along the index."""
+def _left(index: Index, op: Op) -> Op | None:
+    """What stays of `op`: nothing of what passes make or take apart, of an identity what does not
+    walk along the index.
+    """
     kept = [i for i, v in enumerate(op.results) if v not in index.derived]
-    identity = op.name in IDENTITIES and len(kept) < len(op.results)
-    return with_results(op, kept, op.attrs, ()) if identity else op
+    if op.name in IDENTITIES and len(kept) < len(op.results):
+        return with_results(op, kept, op.attrs, ()) if kept else None
+    is_inside = len(kept) < len(op.results) or index.ends(op)
+    return None if is_inside and op not in index.entries else op
 
 
 def _swept(index: Index, ops: Sequence[Op]) -> list[Op]:

@@ -7,7 +7,7 @@ blocks gives the work on one block, with offsets of positions and masks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.dtypes import DType
@@ -20,7 +20,7 @@ from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_t
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.ring.index import Index, is_cheap
-from shardwright.sharding.cut.ring.terms import Pass, Row, Shift
+from shardwright.sharding.cut.ring.terms import Applied, Pass, Row
 from shardwright.sharding.localize.context import Localizer
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
@@ -31,14 +31,13 @@ BLOCKS = ("blocks",)
 
 def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value:
     """`value`, shaped as the source of `row`, repeated to the type `like`."""
+    order = sorted(i for i, _ in row.dims)
     pairs = sorted(row.dims, key=lambda pair: pair[1])
-    flat = builder.reshape(value, [value.type.shape[i] for i, _ in sorted(row.dims)])
-    order = [i for i, _ in sorted(row.dims)]
+    flat = builder.reshape(value, [value.type.shape[i] for i in order])
     turned = [order.index(i) for i, _ in pairs]
     if turned != sorted(turned):
         flat = builder.transpose(flat, turned)
-    if flat.type.dtype is not like.dtype:
-        flat = builder.convert(flat, like.dtype)
+    flat = builder.in_type(flat, like.dtype)
     return builder.broadcast(flat, like.shape, [d for _, d in pairs])
 
 
@@ -51,41 +50,25 @@ def wide(type: TensorType) -> TensorType:
 class Body:
     """One pass over an index as a function of one block.
 
-    `blocks` are the gathers whose blocks come around, `folds` its reductions, `collected` values
-    that are put together again, `invariants` what it reads besides.
+    `blocks` are the gathers whose blocks come around, `folds` its reductions, `invariants` what it
+    reads besides, each with the input that stands for it.
     """
 
     index: Index
     step: Pass
-    blocks: list[Op] = field(default_factory=list)
-    invariants: list[Value] = field(default_factory=list)
+    blocks: dict[Op, Value] = field(default_factory=dict)
+    folds: dict[Op, Value] = field(default_factory=dict)
+    invariants: dict[Value, Value] = field(default_factory=dict)
     _builder: Builder = field(default_factory=Builder)
     _now: dict[Value, Value] = field(default_factory=dict)
     _before: dict[Value, Value] = field(default_factory=dict)
-    _carried: dict[Op, Value] = field(default_factory=dict)
-    _made: dict[Hashable, Value] = field(default_factory=dict)
     _first: dict[Hashable, Value] = field(default_factory=dict)
-    _sources: dict[Value, Value] = field(default_factory=dict)
     _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
-
-    @property
-    def folds(self) -> list[Op]:
-        """The reductions that are carried, in order."""
-        return list(self._carried)
-
-    @property
-    def collected(self) -> list[Value]:
-        """The values the pass puts together from blocks."""
-        return self.step.collected
 
     def shifts(self, op: Op) -> bool:
         """True for a maximum that a shift of this pass follows."""
-        return any(self._follows(ops, op) for ops in self.step.bridges.values()) or any(
-            source is op.result for source in self.step.bridges
-        )
-
-    def _follows(self, ops: Sequence[Op], op: Op) -> bool:
-        return any(op.result in later.operands for later in ops)
+        reads = [v for ops in self.step.bridges.values() for later in ops for v in later.operands]
+        return op.result in (*self.step.bridges, *reads)
 
     def carried_type(self, op: Op) -> TensorType:
         """The type a reduction is carried in."""
@@ -100,43 +83,23 @@ class Body:
         Raises: ShardingError for an op that cannot work on a block.
         """
         whole = self._whole()
-        for op in whole.ops:
-            for value in op.results:
-                self._specs.setdefault(value, replicated(value.type.rank))
+        for value in (*whole.inputs, *(v for op in whole.ops for v in op.results)):
+            self._specs.setdefault(value, replicated(value.type.rank))
         mesh = Mesh(((BLOCKS[0], self.index.entries[0].attrs.group_size),))
         return cse(dce(Localizer(mesh, self._specs).region(whole)))
 
     def _whole(self) -> Graph:
         """The body in whole types."""
         outputs = {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is None}
+        carried = {op.result: value for op, value in self.folds.items()}
         for source, ops in self.step.bridges.items():
             self._now[source] = self._bridge(source, ops, self._now)
-            self._before[source] = self._bridge(source, ops, self._carried_now())
+            self._before[source] = self._bridge(source, ops, carried)
         outputs |= {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is not None}
-        collected = [self._value(v) for v in self.collected]
-        blocks = [self._sources[op.result] for op in self.blocks]
-        carried = [self._carried[op] for op in self.folds]
-        still = [self._sources[v] for v in self.invariants]
+        collected = [self._value(v) for v in self.step.collected]
         results = (*(outputs[op] for op in self.folds), *collected)
-        return subgraph((*blocks, *carried, *still), self._builder.ops, results, "block")
-
-    def _carried_now(self) -> dict[Value, Value]:
-        """Results of reductions as they were before the block."""
-        return {op.result: value for op, value in self._carried.items()}
-
-    def _input_of(self, op: Op) -> Value:
-        """The input for a carried reduction."""
-        type = self.carried_type(op)
-        if op.name in REDUCTIONS_OF_RANKS:
-            spec = sharded(type.rank, op.attrs.dim, BLOCKS)
-        else:
-            spec = replicated(type.rank)
-        return self._input(type, spec)
-
-    def _input(self, type: TensorType, spec: ShardingSpec) -> Value:
-        value = Value(type)
-        self._specs[value] = spec
-        return value
+        inputs = (*self.blocks.values(), *self.folds.values(), *self.invariants.values())
+        return subgraph(inputs, self._builder.ops, results, "block")
 
     def _value(self, value: Value) -> Value:
         """What `value` is in the body, where equal values are one."""
@@ -154,17 +117,12 @@ class Body:
         if value not in self.index.dims:
             return self._outside(value)
         if op is not None and op in self.index.entries:
-            return self._block(op)
+            self.blocks[op] = Value(value.type)
+            return self.blocks[op]
         if op is not None and (value in self.index.derived or is_cheap(op)):
             return self._clone(op, value)
         whole = self._outside(value)
         return self._builder.all_slice(whole, self.index.dims[value], BLOCKS)
-
-    def _block(self, entry: Op) -> Value:
-        """The block that a gather brought in."""
-        self.blocks.append(entry)
-        value = self._sources[entry.result] = Value(entry.result.type)
-        return value
 
     def _outside(self, value: Value) -> Value:
         """What stays the same from block to block: an input, or a view of one. A loop would have a
@@ -173,28 +131,26 @@ class Body:
         op = self.index.level.made.get(value)
         if op is not None and op.name in VIEWS:
             return self._append(op, [self._outside(v) for v in op.operands])
-        if value not in self._sources:
-            self.invariants.append(value)
-            self._sources[value] = self._input(value.type, replicated(value.type.rank))
-        return self._sources[value]
+        return self.invariants.setdefault(value, Value(value.type))
 
     def _clone(self, op: Op, value: Value) -> Value:
-        """`op` on what its operands are; rows that scale are left to the end."""
+        """`op` on what its operands are."""
         if op.name in IDENTITIES:
             return self._value(op.operands[op.results.index(value)])
-        if op.name in ("multiply", "divide"):
-            kept = [v for v in op.operands if v not in self.step.rows]
-            if len(kept) == 1 and op.operands[0] is not op.operands[1]:
-                return self._value(kept[0])
+        return CLONES.get(op.name, Body._repeat)(self, op)
+
+    def _repeat(self, op: Op) -> Value:
         return self._append(op, [self._value(v) for v in op.operands])
 
+    def _unscaled(self, op: Op) -> Value:
+        """A row that scales is left to the end."""
+        kept = [v for v in op.operands if v not in self.step.rows]
+        return self._value(kept[0]) if len(kept) == 1 else self._repeat(op)
+
     def _append(self, op: Op, operands: list[Value], attrs: object = None) -> Value:
-        """`op` on `operands`, once for equal ones."""
-        key = (op.name, *operands, attrs or op.attrs)
-        if key not in self._made:
-            new = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
-            (self._made[key],) = self._builder.append(new)
-        return self._made[key]
+        """`op` on `operands`."""
+        made = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
+        return self._builder.append(made)[0]
 
     def _bridge(self, source: Value, ops: Sequence[Op], start: dict[Value, Value]) -> Value:
         """What follows from a running maximum, at its value in `start`."""
@@ -210,16 +166,16 @@ class Body:
 
     def _fold(self, op: Op) -> Value:
         """The reduction with one more block."""
-        term = self.step.folds[op]
+        shift, type = self.step.folds[op].shift, self.carried_type(op)
         if op.name in REDUCTIONS_OF_RANKS:
-            carried = self._carried[op] = self._input_of(op)
+            carried = self.folds[op] = Value(type)
             total = self._builder.add(carried, self._value(op.operands[0]))
-            self._specs[total] = self._specs[carried]
+            self._specs[carried] = self._specs[total] = sharded(type.rank, op.attrs.dim, BLOCKS)
             return total
         part = self._partial(op)
-        carried = self._carried[op] = self._input_of(op)
-        if term.shift is not None:
-            carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
+        carried = self.folds[op] = Value(type)
+        if shift is not None:
+            carried = self._builder.multiply(carried, self._factor(shift, type))
         kind = combination(op)
         total = self._builder.op(ELEMENTWISE_OF[kind], carried, part)
         self._now[op.result] = total
@@ -231,17 +187,23 @@ class Body:
         operands = [self._value(v) for v in op.operands]
         if (dims := pairing(op)) is not None:
             return self._append(op, operands, replace(dims, dtype=type.dtype))
-        if operands[0].type.dtype is not type.dtype:
-            spec = self._specs[operands[0]]
-            operands = [self._builder.convert(operands[0], type.dtype)]
-            self._specs[operands[0]] = spec
-        return self._append(op, operands)
+        (given,) = operands
+        taken = self._builder.in_type(given, type.dtype)
+        self._specs[taken] = self._specs[given]
+        return self._append(op, [taken])
 
-    def _factor(self, shift: Shift, like: TensorType) -> Value:
+    def _factor(self, shift: Applied, like: TensorType) -> Value:
         """What a sum of shifted exponentials is multiplied by when the shift moves."""
         source = shift.row.source
         old, new = self._before[source], self._now[source]
-        ends = (old, new) if shift.subtracts else (new, old)
+        ends = (old, new) if shift.inverse else (new, old)
         wide_ends = [self._builder.convert(v, like.dtype) for v in ends]
         moved = self._builder.op("subtract", *wide_ends)
         return aligned(self._builder, shift.row, self._builder.op("exponential", moved), like)
+
+
+CLONES: Mapping[str, Callable[[Body, Op], Value]] = {
+    "multiply": Body._unscaled,
+    "divide": Body._unscaled,
+}
+"""What a block does for an op of the whole; the same, unless it is here."""

@@ -138,8 +138,7 @@ class Index:
         """Derived values that something else reads whole."""
         outputs = set(self.level.graph.outputs)
         found = []
-        entering = {op.result for op in self.entries}
-        for value in self.derived - entering:
+        for value in self.derived.difference(*(op.results for op in self.entries)):
             users = self.level.users.get(value, ())
             if value in outputs or not all(self.inside(u) or self.ends(u) for u in users):
                 found.append(value)

@@ -8,8 +8,10 @@ axis of blocks by the rules that localize graphs over cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
@@ -73,8 +75,8 @@ class _Ring:
         """Emit loop, last block and what follows; the new values of what the pass makes."""
         blocks = [entry.operands[0] for entry in self.body.blocks]
         folded = [self._start(op) for op in self.body.folds]
-        whole = [self._zeros(value.type) for value in self.body.collected]
-        position = self.outer.op("axis_index", attrs=AxisIndexAttrs(self.index.axes))
+        whole = [self._zeros(value.type) for value in self.body.step.collected]
+        position = self.outer.axis_index(self.index.axes)
         still = [*self.body.invariants, position]
         carried = [*blocks, *folded, *whole]
         shifts = [len(blocks) + n for n, op in enumerate(self.body.folds) if self.body.shifts(op)]
@@ -112,8 +114,7 @@ class _Ring:
         kind = combination(op)
         number = float(identity(kind, type.dtype))
         if kind in EXTREMES and type.dtype.is_float:
-            far = FARTHEST.get(type.dtype, FARTHEST_WIDE)
-            number = -far if kind == "max" else far
+            number = math.copysign(FARTHEST.get(type.dtype, FARTHEST_WIDE), number)
         return self.outer.full(type.shape, number, type.dtype)
 
     def _zeros(self, type: TensorType) -> Value:
@@ -130,12 +131,12 @@ class _Ring:
         block = self._block_number(builder, count, still[-1])
         first = len(self.body.blocks)
         last = first + len(self.body.folds)
-        inputs = [*moving[:last], *still[:-1]]
-        outputs = inline(builder, self.graph, inputs, block)
-        folds = len(self.body.folds)
-        kept = zip(self.body.collected, moving[last:], outputs[folds:], strict=True)
-        stored = [self._store(builder, v, whole, part, block) for v, whole, part in kept]
-        return [*outputs[:folds], *stored]
+        outputs = inline(builder, self.graph, [*moving[:last], *still[:-1]], block)
+        stored = map(
+            partial(self._store, builder, block),
+            *(self.body.step.collected, moving[last:], outputs[last - first :]),
+        )
+        return [*outputs[: last - first], *stored]
 
     def _block_number(self, builder: Builder, count: Value, position: Value) -> Value:
         """Which block a rank works on at step `count`: its own first, then those behind it."""
@@ -146,7 +147,7 @@ class _Ring:
         return builder.op("select", wraps, around, behind)
 
     def _store(
-        self, builder: Builder, value: Value, whole: Value, part: Value, block: Value
+        self, builder: Builder, block: Value, value: Value, whole: Value, part: Value
     ) -> Value:
         """`whole` with the part of one block."""
         dim, zero = self.index.dims[value], builder.constant(0, DType.I32)
@@ -170,13 +171,12 @@ class _Ring:
             value = carried[op]
             for scale in term.scales:
                 row = aligned(self.outer, scale.row, scale.row.source, value.type)
-                value = self.outer.op("divide" if scale.divides else "multiply", value, row)
-            if value.type.dtype is not op.result.type.dtype:
-                value = self.outer.convert(value, op.result.type.dtype)
+                value = self.outer.op("divide" if scale.inverse else "multiply", value, row)
+            value = self.outer.in_type(value, op.result.type.dtype)
             if value in found.values():
                 value = self.outer.reshape(value, value.type.shape)
             found[op.result] = value
-        found |= zip(self.body.collected, made[len(self.body.folds) :], strict=True)
+        found |= zip(self.body.step.collected, made[len(self.body.folds) :], strict=True)
         return found
 
 
@@ -184,7 +184,7 @@ def inline(builder: Builder, graph: Graph, inputs: Sequence[Value], block: Value
     """The ops of `graph` at the end of `builder`; `block` is the position over blocks."""
     now = dict(zip(graph.inputs, inputs, strict=True))
     for op in graph.ops:
-        if op.name == "axis_index":
+        if isinstance(op.attrs, AxisIndexAttrs):
             now[op.result] = block
             continue
         new = make_op(op.name, [now[v] for v in op.operands], op.attrs, op.regions, op.loc)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import is_sum, pairing, permutation
-from shardwright.compiler.ir.ops import DotGeneralAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -102,25 +102,16 @@ def _only_the_index_is_free(index: Index, dot: Op, moving: int) -> bool:
 def _other_order(index: Index, product: _Product) -> list[Op]:
     """The ops that make the same sum, the contraction's own sum last; they yield the result."""
     b = Builder(loc=product.op.loc)
-    weights = product.others[0]
-    for other in product.others[1:]:
-        weights = b.multiply(weights, other)
+    weights = reduce(b.multiply, product.others)
     attrs, along = product.dot.attrs, product.dot.operands[product.moving]
     batch = (attrs.lhs_batch, attrs.rhs_batch)[product.moving]
     where = index.dims[product.op.operands[0]]
     shared = tuple(product.order.index(d) for d in range(len(batch)))
-    if weights.type.dtype is not along.type.dtype:
-        weights = b.convert(weights, along.type.dtype)
-    inner = b.op(
-        "dot_general",
-        *(weights, along),
-        attrs=DotGeneralAttrs(
-            shared, batch, (where,), (index.dims[along],), product.op.result.type.dtype
-        ),
-    )
+    weights = b.in_type(weights, along.type.dtype)
+    contract, kind = ((where,), (index.dims[along],)), product.op.result.type.dtype
+    inner = b.dot(weights, along, contract, (shared, batch), kind)
     still = b.transpose(product.dot.operands[1 - product.moving], _layout(product, where))
-    if still.type.dtype is not inner.type.dtype:
-        still = b.convert(still, inner.type.dtype)
+    still = b.in_type(still, kind)
     last = tuple(range(weights.type.rank - 1, inner.type.rank))
     total = b.reduce(b.multiply(still, inner), "add", last)
     free = [d for d in range(weights.type.rank) if d not in (*shared, where)]

@@ -8,16 +8,16 @@ exp(x - c) = exp(x - c') exp(c' - c). `loops.py` builds the passes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.ir.facts import behind, combination, is_sum, operands_of, stored
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.cut.ring.index import MOVING, Index, is_cheap
 from shardwright.sharding.indices.dims import factors
 
-LINEAR = ("convert", "dot_general", "negate", "reduce", *MOVING)
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -32,19 +32,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """A row that multiplies, or divides."""
+class Applied:
+    """A row that multiplies, or is added to what an exponential reads; `inverse`: that divides, or
+    is subtracted.
+    """
 
     row: Row
-    divides: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """A row that is added to what an exponential reads, or subtracted from it."""
-
-    row: Row
-    subtracts: bool
+    inverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +48,8 @@ class Term:
     """
 
     row: Row | None = None
-    scales: tuple[Scale, ...] = ()
-    shift: Shift | None = None
+    scales: tuple[Applied, ...] = ()
+    shift: Applied | None = None
     inside: bool = False
 
     @property
@@ -124,7 +118,7 @@ class _Terms:
                 self.pending.add(value)
             if inside or (value in self.index.dims and is_cheap(op)):
                 known = op in self.index.entries or not unknown
-                self.terms[value] = FREE if known else self._term(op, read, value)
+                self.terms[value] = FREE if known else self._term(op, read)
 
     def term(self, value: Value) -> Term | None:
         """The term of an operand along the index or beside it; None for what must wait."""
@@ -132,30 +126,27 @@ class _Terms:
             return self.terms[value]
         return None if value in self.pending else FREE
 
-    def _term(self, op: Op, read: Sequence[Value], result: Value) -> Term | None:
+    def _term(self, op: Op, read: Sequence[Value]) -> Term | None:
         """The term of a result along the index that reads what is not known."""
-        if op.name == "broadcast_in_dim" and op.operands[0] not in self.index.dims:
-            return Term(row=_row(op))
-        terms = [self.term(v) for v in read]
-        if any(t is None for t in terms):
-            return None
-        known = [t for t in terms if t is not None]
-        if op.name in LINEAR:
-            return self.linear(op, read, known, result)
+        if isinstance(op.attrs, BroadcastInDimAttrs) and op.operands[0] not in self.index.dims:
+            return Term(row=_row(op.operands[0], op.attrs.dims))
+        terms = self._known(read)
         rule = RULES.get(op.name)
-        return None if rule is None else rule(self, op, known)
+        return None if terms is None or rule is None else rule(self, op, read, terms)
 
-    def linear(
-        self, op: Op, read: Sequence[Value], terms: Sequence[Term], result: Value
-    ) -> Term | None:
+    def _known(self, read: Sequence[Value]) -> list[Term] | None:
+        """The terms of what an op reads; None where one of it must wait."""
+        terms = [self.term(v) for v in read]
+        known = [t for t in terms if t is not None]
+        return known if len(known) == len(terms) else None
+
+    def linear(self, op: Op, read: Sequence[Value], terms: Sequence[Term]) -> Term | None:
         """The one term that is not free, its rows following the dims of the result."""
         bound = [(v, t) for v, t in zip(read, terms, strict=True) if t != FREE]
-        if len(bound) != 1:
+        if len(bound) != 1 or (op.name in REDUCTIONS and not is_sum(op)):
             return None
         value, term = bound[0]
         if (term.inside or term.row is not None) and not (op.name in MOVING or op.name in CASTS):
-            return None
-        if op.name in REDUCTIONS and not is_sum(op):
             return None
         moves = {
             d: e
@@ -163,7 +154,7 @@ class _Terms:
             for v, d in factor
             if v is value
             for w, e in factor
-            if w is result and v.type.shape[d] == w.type.shape[e]
+            if w in op.results and v.type.shape[d] == w.type.shape[e]
         }
         return _moved(term, moves)
 
@@ -176,22 +167,17 @@ class _Terms:
     def next_pass(self) -> Pass:
         """What can be reduced before anything in `waiting` is known."""
         step = Pass(rows={v for v, t in self.terms.items() if t is not None and t.row})
-        for result, op in self.waiting.items():
-            term = self._fold_term(op, result)
+        for op in self.waiting.values():
+            term = self._fold_term(op)
             if term == FREE or (term is not None and self._bridge(term, step)):
                 step.folds[op] = term
         step.collected = [v for v in self.collected if self.terms[v] == FREE]
         return step
 
-    def _fold_term(self, op: Op, result: Value) -> Term | None:
+    def _fold_term(self, op: Op) -> Term | None:
         """What the result of a reduction is left to be multiplied by."""
-        terms = [self.term(v) for v in op.operands]
-        if any(t is None for t in terms):
-            return None
-        known = [t for t in terms if t is not None]
-        if all(t == FREE for t in known):
-            return FREE
-        return self.linear(op, op.operands, known, result) if op.name in LINEAR else None
+        known = self._known(op.operands)
+        return FREE if known and all(t == FREE for t in known) else self._term(op, op.operands)
 
     def _bridge(self, term: Term, step: Pass) -> bool:
         """Note how the shift of `term` follows from one maximum of the same pass; False when it
@@ -237,11 +223,10 @@ class _Terms:
         return sorted(ops, key=order.__getitem__)
 
 
-def _row(op: Op) -> Row:
-    """What `broadcast_in_dim` repeats along the index."""
-    (source,) = op.operands
+def _row(source: Value, dims: Sequence[int]) -> Row:
+    """What a broadcast to `dims` repeats along the index."""
     sizes = source.type.shape
-    return Row(source, tuple((i, d) for i, d in enumerate(op.attrs.dims) if sizes[i] > 1))
+    return Row(source, tuple((i, d) for i, d in enumerate(dims) if sizes[i] > 1))
 
 
 def _moved(term: Term, moves: Mapping[int, int]) -> Term | None:
@@ -249,64 +234,68 @@ def _moved(term: Term, moves: Mapping[int, int]) -> Term | None:
     if any(d not in moves for row in term.rows for _, d in row.dims):
         return None
 
-    def moved(row: Row) -> Row:
-        return Row(row.source, tuple((i, moves[d]) for i, d in row.dims))
+    def row(old: Row) -> Row:
+        return Row(old.source, tuple((i, moves[d]) for i, d in old.dims))
+
+    def applied(old: Applied) -> Applied:
+        return replace(old, row=row(old.row))
 
     return Term(
-        row=None if term.row is None else moved(term.row),
-        scales=tuple(Scale(moved(s.row), s.divides) for s in term.scales),
-        shift=None if term.shift is None else Shift(moved(term.shift.row), term.shift.subtracts),
+        row=term.row and row(term.row),
+        scales=tuple(map(applied, term.scales)),
+        shift=term.shift and applied(term.shift),
         inside=term.inside,
     )
 
 
-def _add(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+def _add(known: Sequence[Term], subtracts: bool) -> Term | None:
     """A row beside a free value shifts it; two values of one term keep it."""
     left, right = known
-    subtracts = op.name == "subtract"
     if left == FREE and right.row is not None:
-        return Term(shift=Shift(right.row, subtracts), inside=True)
+        return Term(shift=Applied(right.row, subtracts), inside=True)
     if right == FREE and left.row is not None and not subtracts:
-        return Term(shift=Shift(left.row, False), inside=True)
+        return Term(shift=Applied(left.row), inside=True)
     return left if left == right and not left.inside and left.row is None else None
 
 
-def _scale(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+def _scale(known: Sequence[Term], divides: bool) -> Term | None:
     """A row is a factor; of two other values one is free."""
     left, right = known
     if left.inside or right.inside:
         return None
-    divides = op.name == "divide"
     if right.row is not None and left.row is None:
-        return replace(left, scales=(*left.scales, Scale(right.row, divides)))
+        return replace(left, scales=(*left.scales, Applied(right.row, divides)))
     if left.row is not None and right.row is None and not divides:
-        return replace(right, scales=(*right.scales, Scale(left.row, False)))
+        return replace(right, scales=(*right.scales, Applied(left.row)))
     if right == FREE:
         return left
     return right if left == FREE and not divides else None
 
 
-def _exponential(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+def _exponential(known: Sequence[Term]) -> Term | None:
     """The exponential of a shifted value follows the shift."""
     (term,) = known
     return replace(term, inside=False) if term.inside else None
 
 
-def _select(terms: _Terms, op: Op, known: Sequence[Term]) -> Term | None:
+def _select(terms: _Terms, read: Sequence[Value], known: Sequence[Term]) -> Term | None:
     """A choice between two values of one term, or zero."""
     which, left, right = known
     if which != FREE or left.inside or right.inside:
         return None
-    if left == right or (right == FREE and terms.is_zero(op.operands[2])):
+    if left == right or (right == FREE and terms.is_zero(read[2])):
         return left if left.row is None else None
-    return right if left == FREE and terms.is_zero(op.operands[1]) and right.row is None else None
+    return right if left == FREE and terms.is_zero(read[1]) and right.row is None else None
 
 
-RULES = {
-    "add": _add,
-    "divide": _scale,
-    "exponential": _exponential,
-    "multiply": _scale,
-    "select": _select,
-    "subtract": _add,
+Rule = Callable[[_Terms, Op, Sequence[Value], Sequence[Term]], Term | None]
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys((*MOVING, *CASTS, *REDUCTIONS, "dot_general", "negate"), _Terms.linear),
+    "add": lambda terms, op, read, known: _add(known, subtracts=False),
+    "subtract": lambda terms, op, read, known: _add(known, subtracts=True),
+    "multiply": lambda terms, op, read, known: _scale(known, divides=False),
+    "divide": lambda terms, op, read, known: _scale(known, divides=True),
+    "exponential": lambda terms, op, read, known: _exponential(known),
+    "select": lambda terms, op, read, known: _select(terms, read, known),
 }
+"""The term of the result of an op that reads values with terms; other ops have to wait."""

@@ -16,7 +16,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.road.build import placed_task
+from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.plan_cache import plan_parts
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.whatif.points import read_list

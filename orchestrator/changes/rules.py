@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.changes.change import Keys
+from shardwright.orchestrator.changes.situation import Situation
 from shardwright.orchestrator.report.bottleneck import (
     CAPACITY,
     COLLECTIVE,
@@ -24,8 +26,6 @@ from shardwright.orchestrator.report.bottleneck import (
 )
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.orchestrator.whatif.change import Keys
-from shardwright.orchestrator.whatif.situation import Situation
 from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from shardwright.sharding.strategies.decisions import WEIGHTS
 

@@ -1,26 +1,31 @@
-"""The backward program of the last micro-batch, which reduces what all micro-batches added up.
+"""Backward programs of the last micro-batch, which reduces what all micro-batches added up, and of
+the first, which stores gradients where others add them.
 
 Where gradients are reduced once per step, the cut stands in front of their reductions
 (`deferred.py`), so that the update begins with them, beside nothing. Here they move, with all that
 leads to them, behind the sums of one more backward program, which runs in the place of the last run
 of the one it is made of. `summed.py` then takes both into the loop over layers, from where on they
 are reductions like any others. The same numbers are added in the same order.
+
+Such accumulators are as large as the weights a core computes with. To clear them in the update and
+to read the zeros back would take as long as a micro-batch adds to them; PyTorch, too, has a
+gradient be None until the first backward pass made it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.ir.facts import stored
+from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import Level, with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.neff.schedule import Schedule, flat, folded, last_of, run_counts
+from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 
@@ -59,7 +64,7 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
     moved = list(_moved(plan))
     if not moved:
         return plan
-    writers = {one.writer for one in moved}
+    writers = {one.writer: last_of(one.writer) for one in moved}
     programs: list[StepProgram] = []
     for program in plan.programs:
         programs.append(_relieved(program, [m for m in moved if m.update == program.name]))
@@ -69,7 +74,7 @@ def reduced_in_last(plan: StepPlan) -> StepPlan:
         plan,
         programs=tuple(programs),
         buffers={**plan.buffers, **{one.target.name: one.target for one in moved}},
-        schedules=tuple(_with_last(schedule, writers) for schedule in plan.schedules),
+        schedules=tuple(with_runs(schedule, writers, -1) for schedule in plan.schedules),
     )
 
 
@@ -182,10 +187,87 @@ def _relieved(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
     return replace(program, graph=dce(graph), inputs=tuple(names))
 
 
-def _with_last(schedule: Schedule, writers: Collection[str]) -> Schedule:
-    """`schedule` with programs of their own as the last runs of `writers`."""
-    names = list(flat(schedule))
-    last = {name: place for place, name in enumerate(names) if name in writers}
-    for name, place in last.items():
-        names[place] = last_of(name)
-    return folded(names)
+def with_runs(schedule: Schedule, names: Mapping[str, str], which: int) -> Schedule:
+    """`schedule` with other programs, by `names`, as the first (`which` 0) or last (-1) runs."""
+    runs = list(flat(schedule))
+    for old, new in names.items():
+        if places := [n for n, run in enumerate(runs) if run == old]:
+            runs[places[which]] = new
+    return folded(runs)
+
+
+def stored_in_first(plan: StepPlan) -> StepPlan:
+    """`plan` with accumulators stored by backward programs of the first micro-batch, which the
+    update does not clear: those that one program adds to whose last run is another's.
+    """
+    programs = {program.name: program for program in plan.programs}
+    stored = {
+        name: found
+        for name, program in programs.items()
+        if last_of(name) in programs and (found := _accumulators(plan, program))
+    }
+    if not stored:
+        return plan
+    firsts = {name: first_of(name) for name in stored}
+    schedules = tuple(with_runs(schedule, firsts, 0) for schedule in plan.schedules)
+    runs = sum(map(run_counts, schedules), Counter[str]())
+    gone = {name for found in stored.values() for name in found}
+    made: list[StepProgram] = []
+    for name, program in programs.items():
+        if name in stored:
+            made.append(_first(program, stored[name]))
+        if runs[name]:
+            made.append(program if name in stored else _without_zeros(program, gone))
+    return replace(plan, programs=tuple(made), schedules=schedules)
+
+
+def _accumulators(plan: StepPlan, writer: StepProgram) -> list[str]:
+    """What `writer` alone adds to by one sum, and others clear."""
+    users = writer.graph.uses()
+    found = []
+    for name, value in zip(writer.inputs, writer.graph.inputs, strict=True):
+        adds = users.get(value, [])
+        others = [p for p in plan.programs if name in p.outputs and p is not writer]
+        if (
+            plan.buffers[name].role == "gradient"
+            and name in writer.outputs
+            and [op.name for op in adds] == ["add"]
+            and adds[0].operands[0] is value
+            and all(_clears(p, name) or p.name == last_of(writer.name) for p in others)
+        ):
+            found.append(name)
+    return found
+
+
+def _clears(program: StepProgram, name: str) -> bool:
+    """Whether a program leaves zeros in a buffer."""
+    value = program.graph.outputs[program.outputs.index(name)]
+    held = splat(program.graph.producers().get(value))
+    return held is not None and not any(held.data)
+
+
+def _first(program: StepProgram, names: Collection[str]) -> StepProgram:
+    """`program` with what it adds to `names` in their place."""
+    pairs = list(zip(program.inputs, program.graph.inputs, strict=True))
+    gone = {value for name, value in pairs if name in names}
+    level = Level()
+    for op in program.graph.ops:
+        if op.operands and op.operands[0] in gone:
+            level.replace(op.results, (level.now(op.operands[1]),))
+        else:
+            level.ops.append(level.update(op))
+    kept = [(name, value) for name, value in pairs if value not in gone]
+    results = tuple(level.now(value) for value in program.graph.outputs)
+    name = first_of(program.name)
+    graph = with_ops(program.graph, level.ops, results, tuple(v for _, v in kept), name)
+    return replace(program, name=name, graph=graph, inputs=tuple(n for n, _ in kept))
+
+
+def _without_zeros(program: StepProgram, names: Collection[str]) -> StepProgram:
+    """`program` without the zeros it leaves in `names`."""
+    pairs = list(zip(program.outputs, program.graph.outputs, strict=True))
+    kept = [(n, v) for n, v in pairs if n not in names or not _clears(program, n)]
+    if len(kept) == len(pairs):
+        return program
+    graph = with_ops(program.graph, program.graph.ops, tuple(v for _, v in kept))
+    return replace(program, graph=dce(graph), outputs=tuple(n for n, _ in kept))

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import Report
-from shardwright.orchestrator.whatif.change import as_chosen
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import zero_of
 from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.road.build import Layout
+    from shardwright.orchestrator.config.layout import Layout
 
 COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from shardwright.orchestrator.changes.change import fixed, frugal
+from shardwright.orchestrator.changes.situation import is_ours
 from shardwright.orchestrator.config.config import KEYS, JobConfig
 from shardwright.orchestrator.report.text import Facts
-from shardwright.orchestrator.report.tried import chosen_row, is_good
+from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE, chosen_row, is_good
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.build import Planned, planned
 from shardwright.orchestrator.road.stages import Stages, Traces
 from shardwright.orchestrator.road.units import unit_service
-from shardwright.orchestrator.whatif.change import fixed, frugal
-from shardwright.orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
-from shardwright.orchestrator.whatif.situation import is_ours
+from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.sharding.settings import AUTO, DEFAULTS, REMATS
 
 Report = dict[str, Any]
