@@ -15,31 +15,23 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.localize.context import Localizer
 from shardwright.sharding.localize.rules import (
     collective,
+    contraction,
     control,
-    convolution,
-    dot,
-    elementwise,
     gather,
-    reduce,
+    regular,
     shape,
-    sort,
-    window,
 )
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 
 __all__ = [
     "Localized",
     "collective",
+    "contraction",
     "control",
-    "convolution",
-    "dot",
-    "elementwise",
     "gather",
     "localize",
-    "reduce",
+    "regular",
     "shape",
-    "sort",
-    "window",
 ]
 
 

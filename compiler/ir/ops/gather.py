@@ -8,7 +8,7 @@ so that the window stays inside; a scatter drops every window that would leave t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -234,11 +234,21 @@ def _scatter_flops(op: Op) -> int:
     return 0 if op.attrs.kind == "replace" else op.operands[2].type.num_elements
 
 
+def _resize_gather(op: Op, shape: tuple[int, ...]) -> GatherAttrs:
+    """Windows as large as the result has them."""
+    attrs: GatherAttrs = op.attrs
+    kept = _gather_windows(attrs).window_dims(len(attrs.slice_sizes))
+    size_of = {d: shape[o] for d, o in zip(kept, sorted(attrs.offset_dims), strict=True)}
+    sizes = (size_of.get(d, size) for d, size in enumerate(attrs.slice_sizes))
+    return replace(attrs, slice_sizes=tuple(sizes))
+
+
 define(
     OpDef(
         name="gather",
         kind=Kind.INDEXED,
         passes=slice(0, 1),
+        resize=_resize_gather,
         attrs=GatherAttrs,
         infer=_infer_gather,
         flops=no_flops,

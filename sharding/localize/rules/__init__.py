@@ -1,1 +1,1 @@
-"""One file per family of ops, under the same names as `compiler/ir/ops`."""
+"""Rules by how ops treat dims: alike (`regular`), folding, moving, looking up, exchanging."""

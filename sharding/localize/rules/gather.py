@@ -9,11 +9,11 @@ of the group adds them to the operand.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import resized
 from shardwright.compiler.ir.ops import (
     CompareAttrs,
     ConcatenateAttrs,
@@ -69,14 +69,16 @@ def _check_disjoint(
         )
 
 
-def _component(context: Localizer, indices: Value, vector_dim: int, k: int, count: int) -> Value:
-    """Entry `k` of every index vector, keeping the vector dim."""
-    if count == 1:
-        return indices
+def _components(context: Localizer, indices: Value, vector_dim: int) -> Iterator[Value]:
+    """Every entry of all index vectors, keeping the vector dim."""
     shape = indices.type.shape
-    start = tuple(k if d == vector_dim else 0 for d in range(len(shape)))
-    limit = tuple(k + 1 if d == vector_dim else n for d, n in enumerate(shape))
-    return context.value("slice", (indices,), SliceAttrs(start, limit, (1,) * len(shape)))
+    if vector_dim == len(shape) or shape[vector_dim] == 1:
+        yield indices
+        return
+    for k in range(shape[vector_dim]):
+        start = tuple(k if d == vector_dim else 0 for d in range(len(shape)))
+        limit = tuple(k + 1 if d == vector_dim else n for d, n in enumerate(shape))
+        yield context.value("slice", (indices,), SliceAttrs(start, limit, (1,) * len(shape)))
 
 
 def _shifted(context: Localizer, component: Value, axes: tuple[str, ...], local_size: int) -> Value:
@@ -116,29 +118,26 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
     _check_batching(context, op, attrs.operand_batching_dims, attrs.start_indices_batching_dims)
     gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
     kept = [d for d in range(len(dims)) if d not in gone]
-    sizes = list(attrs.slice_sizes)
+    sizes = attrs.slice_sizes
     for d, moving in zip(kept, attrs.offset_dims, strict=True):
         if sizes[d] == operand.type.shape[d]:
             require_dims(context, op, f"operand dim {d} and result", dims[d], result[moving])
-            sizes[d] = context.env[operand].type.shape[d]
         elif d not in attrs.start_index_map or sizes[d] != 1:
             require_whole(context, op, d, dims[d], "it takes a part")
-    parts = [d for d, size in enumerate(attrs.slice_sizes) if size < operand.type.shape[d]]
+    parts = [d for d, size in enumerate(sizes) if size < operand.type.shape[d]]
     hit = [d for d in attrs.start_index_map if dims[d] and d in parts]
     _check_disjoint(context, op, hit, attrs.start_indices_batching_dims)
-    local = dataclasses.replace(attrs, slice_sizes=tuple(sizes))
-    return _masked_gather(context, op, local, hit) if hit else context.keep(op, local)
+    return _masked_gather(context, op, hit) if hit else context.keep(op)
 
 
-def _masked_gather(
-    context: Localizer, op: Op, attrs: GatherAttrs, hit: Sequence[int]
-) -> Sequence[Value]:
+def _masked_gather(context: Localizer, op: Op, hit: Sequence[int]) -> Sequence[Value]:
     """Look up the rows this rank holds, zero elsewhere."""
     operand, indices = context.operands(op)
-    dims, count = context.dims(op.operands[0]), len(attrs.start_index_map)
+    attrs: GatherAttrs = resized(op, context.local_type(op.result).shape)
+    dims = context.dims(op.operands[0])
     components, masks = [], []
-    for k, d in enumerate(attrs.start_index_map):
-        rows = _component(context, indices, attrs.index_vector_dim, k, count)
+    entries = _components(context, indices, attrs.index_vector_dim)
+    for d, rows in zip(attrs.start_index_map, entries, strict=True):
         if d in hit:
             rows = _clamped(context, rows, op.operands[0].type.shape[d])
             rows = _shifted(context, rows, dims[d], operand.type.shape[d])
@@ -218,9 +217,9 @@ def _local_rows(context: Localizer, op: Op, hit: Sequence[int]) -> Value:
         return indices
     attrs, dims = op.attrs, context.dims(op.operands[0])
     local = context.env[op.operands[0]].type.shape
-    count = len(attrs.scatter_dims_to_operand_dims)
-    components = []
-    for k, d in enumerate(attrs.scatter_dims_to_operand_dims):
-        rows = _component(context, indices, attrs.index_vector_dim, k, count)
-        components.append(_shifted(context, rows, dims[d], local[d]) if d in hit else rows)
+    entries = _components(context, indices, attrs.index_vector_dim)
+    components = [
+        _shifted(context, rows, dims[d], local[d]) if d in hit else rows
+        for d, rows in zip(attrs.scatter_dims_to_operand_dims, entries, strict=True)
+    ]
     return _join(context, components, attrs.index_vector_dim)

@@ -1,9 +1,7 @@
-"""Ops that move data: sharded dims must pass through whole, sizes in attributes become per-core
-sizes.
+"""Ops that make a shape: sharded dims must pass through whole.
 
 A reshape is local exactly when every mesh axis keeps its distance in elements; a constant or iota
-along a sharded dim needs the rank's coordinate. Slicing, padding or joining along a sharded dim
-would need a halo and is refused.
+along a sharded dim needs the rank's coordinate.
 """
 
 from __future__ import annotations
@@ -77,66 +75,4 @@ def _transpose(context: Localizer, op: Op) -> Sequence[Value]:
     dims = context.dims(op.operand)
     moved = tuple(dims[d] for d in op.attrs.permutation)
     require_dims(context, op, "operand and result", moved, context.dims(op.result))
-    return context.keep(op)
-
-
-@localizes("slice")
-def _slice(context: Localizer, op: Op) -> Sequence[Value]:
-    attrs, operand = op.attrs, op.operand
-    dims = context.dims(operand)
-    require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    for d, axes in enumerate(dims):
-        if (attrs.start[d], attrs.limit[d], attrs.stride[d]) != (0, operand.type.shape[d], 1):
-            require_whole(context, op, d, axes, "it takes a part")
-    return context.keep(op)
-
-
-@localizes("concatenate")
-def _concatenate(context: Localizer, op: Op) -> Sequence[Value]:
-    dims = context.dims(op.result)
-    for operand in op.operands:
-        require_dims(context, op, "operands and result", dims, context.dims(operand))
-    require_whole(context, op, op.attrs.dim, dims[op.attrs.dim], "operands follow each other")
-    return context.keep(op)
-
-
-@localizes("pad")
-def _pad(context: Localizer, op: Op) -> Sequence[Value]:
-    attrs, dims = op.attrs, context.dims(op.result)
-    require_dims(context, op, "operand and result", context.dims(op.operands[0]), dims)
-    for d, axes in enumerate(dims):
-        if attrs.low[d] or attrs.high[d] or attrs.interior[d]:
-            require_whole(context, op, d, axes, "it is padded")
-    return context.keep(op)
-
-
-@localizes("reverse")
-def _reverse(context: Localizer, op: Op) -> Sequence[Value]:
-    dims = context.dims(op.result)
-    require_dims(context, op, "operand and result", context.dims(op.operand), dims)
-    for d in op.attrs.dims:
-        require_whole(context, op, d, dims[d], "it is reversed")
-    return context.keep(op)
-
-
-@localizes("dynamic_slice")
-def _dynamic_slice(context: Localizer, op: Op) -> Sequence[Value]:
-    operand = op.operands[0]
-    dims = context.dims(operand)
-    require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    for d, axes in enumerate(dims):
-        if op.attrs.sizes[d] != operand.type.shape[d]:
-            require_whole(context, op, d, axes, "it takes a part")
-    return context.keep(op)
-
-
-@localizes("dynamic_update_slice")
-def _dynamic_update_slice(context: Localizer, op: Op) -> Sequence[Value]:
-    operand, update = op.operands[:2]
-    dims = context.dims(operand)
-    require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    require_dims(context, op, "operand and update", dims, context.dims(update))
-    for d, axes in enumerate(dims):
-        if update.type.shape[d] != operand.type.shape[d]:
-            require_whole(context, op, d, axes, "a part of it is replaced")
     return context.keep(op)
