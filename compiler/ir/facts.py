@@ -9,8 +9,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
-from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, PARTS, REDUCTIONS, TRAFFIC
+from shardwright.compiler.ir.ops import (
+    ConstantAttrs,
+    DotGeneralAttrs,
+    GatherAttrs,
+    ScatterAttrs,
+    Windows,
+    windows_of,
+)
+from shardwright.compiler.ir.traits import (
+    CASTS,
+    CONTRACTIONS,
+    FOLDS,
+    IDENTITIES,
+    MOVES,
+    PARTS,
+    REDUCTIONS,
+    TRAFFIC,
+    WRITES,
+)
 from shardwright.compiler.ir.types import Op, Value
 
 
@@ -119,3 +136,23 @@ def keeps_order(op: Op) -> bool:
         same = op.operands[0].type.num_elements == op.result.type.num_elements
         return same and list(op.attrs.dims) == sorted(op.attrs.dims)
     return op.name == "reshape"
+
+
+def is_linear(op: Op) -> bool:
+    """Whether the result of sums is the sum of results, for all operands that are no places at
+    once; but for what types round, and where constants beside them are zero.
+    """
+    if op.name in FOLDS:
+        return combination(op) == "add"
+    return op.name in MOVES | CASTS | {"add", "negate", "subtract"}
+
+
+def lookup(op: Op | None) -> Windows | None:
+    """How the windows lie that `op` takes or writes at indices that are elements."""
+    attrs = op.attrs if op is not None else None
+    return windows_of(attrs) if isinstance(attrs, GatherAttrs | ScatterAttrs) else None
+
+
+def moved(op: Op) -> Value:
+    """What `op` with a `lookup` moves: the result of a gather, the update of a scatter."""
+    return op.operands[2] if op.name in WRITES else op.result

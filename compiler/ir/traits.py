@@ -36,3 +36,5 @@ WRITES = UPDATES | of(Kind.INDEXED, combines=True)
 TRAFFIC = of(Kind.COLLECTIVE)
 REDUCTIONS_OF_RANKS = of(Kind.COLLECTIVE, combines=True)
 """What adds up, or combines in another way, over ranks."""
+FOLDS = of(Kind.REDUCTION, Kind.WINDOW, combines=True)
+"""What combines elements of its one operand along dims, all of them or those of windows."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
-from shardwright.compiler.ir.facts import counted_dim, dim_map, splat
+from shardwright.compiler.ir.facts import counted_dim, dim_map, lookup, moved, splat
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
@@ -205,53 +205,24 @@ def _reverse(op: Op) -> list[Factor]:
 
 
 def _gather(op: Op) -> list[Factor]:
-    (x, indices), y, a = op.operands, op.result, op.attrs
-    moving = _moving(indices, a.index_vector_dim, y.type.rank, a.offset_dims)
-    return _windows(
-        (x, a.collapsed_slice_dims, a.operand_batching_dims),
-        (indices, a.start_indices_batching_dims),
-        (y, a.offset_dims),
-        moving,
-    )
+    """Batching dims, positions of the indices, and windows that are moved whole."""
+    x, indices, y, rows = op.operands[0], op.operands[1], moved(op), lookup(op)
+    assert rows is not None
+    batch_of = dict(zip(rows.indices_batching, rows.operand_batching, strict=True))
+    positions = [d for d in range(indices.type.rank) if d != rows.vector_dim]
+    walking = [d for d in range(y.type.rank) if d not in rows.moving_dims]
+    found: list[Factor] = []
+    for i, d in zip(positions, walking, strict=True):
+        dims: Factor = ((indices, i), (y, d))
+        found.append((*dims, (x, batch_of[i])) if i in batch_of else dims)
+    pairs = zip(rows.window_dims(x.type.rank), rows.moving_dims, strict=True)
+    return found + [((x, i), (y, j)) for i, j in pairs if x.type.shape[i] == y.type.shape[j]]
 
 
 def _scatter(op: Op) -> list[Factor]:
-    (x, indices, update), y, a = op.operands, op.result, op.attrs
-    moving = _moving(indices, a.index_vector_dim, update.type.rank, a.update_window_dims)
-    found = _windows(
-        (x, a.inserted_window_dims, a.input_batching_dims),
-        (indices, a.scatter_indices_batching_dims),
-        (update, a.update_window_dims),
-        moving,
-    )
-    tied = [factor + tuple((y, d) for v, d in factor if v is x) for factor in found]
+    x, y = op.operands[0], op.result
+    tied = [factor + tuple((y, d) for v, d in factor if v is x) for factor in _gather(op)]
     return tied + [((x, d), (y, d)) for d in range(y.type.rank)]
-
-
-def _moving(
-    indices: Value, vector_dim: int, rank: int, window: tuple[int, ...]
-) -> list[tuple[int, int]]:
-    """Pairs (dim of the indices, dim of the moved tensor) that walk over positions."""
-    positions = [d for d in range(indices.type.rank) if d != vector_dim]
-    return list(zip(positions, [d for d in range(rank) if d not in window], strict=True))
-
-
-def _windows(
-    fixed: tuple[Value, tuple[int, ...], tuple[int, ...]],
-    indices: tuple[Value, tuple[int, ...]],
-    moved: tuple[Value, tuple[int, ...]],
-    moving: list[tuple[int, int]],
-) -> list[Factor]:
-    """What gather and scatter share: batching dims, position dims, and window dims moved whole."""
-    (x, dropped, x_batch), (index, index_batch), (y, window) = fixed, indices, moved
-    batch_of = dict(zip(index_batch, x_batch, strict=True))
-    found: list[Factor] = []
-    for i, d in moving:
-        dims: Factor = ((index, i), (y, d))
-        found.append((*dims, (x, batch_of[i])) if i in batch_of else dims)
-    kept = [d for d in range(x.type.rank) if d not in dropped and d not in x_batch]
-    pairs = zip(kept, window, strict=True)
-    return found + [((x, i), (y, j)) for i, j in pairs if x.type.shape[i] == y.type.shape[j]]
 
 
 FACTORS: dict[str, Callable[[Op], list[Factor]]] = {

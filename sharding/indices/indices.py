@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
+from shardwright.compiler.ir.ops import ReshapeAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimSets, DimTable
 from shardwright.sharding.indices.dims import Dim
@@ -91,7 +92,7 @@ class IndexClasses:
 
 def _products(op: Op) -> Iterator[tuple[Dim, tuple[Dim, ...]]]:
     """(dim, dims it is the product of) of a reshape, in either direction, without sizes of 1."""
-    if op.name != "reshape":
+    if not isinstance(op.attrs, ReshapeAttrs):
         return
     x, y = op.operands[0], op.result
     for left, right in _blocks(x.type.shape, y.type.shape):

@@ -13,6 +13,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.facts import pairing
+from shardwright.compiler.ir.ops import (
+    ConvolutionAttrs,
+    DotGeneralAttrs,
+    GatherAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    ScatterAttrs,
+    windows_of,
+)
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -53,20 +62,18 @@ def _add_prices(
 
 def contracted(op: Op) -> Iterator[Dim]:
     """The dims `op` sums over or looks up in."""
-    match op.name:
-        case "dot_general":
-            lhs, rhs = op.operands
-            yield from ((lhs, d) for d in op.attrs.lhs_contract)
-            yield from ((rhs, d) for d in op.attrs.rhs_contract)
-        case "convolution":
-            yield (op.operands[0], op.attrs.lhs[1])
-            yield (op.operands[1], op.attrs.rhs[1])
-        case "reduce":
-            yield from ((v, d) for v in op.operands if v.type.rank for d in op.attrs.dims)
-        case "gather":
-            yield from ((op.operands[0], d) for d in op.attrs.collapsed_slice_dims)
-        case "scatter":
-            yield from ((op.operands[0], d) for d in op.attrs.inserted_window_dims)
+    match op.attrs:
+        case DotGeneralAttrs(lhs_contract=left, rhs_contract=right):
+            summed = (left, right)
+        case ConvolutionAttrs(lhs=(_, left, *_), rhs=(_, right, *_)):
+            summed = ((left,), (right,))
+        case ReduceAttrs(dims=dims):
+            summed = (dims,)
+        case GatherAttrs() | ScatterAttrs() as attrs:
+            summed = (windows_of(attrs).dropped_dims,)
+        case _:
+            summed = ()
+    yield from ((v, d) for v, dims in zip(op.operands, summed, strict=False) for d in dims)
 
 
 def expert_families(
@@ -97,7 +104,7 @@ def cut(op: Op) -> Iterator[Dim]:
 
     A reshape cuts nothing: it makes products and parts.
     """
-    if op.regions or op.name == "reshape":
+    if op.regions or isinstance(op.attrs, ReshapeAttrs):
         return
     tied = {dim for factor in factors(op) for dim in factor} | set(contracted(op))
     for value in op.operands:

@@ -6,22 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.types import Op
 from shardwright.sharding.linearity.labels import (
     FREE,
     MIXED,
     SUM,
-    FactoredDim,
     Kind,
     Label,
     contracted,
     counts_samples,
     dims_of,
-    fit,
     merge,
-    merge_dim,
 )
-from shardwright.sharding.linearity.rules import Scope, elementwise, transfers
+from shardwright.sharding.linearity.rules import Scope, carried, elementwise, transfers
 
 
 @transfers("reduce")
@@ -31,8 +29,7 @@ def _reduce(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
         return SUM if attrs.kind == "add" else MIXED
     if label.kind is not Kind.SAMPLE:
         return FREE if label.kind is Kind.ZERO and attrs.kind != "add" else label
-    kept = [dim for d, dim in enumerate(label.dims) if d not in attrs.dims]
-    return contracted(kept, attrs.kind == "add")
+    return contracted(carried(op, operands), attrs.kind == "add")
 
 
 @transfers("dot_general")
@@ -40,14 +37,7 @@ def _dot(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     lhs, rhs = operands
     if Kind.SAMPLE not in (lhs.kind, rhs.kind):
         return _multiply_kinds(lhs, rhs)
-    attrs = op.attrs
-    left, right = (dims_of(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True))
-    lhs_free, rhs_free = attrs.free_dims(len(left), len(right))
-    kept = [
-        merge_dim(left[a], right[b]) for a, b in zip(attrs.lhs_batch, attrs.rhs_batch, strict=True)
-    ]
-    kept += [left[d] for d in lhs_free] + [right[d] for d in rhs_free]
-    return contracted(kept, True)
+    return contracted(carried(op, operands), True)
 
 
 @transfers("convolution")
@@ -58,16 +48,14 @@ def _convolution(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     lhs, rhs = operands
     if Kind.SAMPLE not in (lhs.kind, rhs.kind):
         return _multiply_kinds(lhs, rhs)
-    a, shape = op.attrs, op.result.type.shape
+    a = op.attrs
     left, right = (dims_of(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True))
     mixed = [left[d] for d in a.lhs[2:]] + [right[d] for d in a.rhs[2:]]
     mixed += [left[a.lhs[0]]] if a.batch_groups > 1 else []
     mixed += [left[a.lhs[1]]] if a.feature_groups > 1 else []
     if any(counts_samples(dim) for dim in mixed):
         return MIXED
-    kept: list[FactoredDim] = [((n, False),) for n in shape]
-    kept[a.out[0]], kept[a.out[1]] = left[a.lhs[0]], right[a.rhs[0]]
-    return contracted(fit(kept, shape), True)
+    return contracted(carried(op, operands), True)
 
 
 @transfers("reduce_window", "select_and_scatter")
@@ -75,8 +63,7 @@ def _windowed(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     """Per sample unless a window spans samples; a window of sums is linear in its last operand."""
     attrs = op.attrs
     if Kind.SAMPLE not in [label.kind for label in operands]:
-        linear = op.name == "select_and_scatter" or attrs.kind == "add"
-        if linear and not any(label.on_batch for label in operands[:-1]):
+        if combination(op) in ("", "add") and not any(label.on_batch for label in operands[:-1]):
             return operands[-1]
         return MIXED if any(label.on_batch for label in operands) else FREE
     label = merge(operands, op.operands[0].type.shape)

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.tables import entering
-from shardwright.sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
+from shardwright.sharding.indices.dims import factors
+from shardwright.sharding.linearity.labels import (
+    FREE,
+    MIXED,
+    FactoredDim,
+    Kind,
+    Label,
+    dims_of,
+    fit,
+    merge,
+    merge_dim,
+)
 
 Labels = dict[Value, Label]
 Transfer = Callable[[Op, Sequence[Label], "Scope"], Label]
@@ -25,6 +37,18 @@ class Scope:
 
     labels: Labels
     producers: dict[Value, Op]
+
+
+def carried(op: Op, operands: Sequence[Label]) -> list[FactoredDim]:
+    """The dims of the result, from those of the operands that walk along them."""
+    given = {v: dims_of(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True)}
+    dims: list[FactoredDim] = [((n, False),) for n in op.result.type.shape]
+    for factor in factors(op):
+        found = [given[v][d] for v, d in factor if v in given]
+        for v, d in factor:
+            if v is op.result and found:
+                dims[d] = reduce(merge_dim, found)
+    return fit(dims, op.result.type.shape)
 
 
 def elementwise(op: Op, operands: Sequence[Label], scope: Scope) -> Label:

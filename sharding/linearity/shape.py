@@ -22,7 +22,7 @@ from shardwright.sharding.linearity.labels import (
     merge,
     sample,
 )
-from shardwright.sharding.linearity.rules import Scope, elementwise, no_sum, transfers
+from shardwright.sharding.linearity.rules import Scope, carried, elementwise, no_sum, transfers
 
 
 @transfers("broadcast_in_dim")
@@ -39,7 +39,7 @@ def _broadcast(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
 def _transpose(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     if operands[0].kind is not Kind.SAMPLE:
         return operands[0]
-    return sample([operands[0].dims[d] for d in op.attrs.permutation])
+    return sample(carried(op, operands))
 
 
 @transfers("slice", "dynamic_slice")

@@ -62,7 +62,7 @@ class ScatterAttrs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Windows:
+class Windows:
     """What gather and scatter share: how window positions and index entries address the operand.
 
     `moving_dims` are the dims of the moving tensor (gather result, scatter update) that walk a
@@ -86,8 +86,8 @@ class _Windows:
         return [n for d, n in enumerate(indices) if d != self.vector_dim]
 
 
-def _gather_windows(attrs: GatherAttrs) -> _Windows:
-    return _Windows(
+def _gather_windows(attrs: GatherAttrs) -> Windows:
+    return Windows(
         attrs.offset_dims,
         attrs.collapsed_slice_dims,
         attrs.operand_batching_dims,
@@ -97,8 +97,8 @@ def _gather_windows(attrs: GatherAttrs) -> _Windows:
     )
 
 
-def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
-    return _Windows(
+def _scatter_windows(attrs: ScatterAttrs) -> Windows:
+    return Windows(
         attrs.update_window_dims,
         attrs.inserted_window_dims,
         attrs.input_batching_dims,
@@ -108,7 +108,7 @@ def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
     )
 
 
-def _check_windows(name: str, w: _Windows, operand: TensorType, indices: TensorType) -> None:
+def _check_windows(name: str, w: Windows, operand: TensorType, indices: TensorType) -> None:
     """Refuse dimension numbers that do not fit operand and index shapes."""
     if not indices.dtype.is_integer:
         raise mismatch(name, "integer indices", indices)
@@ -171,7 +171,7 @@ def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorTy
 
 
 def _positions(
-    w: _Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
+    w: Windows, operand: Sequence[int], indices: np.ndarray, moving: Sequence[int]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Starts and offsets per operand dim, each broadcastable to the shape of the moving tensor."""
     rank = len(moving)
@@ -266,3 +266,8 @@ define(
         reference=_scatter_reference,
     )
 )
+
+
+def windows_of(attrs: GatherAttrs | ScatterAttrs) -> Windows:
+    """The windows of either op."""
+    return _gather_windows(attrs) if isinstance(attrs, GatherAttrs) else _scatter_windows(attrs)

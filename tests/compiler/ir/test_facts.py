@@ -163,3 +163,29 @@ def test_the_dim_that_a_collective_resizes() -> None:
         changed = [d for d, (before, after) in enumerate(sizes) if before != after]
         assert ([] if (dim := facts.resized_dim(op)) is None else [dim]) == changed
     assert {op.name for op in ops} <= set(COLLECTIVES)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_linear_ops_give_sums_of_sums(case: OpCase) -> None:
+    op = op_of(case)
+    first = numbered(case)
+    places = {op.operands.index(v) for v in facts.places_of(op)}
+    terms = [v.type.dtype for i, v in enumerate((*op.operands, *op.results)) if i not in places]
+    if not facts.is_linear(op) or any(dtype is not DType.F32 for dtype in terms):
+        return
+    second = [a if i in places else 3 * a + 1 for i, a in enumerate(first)]
+    both = [a if i in places else a + b for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    one, other, total = (outputs(case, arrays)[0] for arrays in (first, second, both))
+    np.testing.assert_allclose(one + other, total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_what_looks_up_names_its_windows(case: OpCase) -> None:
+    op = op_of(case)
+    rows = facts.lookup(op)
+    assert (rows is not None) == (OPS[op.name].kind is Kind.INDEXED)
+    if rows is not None:
+        kept = rows.window_dims(op.operands[0].type.rank)
+        sizes = [facts.moved(op).type.shape[d] for d in rows.moving_dims]
+        limits = [op.operands[0].type.shape[d] for d in kept]
+        assert all(size <= limit for size, limit in zip(sizes, limits, strict=True))
