@@ -62,6 +62,7 @@ def _add_prices(
 
 def contracted(op: Op) -> Iterator[Dim]:
     """The dims `op` sums over or looks up in."""
+    summed: tuple[tuple[int, ...], ...] = ()
     match op.attrs:
         case DotGeneralAttrs(lhs_contract=left, rhs_contract=right):
             summed = (left, right)
@@ -71,8 +72,6 @@ def contracted(op: Op) -> Iterator[Dim]:
             summed = (dims,)
         case GatherAttrs() | ScatterAttrs() as attrs:
             summed = (windows_of(attrs).dropped_dims,)
-        case _:
-            summed = ()
     yield from ((v, d) for v, dims in zip(op.operands, summed, strict=False) for d in dims)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import resized
+from shardwright.compiler.ir.facts import lookup, moved, resized
 from shardwright.compiler.ir.ops import (
     CompareAttrs,
     ConcatenateAttrs,
@@ -21,43 +21,37 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     ScatterAttrs,
     SliceAttrs,
+    Windows,
 )
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
-def _batch_dims(rank: int, window: Sequence[int]) -> tuple[int, ...]:
-    """Dims of the moving tensor that walk the index tensor."""
-    return tuple(d for d in range(rank) if d not in window)
+def _windows(op: Op) -> Windows:
+    found = lookup(op)
+    assert found is not None
+    return found
 
 
-def _check_batch(
-    context: Localizer, op: Op, moving: Value, window: Sequence[int], vector_dim: int
-) -> None:
-    """The moving tensor's batch dims must be sharded like the index tensor."""
-    indices = context.dims(op.operands[1])
-    if vector_dim < len(indices):
-        require_whole(context, op, vector_dim, indices[vector_dim], "it holds the index vector")
-    walked = tuple(axes for d, axes in enumerate(indices) if d != vector_dim)
-    dims = context.dims(moving)
-    given = tuple(dims[d] for d in _batch_dims(len(dims), window))
+def _check_indices(context: Localizer, op: Op) -> None:
+    """Dims of the indices must be sharded like those of operand and moved tensor that walk them."""
+    windows = _windows(op)
+    operand, indices, moving = (context.dims(v) for v in (*op.operands[:2], moved(op)))
+    if windows.vector_dim < len(indices):
+        why = "it holds the index vector"
+        require_whole(context, op, windows.vector_dim, indices[windows.vector_dim], why)
+    walked = tuple(axes for d, axes in enumerate(indices) if d != windows.vector_dim)
+    given = tuple(axes for d, axes in enumerate(moving) if d not in windows.moving_dims)
     require_dims(context, op, "indices and batch dims", walked, given)
+    left = tuple(operand[d] for d in windows.operand_batching)
+    right = tuple(indices[d] for d in windows.indices_batching)
+    require_dims(context, op, "batching dims", left, right)
 
 
-def _check_batching(
-    context: Localizer, op: Op, operand_dims: Sequence[int], index_dims: Sequence[int]
-) -> None:
-    """Batching dims of operand and indices must be sharded alike."""
-    operand, indices = (context.dims(v) for v in op.operands[:2])
-    left = tuple(operand[d] for d in operand_dims)
-    require_dims(context, op, "batching dims", left, tuple(indices[d] for d in index_dims))
-
-
-def _check_disjoint(
-    context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]
-) -> None:
+def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int]) -> None:
     """An axis that splits the rows must not split the indices: those rows would be missing."""
     operand, indices = (context.dims(v) for v in op.operands[:2])
+    batching = _windows(op).indices_batching
     rows = {axis for d in hit for axis in operand[d]}
     spread = {a for d, axes in enumerate(indices) if d not in batching for a in axes}
     if rows & spread:
@@ -114,10 +108,8 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
     attrs: GatherAttrs = op.attrs
     operand = op.operands[0]
     dims, result = context.dims(operand), context.dims(op.result)
-    _check_batch(context, op, op.result, attrs.offset_dims, attrs.index_vector_dim)
-    _check_batching(context, op, attrs.operand_batching_dims, attrs.start_indices_batching_dims)
-    gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
-    kept = [d for d in range(len(dims)) if d not in gone]
+    _check_indices(context, op)
+    kept = _windows(op).window_dims(len(dims))
     sizes = attrs.slice_sizes
     for d, moving in zip(kept, attrs.offset_dims, strict=True):
         if sizes[d] == operand.type.shape[d]:
@@ -126,7 +118,7 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
             require_whole(context, op, d, dims[d], "it takes a part")
     parts = [d for d, size in enumerate(sizes) if size < operand.type.shape[d]]
     hit = [d for d in attrs.start_index_map if dims[d] and d in parts]
-    _check_disjoint(context, op, hit, attrs.start_indices_batching_dims)
+    _check_disjoint(context, op, hit)
     return _masked_gather(context, op, hit) if hit else context.keep(op)
 
 
@@ -154,7 +146,7 @@ def _keep_where(context: Localizer, mask: Value, found: Value, attrs: GatherAttr
     batch = tuple(n for d, n in enumerate(mask.type.shape) if d != attrs.index_vector_dim)
     if batch != mask.type.shape:
         mask = context.value("reshape", (mask,), ReshapeAttrs(batch))
-    where = _batch_dims(found.type.rank, attrs.offset_dims)
+    where = tuple(d for d in range(found.type.rank) if d not in attrs.offset_dims)
     whole = context.broadcast(mask, found.type.shape, where)
     return context.value("select", (whole, found, context.splat(0, found.type)))
 
@@ -165,10 +157,8 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     operand, _, updates = op.operands
     dims, moving = context.dims(operand), context.dims(updates)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    _check_batch(context, op, updates, attrs.update_window_dims, attrs.index_vector_dim)
-    _check_batching(context, op, attrs.input_batching_dims, attrs.scatter_indices_batching_dims)
-    gone = attrs.inserted_window_dims + attrs.input_batching_dims
-    kept = [d for d in range(len(dims)) if d not in gone]
+    _check_indices(context, op)
+    kept = _windows(op).window_dims(len(dims))
     for d, m in zip(kept, attrs.update_window_dims, strict=True):
         if updates.type.shape[m] == operand.type.shape[d]:
             require_dims(context, op, f"operand dim {d} and updates", dims[d], moving[m])
@@ -177,7 +167,7 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     hit = [
         d for d in attrs.scatter_dims_to_operand_dims if dims[d] and d in attrs.inserted_window_dims
     ]
-    _check_disjoint(context, op, hit, attrs.scatter_indices_batching_dims)
+    _check_disjoint(context, op, hit)
     whole = _counted_once(context, op, _spread_axes(context, op))
     rows = _local_rows(context, op, hit)
     return context.emit("scatter", (whole, rows, context.env[updates]), attrs)
