@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
 from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
-from shardwright.compiler.ir.facts import resized_dim, stored
+from shardwright.compiler.ir.facts import combination, lookup, resized_dim, stored
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
@@ -27,7 +27,7 @@ from shardwright.compiler.ir.ops import (
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
@@ -47,7 +47,6 @@ UNRESOLVED = (
     "sdy.sharded_to_unreduced",
     "sdy.sharding_constraint",
 )
-COMPLETING = ("add", "max", "min", "multiply", "and", "or", "xor")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 _SHARDING = re.compile(r"<@\w+, \[(.*?)\](?:, replicated=\{[^}]*\})?(?:, unreduced=\{([^}]*)\})?>")
@@ -353,7 +352,7 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     source = made.get(op.operands[0])
     while source is not None and source.name in REDUCTIONS_OF_RANKS:
         source = made.get(source.operands[0])
-    kind = _partial_kind(source, made)
+    kind = _partial_kind(source)
     if kind is None:
         name = source.name if source is not None else "an argument"
         raise ShardingError(
@@ -369,16 +368,13 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     return ReduceScatterAttrs(dim, op.attrs.axes, kind)
 
 
-def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
-    """How partial results of `source` are completed; None when no reduction does it."""
-    match source.name if source is not None else "":
-        case "convolution" | "dot_general" | "gather":
-            return "add"
-        case "reduce":
-            assert source is not None
-            kind: str = source.attrs.kind
-            return kind if kind in COMPLETING else None
-        case "scatter":
-            assert source is not None
-            return "add" if source.attrs.kind == "add" else None  # see `localize/rules/gather.py`
-    return None
+def _partial_kind(source: Op | None) -> str | None:
+    """How partial results of `source` are completed; None when no reduction does it. A core looks
+    up, and adds, the rows it holds, and zeros else (`localize/rules/gather.py`).
+    """
+    if source is None:
+        return None
+    kind = combination(source)
+    if lookup(source) is not None:
+        return "add" if kind in ("", "add") else None
+    return kind if source.name in CONTRACTIONS | REDUCTIONS else None
