@@ -32,7 +32,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.permutes import permute_pairs
-from shardwright.sharding.partition.spec import ShardingSpec, replicated
+from shardwright.sharding.partition.spec import ShardingSpec, num_shared, replicated
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.importer import Site
@@ -192,7 +192,7 @@ class ShardyReader:
     def _relaid(self, site: Site, value: Value, after: ShardingSpec) -> Value:
         """`value` laid out as `after`: what both layouts share at the major end of a dim stays."""
         pairs = list(zip(self.specs[value].dims, after.dims, strict=True))
-        kept = [_shared(old, new) for old, new in pairs]
+        kept = [num_shared(*pair) for pair in pairs]
         gone = [old[n:] for (old, _), n in zip(pairs, kept, strict=True)]
         come = [new[n:] for (_, new), n in zip(pairs, kept, strict=True)]
         value = self._move(site, value, gone, _gather_step, grow=False)
@@ -312,12 +312,6 @@ def _atoms_between(axis: str, ends: set[int]) -> list[int]:
                 hint="shard another dim, or give the axis a size that divides the dim",
             )
     return [high // low for low, high in itertools.pairwise(places)]
-
-
-def _shared(old: Axes, new: Axes) -> int:
-    """How many axes two layouts of a dim share, from the major end."""
-    pairs = zip(old, new, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _moved(axes: tuple[str, ...], moved: tuple[str, ...], grow: bool) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.facts import pairing
-from shardwright.compiler.ir.traits import REDUCTIONS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, joins, propagate
@@ -21,7 +21,7 @@ from shardwright.sharding.indices.inner import contracted
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec
 
-MOVING = ("convert", "reshape", "transpose")
+MOVING = VIEWS | CASTS
 
 
 @dataclass(frozen=True, slots=True)

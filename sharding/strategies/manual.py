@@ -67,7 +67,7 @@ def inputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
     """
     first: dict[Value, Op] = {}
     for op in graph.ops:
-        if op.name == "sharding_constraint":
+        if isinstance(op.attrs, ShardingConstraintAttrs):
             first.setdefault(op.operands[0], op)
     pairs = zip(user.inputs, graph.inputs, strict=True)
     return [_given(attrs, "argument", first.get(value)) for attrs, value in pairs]
@@ -75,7 +75,7 @@ def inputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
 
 def _outputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
     """What the user says of each output: as a result, else by the constraint that makes it."""
-    made = {op.result: op for op in graph.ops if op.name == "sharding_constraint"}
+    made = {op.result: op for op in graph.ops if isinstance(op.attrs, ShardingConstraintAttrs)}
     pairs = zip(user.outputs, graph.outputs, strict=True)
     return [_given(attrs, "result", made.get(value)) for attrs, value in pairs]
 
@@ -139,7 +139,7 @@ class _Manual:
     def check(self) -> None:
         """Refuse shardings whose axes do not divide their dim."""
         for op in self.graph.walk():
-            if op.name == "sharding_constraint":
+            if isinstance(op.attrs, ShardingConstraintAttrs):
                 self._check_dims("a constraint", op.attrs, op.operands[0], op.loc)
         for slot, value, entry in zip(self.inputs, self.graph.inputs, self.given, strict=True):
             if entry is not None:

@@ -30,7 +30,6 @@ from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic
 from shardwright.sharding.strategies.gradients import join_layouts, reduce_gradients
-from shardwright.sharding.strategies.llm_training import llm_training
 from shardwright.sharding.strategies.manual import manual
 from shardwright.sharding.strategies.splits import padding_of
 from shardwright.sharding.strategies.state import place_batch, place_results
@@ -41,7 +40,7 @@ MANUAL = "manual"
 STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
     "fsdp": fsdp,
     "generic": generic,
-    "llm-training": llm_training,
+    "llm-training": generic,
 }
 
 

@@ -64,12 +64,8 @@ def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> No
     if ways == 1:
         return
     _find_sequence(step)
-    indices = step.layout.indices
-    price = prices(step.graph, indices, step.labels.dims)
-    weights = [v for _, v in step.slots("parameter") if _is_matrix(step, v)]
-    ends = broken(step.graph, indices)
-    families = cover(weights, indices, price, _inner_families(step, ways) - ends)
-    shares = spread(indices, families, ways, price, ends)
+    weights = _matrices(step)
+    _, shares = _shared_out(step, weights, ways)
     step.mesh = step.mesh.refined(axis, shares.atoms)
     atoms = step.mesh.atoms(axis)
     split = {member: tuple(atoms[i] for i in numbers) for member, numbers in shares.classes.items()}
@@ -94,17 +90,29 @@ def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fract
     uneven = {f for f, size in smallest.items() if size > ways and size % ways}
     if not uneven:
         return {}
-    price = prices(step.graph, indices, step.labels.dims)
-    weights = [v for _, v in step.slots("parameter") if _is_matrix(step, v)]
-    ends = broken(step.graph, indices)
-    chosen = cover(weights, indices, price, (_inner_families(step, ways) | uneven) - ends)
-    shares = spread(indices, chosen, ways, price, ends)
+    weights = _matrices(step)
+    chosen, shares = _shared_out(step, weights, ways, uneven)
     classes = [c for v in weights for _, c in indices.classes(v)]
     return {
         family: Fraction(-(-smallest[family] // ways) * ways, smallest[family])
         for family in uneven & chosen
         if _taken(family, classes, indices, shares) < ways
     }
+
+
+def _shared_out(
+    step: Decisions, weights: Sequence[Value], ways: int, more: Collection[Class] = ()
+) -> tuple[set[Class], Split]:
+    """The families that `ways` cores, or `more`, could share and that split the weights at the
+    least price, and how they share them.
+    """
+    indices = step.layout.indices
+    price = prices(step.graph, indices, step.labels.dims)
+    ends = broken(step.graph, indices)
+    found = rooms(indices, _candidates(step), ways)
+    inner = {f for f, room in found.items() if room > 1 or f in more}
+    chosen = cover(weights, indices, price, inner - ends)
+    return chosen, spread(indices, chosen, ways, price, ends)
 
 
 def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, shares: Split) -> int:
@@ -178,26 +186,19 @@ def _split_experts(step: Decisions, axis: str) -> None:
     step.layout = replace(step.layout, rows=expert_rows(step.graph, step.layout))
 
 
-def _is_matrix(step: Decisions, weight: Value) -> bool:
-    """True when a weight has two dims besides those of layers."""
-    layers = _layer_families(step)
-    kept = [
-        d
-        for d, family in step.layout.indices.families(weight)
-        if family not in layers and weight.type.shape[d] > 1
+def _matrices(step: Decisions) -> list[Value]:
+    """The weights with two dims besides those of layers."""
+    layers, families = _layer_families(step), step.layout.indices.families
+    return [
+        value
+        for _, value in step.slots("parameter")
+        if sum(f not in layers and value.type.shape[d] > 1 for d, f in families(value)) > 1
     ]
-    return len(kept) > 1
 
 
 def _layer_families(step: Decisions) -> set[Class]:
     """Families of the dims that loops walk along layer by layer."""
     return {step.layout.indices.family(dim) for dim in step.walked()}
-
-
-def _inner_families(step: Decisions, ways: int) -> set[Class]:
-    """Families of weight dims that `ways` cores can share."""
-    found = _candidates(step)
-    return {f for f, room in rooms(step.layout.indices, found, ways).items() if room > 1}
 
 
 def _candidates(step: Decisions) -> set[Class]:
