@@ -36,7 +36,7 @@ def fits(op: Op, stacked: Sequence[bool]) -> bool:
     """True when the rule of `op` takes these operands: layers pad with one value, and a contraction
     repeats nothing.
     """
-    if op.name == "pad":
+    if isinstance(op.attrs, PadAttrs):
         return not stacked[1]
     return pairing(op) is None or all(stacked)
 
@@ -52,7 +52,9 @@ def batched(
     """The results of `op` for `count` layers; `stacked` says which operands have a dim for them."""
     if op.name in _ATTRS:
         given = [
-            v if is_stacked or _is_padding(op, i) else _repeated(level, v, count)
+            v
+            if is_stacked or (i and isinstance(op.attrs, PadAttrs))
+            else _repeated(level, v, count)
             for i, (v, is_stacked) in enumerate(zip(operands, stacked, strict=True))
         ]
         (result,) = level.append(
@@ -83,10 +85,6 @@ def _spread(level: Builder, value: Value, shape: Sequence[int], count: int) -> V
     return level.broadcast(value, (count, *shape), range(value.type.rank))
 
 
-def _is_padding(op: Op, operand: int) -> bool:
-    return op.name == "pad" and operand == 1
-
-
 def _repeated(level: Builder, value: Value, count: int) -> Value:
     shape = value.type.shape
     return level.broadcast(value, (count, *shape), range(1, len(shape) + 1))
@@ -94,10 +92,6 @@ def _repeated(level: Builder, value: Value, count: int) -> Value:
 
 def _later(dims: Sequence[int]) -> tuple[int, ...]:
     return (0, *(d + 1 for d in dims))
-
-
-def _shape(a: Any, n: int) -> ReshapeAttrs:
-    return ReshapeAttrs((n, *a.shape))
 
 
 def _dot(a: Any, n: int) -> DotGeneralAttrs:
@@ -111,7 +105,7 @@ _ATTRS: Mapping[str, Callable[[Any, int], Any]] = {
     "dot_general": _dot,
     "pad": lambda a, n: PadAttrs((0, *a.low), (0, *a.high), (0, *a.interior)),
     "reduce": lambda a, n: ReduceAttrs(a.kind, _later(a.dims)[1:]),
-    "reshape": _shape,
+    "reshape": lambda a, n: ReshapeAttrs((n, *a.shape)),
     "reverse": lambda a, n: ReverseAttrs(_later(a.dims)[1:]),
     "slice": lambda a, n: SliceAttrs((0, *a.start), (n, *a.limit), (1, *a.stride)),
     "transpose": lambda a, n: TransposeAttrs(_later(a.permutation)),
