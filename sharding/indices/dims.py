@@ -8,13 +8,14 @@ reads the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
-from shardwright.compiler.ir.facts import counted_dim, dim_map, lookup, moved, splat
+from shardwright.compiler.ir.facts import counted_dim, dim_map, moved, splat
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import windows_of
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
@@ -72,20 +73,25 @@ def _elementwise(op: Op) -> list[Factor]:
     """Dims correspond by position; scalar operands (predicates, bounds) have none."""
     rank = op.result.type.rank
     values = [v for v in (*op.operands, *op.results) if v.type.rank == rank]
-    return [tuple((v, d) for v in values) for d in range(rank)]
+    return _beside(values, range(rank))
+
+
+def _beside(values: Sequence[Value], dims: Iterable[int]) -> list[Factor]:
+    """Values of one rank that walk along `dims` together."""
+    return [tuple((v, d) for v in values) for d in dims]
 
 
 def _positional(op: Op) -> list[Factor]:
     """Operand i is result i."""
     pairs = zip(op.operands, op.results, strict=True)
-    return [((a, d), (b, d)) for a, b in pairs for d in range(b.type.rank)]
+    return [factor for a, b in pairs for factor in _beside((a, b), range(b.type.rank))]
 
 
 def _loop(op: Op) -> list[Factor]:
     """A carry is one value at four places."""
     body = op.regions[0]
     carries = zip(op.operands, body.inputs, body.outputs, op.results, strict=True)
-    return [tuple((v, d) for v in carry) for carry in carries for d in range(carry[0].type.rank)]
+    return [factor for four in carries for factor in _beside(four, range(four[0].type.rank))]
 
 
 def _mapped(op: Op) -> list[Factor]:
@@ -126,8 +132,12 @@ def _nested(a: int, b: int) -> bool:
 
 def _sort(op: Op) -> list[Factor]:
     """All operands and results are reordered along one dim; the others walk together."""
-    rank, values = op.operands[0].type.rank, (*op.operands, *op.results)
-    return [tuple((v, d) for v in values) for d in range(rank) if d != op.attrs.dim]
+    return _beside((*op.operands, *op.results), _others(op, op.attrs.dim))
+
+
+def _others(op: Op, *dims: int) -> Iterator[int]:
+    """The dims of the result but `dims`."""
+    return (d for d in range(op.results[0].type.rank) if d not in dims)
 
 
 def _reduce(op: Op) -> list[Factor]:
@@ -165,16 +175,16 @@ def _convolution(op: Op) -> list[Factor]:
 
 def _windowed(op: Op) -> list[Factor]:
     """Dims that no window spans."""
-    a, values = op.attrs, (*op.operands, op.result)
+    a = op.attrs
     rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
-    whole = [d for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
-    return [tuple((v, d) for v in values) for d in whole]
+    whole = (d for d, row in enumerate(rows) if row == (1, 1, 0, 0))
+    return _beside((*op.operands, op.result), whole)
 
 
 def _same_size(x: Value, y: Value) -> list[Factor]:
     """Dims of equal rank that keep their size."""
     sizes = zip(x.type.shape, y.type.shape, strict=True)
-    return [((x, d), (y, d)) for d, (a, b) in enumerate(sizes) if a == b]
+    return _beside((x, y), (d for d, (a, b) in enumerate(sizes) if a == b))
 
 
 def _slice(op: Op) -> list[Factor]:
@@ -183,31 +193,25 @@ def _slice(op: Op) -> list[Factor]:
 
 def _dynamic_update_slice(op: Op) -> list[Factor]:
     target, update = op.operands[:2]
-    whole: list[Factor] = [((target, d), (op.result, d)) for d in range(target.type.rank)]
-    return whole + _same_size(update, op.result)
+    return _same_size(target, op.result) + _same_size(update, op.result)
 
 
 def _concatenate(op: Op) -> list[Factor]:
-    values = (*op.operands, op.result)
-    dims = (d for d in range(op.result.type.rank) if d != op.attrs.dim)
-    return [tuple((v, d) for v in values) for d in dims]
+    return _beside((*op.operands, op.result), _others(op, op.attrs.dim))
 
 
 def _pad(op: Op) -> list[Factor]:
-    x, y, a = op.operands[0], op.result, op.attrs
-    whole = [d for d in range(y.type.rank) if not (a.low[d] or a.high[d] or a.interior[d])]
-    return [((x, d), (y, d)) for d in whole]
+    rows = zip(op.attrs.low, op.attrs.high, op.attrs.interior, strict=True)
+    return _beside((op.operands[0], op.result), (d for d, row in enumerate(rows) if not any(row)))
 
 
 def _reverse(op: Op) -> list[Factor]:
-    (x,), y = op.operands, op.result
-    return [((x, d), (y, d)) for d in range(y.type.rank) if d not in op.attrs.dims]
+    return _beside((*op.operands, op.result), _others(op, *op.attrs.dims))
 
 
 def _gather(op: Op) -> list[Factor]:
     """Batching dims, positions of the indices, and windows that are moved whole."""
-    x, indices, y, rows = op.operands[0], op.operands[1], moved(op), lookup(op)
-    assert rows is not None
+    x, indices, y, rows = op.operands[0], op.operands[1], moved(op), windows_of(op.attrs)
     batch_of = dict(zip(rows.indices_batching, rows.operand_batching, strict=True))
     positions = [d for d in range(indices.type.rank) if d != rows.vector_dim]
     walking = [d for d in range(y.type.rank) if d not in rows.moving_dims]
@@ -222,7 +226,7 @@ def _gather(op: Op) -> list[Factor]:
 def _scatter(op: Op) -> list[Factor]:
     x, y = op.operands[0], op.result
     tied = [factor + tuple((y, d) for v, d in factor if v is x) for factor in _gather(op)]
-    return tied + [((x, d), (y, d)) for d in range(y.type.rank)]
+    return tied + _same_size(x, y)
 
 
 FACTORS: dict[str, Callable[[Op], list[Factor]]] = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import joined_dim, lookup, splat
-from shardwright.compiler.ir.ops import Windows
+from shardwright.compiler.ir.facts import joined_dim, splat
+from shardwright.compiler.ir.ops import Windows, windows_of
 from shardwright.compiler.ir.traits import CASTS, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.linearity.labels import (
@@ -34,7 +34,7 @@ def _gather(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
         return table
     if Kind.SAMPLE not in (table.kind, indices.kind):
         return MIXED
-    windows = _windows(op)
+    windows = windows_of(op.attrs)
     rows, columns = (
         dims_of(x, v.type.shape) for x, v in zip(operands[::-1], op.operands[::-1], strict=True)
     )
@@ -46,12 +46,6 @@ def _gather(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
         for own, d in _batching(windows, rank):
             dims[d] = merge_dim(columns[own], dims[d])
     return sample(fit(dims, op.result.type.shape))
-
-
-def _windows(op: Op) -> Windows:
-    found = lookup(op)
-    assert found is not None
-    return found
 
 
 def _batching(windows: Windows, rank: int) -> list[tuple[int, int]]:
@@ -86,7 +80,7 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
     keeps samples apart, so that its dim still counts samples; one computed from batch data alone (a
     token id) adds samples up. Samples along batching dims are apart already.
     """
-    windows, shape = _windows(op), op.result.type.shape
+    windows, shape = windows_of(op.attrs), op.result.type.shape
     target, rows, moving = (
         dims_of(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True)
     )
@@ -106,7 +100,7 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
 
 def _row_is_data(op: Op, scope: Scope) -> list[bool]:
     """Per entry of the index vector, whether it is computed from batch data alone."""
-    indices, count = op.operands[1], len(_windows(op).index_map)
+    indices, count = op.operands[1], len(windows_of(op.attrs).index_map)
     if count == 1:
         return [_is_data(indices, scope)]
     producer = scope.producers.get(indices)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import lookup, moved, resized
+from shardwright.compiler.ir.facts import moved, resized
 from shardwright.compiler.ir.ops import (
     CompareAttrs,
     ConcatenateAttrs,
@@ -21,21 +21,15 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     ScatterAttrs,
     SliceAttrs,
-    Windows,
+    windows_of,
 )
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
-def _windows(op: Op) -> Windows:
-    found = lookup(op)
-    assert found is not None
-    return found
-
-
 def _check_indices(context: Localizer, op: Op) -> None:
     """Dims of the indices must be sharded like those of operand and moved tensor that walk them."""
-    windows = _windows(op)
+    windows = windows_of(op.attrs)
     operand, indices, moving = (context.dims(v) for v in (*op.operands[:2], moved(op)))
     if windows.vector_dim < len(indices):
         why = "it holds the index vector"
@@ -51,7 +45,7 @@ def _check_indices(context: Localizer, op: Op) -> None:
 def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int]) -> None:
     """An axis that splits the rows must not split the indices: those rows would be missing."""
     operand, indices = (context.dims(v) for v in op.operands[:2])
-    batching = _windows(op).indices_batching
+    batching = windows_of(op.attrs).indices_batching
     rows = {axis for d in hit for axis in operand[d]}
     spread = {a for d, axes in enumerate(indices) if d not in batching for a in axes}
     if rows & spread:
@@ -109,7 +103,7 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
     operand = op.operands[0]
     dims, result = context.dims(operand), context.dims(op.result)
     _check_indices(context, op)
-    kept = _windows(op).window_dims(len(dims))
+    kept = windows_of(op.attrs).window_dims(len(dims))
     sizes = attrs.slice_sizes
     for d, moving in zip(kept, attrs.offset_dims, strict=True):
         if sizes[d] == operand.type.shape[d]:
@@ -158,7 +152,7 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     dims, moving = context.dims(operand), context.dims(updates)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
     _check_indices(context, op)
-    kept = _windows(op).window_dims(len(dims))
+    kept = windows_of(op.attrs).window_dims(len(dims))
     for d, m in zip(kept, attrs.update_window_dims, strict=True):
         if updates.type.shape[m] == operand.type.shape[d]:
             require_dims(context, op, f"operand dim {d} and updates", dims[d], moving[m])
