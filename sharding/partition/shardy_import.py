@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
@@ -18,10 +18,9 @@ from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
 from shardwright.compiler.ir.facts import combination, lookup, resized_dim, stored
+from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import (
-    AllGatherAttrs,
     AllReduceAttrs,
-    AllSliceAttrs,
     AllToAllAttrs,
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from shardwright.compiler.frontend.importer import Site
 
 Axes = tuple[str, ...]
-Step = Callable[["Site", Value, int, Axes], Op]
 UNRESOLVED = (
     "sdy.manual_computation",
     "sdy.propagation_barrier",
@@ -67,9 +65,9 @@ class ShardyReader:
         """Import rules for the ops of the partitioner."""
         table: dict[str, Rule] = {
             "sdy.constant": self._constant,
-            "sdy.all_gather": self._per_dim("gathering_axes", _gather_step),
-            "sdy.all_slice": self._per_dim("slicing_axes", _slice_step),
-            "sdy.reduce_scatter": self._per_dim("reduce_scatter_axes", _scatter_step),
+            "sdy.all_gather": self._per_dim("gathering_axes", "all_gather", grow=False),
+            "sdy.all_slice": self._per_dim("slicing_axes", "all_slice"),
+            "sdy.reduce_scatter": self._per_dim("reduce_scatter_axes", "reduce_scatter"),
             "sdy.all_reduce": self._all_reduce,
             "sdy.all_to_all": self._all_to_all,
             "sdy.collective_permute": self._collective_permute,
@@ -113,28 +111,29 @@ class ShardyReader:
             )
         return self._parsed[text]
 
-    def _per_dim(self, key: str, step: Step) -> Rule:
-        """A rule that emits one op per dim of a list of axes per dim."""
+    def _per_dim(self, key: str, name: str, *, grow: bool = True) -> Rule:
+        """A rule that emits one op `name` per dim of a list of axes per dim."""
 
         def rule(site: Site) -> Sequence[Value]:
             (value,) = site.operands
             moving = self._axis_lists(str(site.op.attributes[key]))
-            return [self._move(site, value, moving, step, grow=key != "gathering_axes")]
+            return [self._move(site, value, moving, name, grow=grow)]
 
         return rule
 
     def _move(
-        self, site: Site, value: Value, moving: Sequence[Axes], step: Step, *, grow: bool
+        self, site: Site, value: Value, moving: Sequence[Axes], name: str, *, grow: bool
     ) -> Value:
-        """`value` after `step` has added axes to the minor end of each dim, or removed them.
+        """`value` after ops `name` have added axes to the minor end of each dim, or removed them.
 
         Axes that are not in mesh order move one run after the other, so that shards keep theirs.
         """
-        spec = self.specs[value]
+        spec, attrs = self.specs[value], OPS[name].attrs
+        assert attrs is not None
         for dim, axes in enumerate(moving):
             runs = self._runs(axes)
             for run in runs if grow else reversed(runs):
-                value = step(site, value, dim, run).result
+                value = site.emit(name, (value,), attrs(dim, run)).result
                 moved = _moved(spec.dims[dim], run, grow=grow)
                 spec = self.specs[value] = spec.with_dim(dim, moved)
         return value
@@ -195,8 +194,8 @@ class ShardyReader:
         kept = [num_shared(*pair) for pair in pairs]
         gone = [old[n:] for (old, _), n in zip(pairs, kept, strict=True)]
         come = [new[n:] for (_, new), n in zip(pairs, kept, strict=True)]
-        value = self._move(site, value, gone, _gather_step, grow=False)
-        return self._move(site, value, come, _slice_step, grow=True)
+        value = self._move(site, value, gone, "all_gather", grow=False)
+        return self._move(site, value, come, "all_slice", grow=True)
 
     def _axis_lists(self, text: str) -> tuple[Axes, ...]:
         """Per dim the axes named in `{"a"}, {}, {"b", "c":(1)2}`."""
@@ -320,18 +319,6 @@ def _moved(axes: tuple[str, ...], moved: tuple[str, ...], grow: bool) -> tuple[s
         return axes + moved
     assert axes[len(axes) - len(moved) :] == moved, f"{moved} are not the minor axes of {axes}"
     return axes[: len(axes) - len(moved)]
-
-
-def _gather_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("all_gather", (value,), AllGatherAttrs(dim, axes))
-
-
-def _slice_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("all_slice", (value,), AllSliceAttrs(dim, axes))
-
-
-def _scatter_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("reduce_scatter", (value,), ReduceScatterAttrs(dim, axes))
 
 
 def _unresolved(site: Site) -> Sequence[Value]:

@@ -96,6 +96,13 @@ class Users:
     ops: Mapping[Value, list[Op]]
     outputs: frozenset[Value]
 
+    @classmethod
+    def of(cls, graph: Graph) -> Users:
+        """The users of values at any depth."""
+        levels = [graph, *(region for op in graph.walk() for region in op.regions)]
+        ops = {value: users for level in levels for value, users in level.uses().items()}
+        return cls(ops, frozenset(v for level in levels for v in level.outputs))
+
     def chain(self, value: Value) -> Iterator[Value]:
         """What `value` becomes while its only reader is a shape or type change."""
         while len(readers := self.ops.get(value, [])) == 1 and value not in self.outputs:
@@ -105,16 +112,12 @@ class Users:
             yield value
 
 
-def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Users]]:
-    """Ops, at any depth, that read a batch value and give none, with the readers of their level."""
-    users = Users(graph.uses(), frozenset(graph.outputs))
-    for op in graph.ops:
-        for region in op.regions:
-            yield from reduction_ops(region, batch)
-        if op.name in CARRYING or any(v in batch for v in op.results):
-            continue
-        if any(v in batch for v in op.operands):
-            yield op, users
+def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[Op]:
+    """Ops, at any depth, that read a batch value and give none."""
+    for op in graph.walk():
+        reads = any(v in batch for v in op.operands)
+        if reads and op.name not in CARRYING and not any(v in batch for v in op.results):
+            yield op
 
 
 @dataclass(slots=True)

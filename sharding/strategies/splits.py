@@ -17,7 +17,6 @@ from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
 from shardwright.sharding.indices.inner import broken, cover, expert_families, prices
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.borders import borders
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.layout import along_residual, expert_rows, query_dims
 from shardwright.sharding.strategies.split import Split, rooms, spread
@@ -49,10 +48,27 @@ def _split_sequence(step: Decisions, axis: str) -> None:
 
 
 def _find_sequence(step: Decisions) -> None:
-    """Read what crosses the layers: the residual, and the sequence with its queries."""
-    batch, weights = ([v for _, v in step.slots(role)] for role in ("batch", "parameter"))
-    found = borders(step.scans, step.runs, step.labels.dims, step.layout.indices, batch, weights)
-    step.layout = replace(step.layout, sequence=found.sequence, residual=found.residual)
+    """Read what crosses the layers as indices: the residual, a feature index that every layer reads
+    and adds to, and the sequence with its queries. A model without layers has neither.
+
+    A dim is a position when a batch input has it (a table of learned positions has it too), or when
+    no weight has it.
+    """
+    indices, samples = step.layout.indices, step.labels.dims
+    batch, weights = map(step.values, ("batch", "parameter"))
+    given = {f for v in batch for d, f in indices.families(v) if d != samples.get(v)}
+    weighty = {f for v in weights for _, f in indices.families(v)}
+    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.borders]
+    crossing += [value for run in step.runs for border in run.borders for value in border]
+    found = {
+        family
+        for value in crossing
+        if value in samples
+        for dim, family in indices.families(value)
+        if dim != samples[value] and value.type.shape[dim] > 1
+    }
+    sequence = frozenset(f for f in found if f in given or f not in weighty)
+    step.layout = replace(step.layout, sequence=sequence, residual=frozenset(found - sequence))
     step.layout = replace(step.layout, queries=query_dims(step.graph, step.layout))
 
 
@@ -132,23 +148,17 @@ def _uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Iterator[Di
         families = step.layout.indices.families(value) if value in weights and used < ways else ()
         for dim, family in families:
             size = smallest.get(family, 0)
-            if size > ways and size % ways:
-                yield _uneven_finding(slot.name, value, dim, (used, ways, axis), size)
-
-
-def _uneven_finding(
-    name: str, value: Value, dim: int, split: tuple[int, int, str], size: int
-) -> Diagnostic:
-    """The warning about one weight, whose index of `size` elements makes up dim `dim`."""
-    used, ways, axis = split
-    each = value.type.shape[dim] // size
-    return Diagnostic(
-        "SW_TENSOR_UNEVEN",
-        f"{name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim} requires a"
-        f" multiple of {ways * each}, got {value.type.shape[dim]}",
-        hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides {size}",
-        severity="warning",
-    )
+            if size <= ways or size % ways == 0:
+                continue
+            each = value.type.shape[dim] // size
+            yield Diagnostic(
+                "SW_TENSOR_UNEVEN",
+                f"{slot.name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim}"
+                f" requires a multiple of {ways * each}, got {value.type.shape[dim]}",
+                hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides"
+                f" {size}",
+                severity="warning",
+            )
 
 
 def _smallest(step: Decisions, families: Collection[Class]) -> dict[Class, int]:
@@ -171,7 +181,7 @@ def _split_experts(step: Decisions, axis: str) -> None:
         return
     _find_sequence(step)
     indices, weights = step.layout.indices, step.weights()
-    on_batch = reached(step.graph, [v for _, v in step.slots("batch")])
+    on_batch = reached(step.graph, step.values("batch"))
     ways = step.mesh.size(axes)
     found = expert_families(step.graph, indices, weights, on_batch)
     fitting = {f for f, room in rooms(indices, found, ways).items() if room == ways}
@@ -191,7 +201,7 @@ def _matrices(step: Decisions) -> list[Value]:
     layers, families = _layer_families(step), step.layout.indices.families
     return [
         value
-        for _, value in step.slots("parameter")
+        for value in step.values("parameter")
         if sum(f not in layers and value.type.shape[d] > 1 for d, f in families(value)) > 1
     ]
 
@@ -207,4 +217,4 @@ def _candidates(step: Decisions) -> set[Class]:
     kept_whole = _layer_families(step) | step.layout.residual | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
     kept_whole |= step.layout.experts.keys()
-    return {f for _, v in step.slots("parameter") for _, f in indices.families(v)} - kept_whole
+    return {f for v in step.values("parameter") for _, f in indices.families(v)} - kept_whole
