@@ -9,10 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.facts import dim_map
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
+from shardwright.compiler.ir.traits import (
+    CASTS,
+    IDENTITIES,
+    PARTS,
+    REDUCTIONS_OF_RANKS,
+    TRAFFIC,
+    VIEWS,
+    of,
+)
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN, RING
@@ -21,7 +33,6 @@ from shardwright.sharding.partition.findings import surprises
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.partition.partitioner import PartitionUnit
-from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.plan import Prepared
 from shardwright.sharding.prepare.rewrites import WITHOUT_TWIN
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
@@ -29,11 +40,12 @@ from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 Dims = tuple[tuple[str, ...], ...]
 NODE = "node"  # file name of the locations that number the ops
 KEEPING = (
-    *("all_gather", "all_slice", "collective_permute", "convert", "dynamic_slice"),
-    *("move_to", "optimization_barrier", "reshape", "sharding_constraint", "transpose"),
+    VIEWS
+    | PARTS
+    | CASTS
+    | IDENTITIES
+    | of(Kind.COLLECTIVE, Kind.RANK, Kind.TRANSFER, combines=False)
 )
-"""Ops whose result still is the leaf they read, in another layout, type or form."""
-
 ADDING = REDUCTIONS_OF_RANKS | {"add"}
 """Ops whose result is a sum of parts where their first operand is one."""
 
@@ -104,21 +116,20 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     """The explanation of a decided step. Raises ShardingError, as planning it does."""
     recipe = prepared.recipe
     origins = [op.loc for op in recipe.graph.walk()]
-    graph = NUMBERED(recipe.graph, iter(range(len(origins))))
+    graph = NUMBERED(recipe.graph, count())
     slots = (prepared.inputs, prepared.outputs)
     part = REWRITTEN(PARTITIONED(graph, prepared.mesh, recipe.specs, *slots, recipe.tied, unit))
     local, _ = RING(LOCALIZED(part), prepared.settings.context)
     predicted = recipe.predicted
-    unasked: set[Loc] = set()
-    if predicted is not None:
-        unasked = {op.loc for op in surprises(part.graph, predicted)}
+    found = [] if predicted is None else surprises(part.graph, predicted)
+    unasked = {op.loc for op in found}
     if prepared.has_twin:
         local, _ = WITHOUT_TWIN(local)
         part = local.source
     values = (*local.graph.inputs, *local.graph.outputs)
     named = zip((*part.inputs, *part.outputs), values, strict=True)
     leaves = {value: slot.name for slot, value in named}
-    moved = _Collectives(part, origins, unasked).of(local.graph, leaves, 1)
+    moved = _Collectives(part.mesh, origins, unasked).of(local.graph, leaves, 1)
     return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved), prepared.stacks)
 
 
@@ -140,38 +151,26 @@ NUMBERED = Rewrite(
 def _tensors(prepared: Prepared, part: PartitionedGraph, origins: list[Loc]) -> Iterator[Placed]:
     """Leaves, then the results of ops."""
     recipe = prepared.recipe
-    found = _specs_by_id(recipe.graph, part)
+    layouts = {key: _shown(spec.dims, recipe.mesh) for key, spec in recipe.specs.items()}
+    layouts |= _layouts(recipe.graph, part)
     ops = list(recipe.graph.walk())
     is_manual = recipe.predicted is None
     for key, value in value_ids(recipe.graph):
         if not value.type.rank:
             continue
-        layout = _layout(key, ops, found, recipe, part)
+        name, loc, layout, decided = "", UNKNOWN_LOC, layouts.get(key, ""), "propagation"
         if key[0] == INPUT:
             name = prepared.inputs[key[1]].name
-            yield _placed(name, UNKNOWN_LOC, value, layout, _leaf_decided(recipe, name))
-            continue
-        op = ops[key[0]]
-        pinned = key in recipe.specs or op.name == "sharding_constraint"
-        decided = ("user" if is_manual else "recipe") if pinned else "propagation"
-        if layout:
-            yield _placed(op.name, origins[key[0]], value, layout, decided)
-
-
-def _layout(
-    key: ValueId,
-    ops: list[Op],
-    found: Mapping[ValueId, ShardingSpec],
-    recipe: Recipe,
-    part: PartitionedGraph,
-) -> str:
-    """What the answer says, else what was asked for; empty for what the partitioner dropped."""
-    if key in found:
-        return _shown(found[key].dims, part.mesh)
-    if key in recipe.specs:
-        return _shown(recipe.specs[key].dims, recipe.mesh)
-    op = ops[key[0]]
-    return _shown(op.attrs.spec, recipe.mesh) if op.name == "sharding_constraint" else ""
+            decided = _leaf_decided(recipe, name)
+        else:
+            op = ops[key[0]]
+            name, loc, asked = op.name, origins[key[0]], op.attrs
+            if isinstance(asked, ShardingConstraintAttrs):
+                layout = layout or _shown(asked.spec, recipe.mesh)
+            if key in recipe.specs or isinstance(asked, ShardingConstraintAttrs):
+                decided = "user" if is_manual else "recipe"
+        if layout:  # the partitioner drops some
+            yield Placed(name=name, loc=loc, type=str(value.type), layout=layout, decided=decided)
 
 
 def _leaf_decided(recipe: Recipe, name: str) -> str:
@@ -182,73 +181,64 @@ def _leaf_decided(recipe: Recipe, name: str) -> str:
     return f"recipe, {why}"
 
 
-def _placed(name: str, loc: Loc, value: Value, layout: str, decided: str) -> Placed:
-    return Placed(name=name, loc=loc, type=str(value.type), layout=layout, decided=decided)
-
-
 def _shown(dims: Dims, mesh: Mesh) -> str:
     """A layout in whole axes."""
     return f"[{', '.join(mesh.shown(axes) or '-' for axes in dims)}]"
 
 
-def _specs_by_id(graph: Graph, part: PartitionedGraph) -> dict[ValueId, ShardingSpec]:
+def _layouts(graph: Graph, part: PartitionedGraph) -> dict[ValueId, str]:
     """The layouts of the answer by the ids of the graph that was asked about."""
     names = [op.name for op in graph.walk()]
     found = {(INPUT, i): part.specs[v] for i, v in enumerate(part.graph.inputs)}
     for op in part.graph.walk():
         number = op.loc.line
         if op.loc.file == NODE and names[number] == op.name:
-            pairs = (((number, i), part.specs[v]) for i, v in enumerate(op.results))
-            found.update((key, spec) for key, spec in pairs if key not in found)
-    return found
+            for i, value in enumerate(op.results):
+                found.setdefault((number, i), part.specs[value])
+    return {key: _shown(spec.dims, part.mesh) for key, spec in found.items()}
 
 
+def _keeps(op: Op) -> bool:
+    """True for ops whose result still is the leaf they read, in another layout, type or form."""
+    return bool(op.operands) and op.name in KEEPING and None not in (dim_map(op) or ())
+
+
+@dataclass(frozen=True, slots=True)
 class _Collectives:
     """Walks the per-core graph; a level knows who makes and reads its values."""
 
-    def __init__(self, part: PartitionedGraph, origins: list[Loc], unasked: set[Loc]) -> None:
-        self.mesh = part.mesh
-        self.origins = origins
-        self.unasked = unasked
+    mesh: Mesh
+    origins: list[Loc]
+    unasked: set[Loc]
 
     def of(self, graph: Graph, leaves: dict[Value, str], times: int) -> Iterator[Moved]:
         """The collectives of one level, run `times` times; `leaves` names values."""
         made, users = graph.producers(), graph.uses()
         for op in graph.ops:
-            if op.name in KEEPING and op.operands[0] in leaves:
+            if _keeps(op) and op.operands[0] in leaves:
                 leaves[op.results[0]] = leaves[op.operands[0]]
             for region in op.regions:
                 inner = zip(region.inputs, op.operands, strict=True)
                 named = {v: leaves[w] for v, w in inner if w in leaves}
                 yield from self.of(region, named, times * op.attrs.trip)
-            if op.name in TRAFFIC:
-                yield self._moved(op, made, users, leaves, times)
-
-    def _moved(
-        self,
-        op: Op,
-        made: Mapping[Value, Op],
-        users: Mapping[Value, list[Op]],
-        leaves: Mapping[Value, str],
-        times: int,
-    ) -> Moved:
-        sides = (*op.operands, *op.results)
-        leaf = leaves.get(op.operands[0], "") or leaves.get(op.result, "")
-        if op.name in REDUCTIONS_OF_RANKS:
-            cause = self._of_sum(made.get(op.operands[0]), made)
-        else:
-            cause = self._of_move(op, leaf, users.get(op.result, []))
-        return Moved(
-            kind=op.name,
-            axes=self.mesh.shown(op.attrs.axes),
-            group_size=op.attrs.group_size,
-            num_bytes=max(v.type.num_bytes for v in sides),
-            times=times,
-            loc=self.origin(op),
-            cause=cause,
-            leaf=leaf,
-            predicted=op.loc not in self.unasked,
-        )
+            if op.name not in TRAFFIC:
+                continue
+            leaf = leaves.get(op.operands[0], "") or leaves.get(op.result, "")
+            if op.name in REDUCTIONS_OF_RANKS:
+                cause = self._of_sum(made.get(op.operands[0]), made)
+            else:
+                cause = self._of_move(op, leaf, users.get(op.result, []))
+            yield Moved(
+                kind=op.name,
+                axes=self.mesh.shown(op.attrs.axes),
+                group_size=op.attrs.group_size,
+                num_bytes=max(v.type.num_bytes for v in (*op.operands, *op.results)),
+                times=times,
+                loc=self.origin(op),
+                cause=cause,
+                leaf=leaf,
+                predicted=op.loc not in self.unasked,
+            )
 
     def origin(self, op: Op) -> Loc:
         """The user's location of an op."""
@@ -256,7 +246,7 @@ class _Collectives:
 
     def _of_sum(self, source: Op | None, made: Mapping[Value, Op]) -> str:
         """Which op made parts, along how many of its dims."""
-        while source is not None and source.name in (*KEEPING, *ADDING):
+        while source is not None and (_keeps(source) or source.name in ADDING):
             source = made.get(source.operands[0])
         if source is None:
             return "parts of what comes into this loop"
@@ -267,7 +257,7 @@ class _Collectives:
     def _of_move(self, op: Op, leaf: str, readers: list[Op]) -> str:
         """Who needs the other layout."""
         verb = {"all_gather": "needs whole", "all_to_all": "needs along another dim"}
-        reader = next((r for r in readers if r.name not in KEEPING), next(iter(readers), None))
+        reader = next((r for r in readers if not _keeps(r)), next(iter(readers), None))
         who = f"{reader.name} at {self.origin(reader)}" if reader else "what leaves the step"
         what = leaf or f"{op.operands[0].type}"
         return f"{who} {verb.get(op.name, 'needs in another place')} what is split: {what}"

@@ -11,7 +11,14 @@ from typing import Any
 
 from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.ops import ConstantAttrs, DotGeneralAttrs
+from shardwright.compiler.ir.ops import (
+    ConstantAttrs,
+    DotGeneralAttrs,
+    GatherAttrs,
+    ScatterAttrs,
+    Windows,
+    windows_of,
+)
 from shardwright.compiler.ir.traits import (
     CASTS,
     CONTRACTIONS,
@@ -22,6 +29,7 @@ from shardwright.compiler.ir.traits import (
     REDUCTIONS,
     TRAFFIC,
     VIEWS,
+    WRITES,
 )
 from shardwright.compiler.ir.types import Op, TensorType, Value
 
@@ -150,6 +158,12 @@ def linear_in(op: Op) -> tuple[slice, ...]:
     return () if op.name in CASTS and not op.result.type.dtype.is_float else known
 
 
+def is_linear(op: Op) -> bool:
+    """Whether `op` is linear in all its operands together, but for those that say where."""
+    given = range(len(op.operands) - len(places_of(op)))
+    return any(given[group] == given for group in linear_in(op))
+
+
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up along dims."""
     return op.name in REDUCTIONS and op.attrs.kind == "add"
@@ -179,3 +193,14 @@ def keeps_order(op: Op) -> bool:
 def sent_bytes(op: Op) -> int:
     """Bytes of the larger side of a collective or transfer."""
     return max(op.operands[0].type.num_bytes, op.result.type.num_bytes)
+
+
+def lookup(op: Op | None) -> Windows | None:
+    """How the windows lie that `op` takes or writes at indices that are elements."""
+    attrs = op.attrs if op is not None else None
+    return windows_of(attrs) if isinstance(attrs, GatherAttrs | ScatterAttrs) else None
+
+
+def moved(op: Op) -> Value:
+    """What `op` with a `lookup` moves: the result of a gather, the update of a scatter."""
+    return op.operands[2] if op.name in WRITES else op.result

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
+from shardwright.compiler.ir.ops import ReshapeAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimSets, DimTable
 from shardwright.sharding.indices.dims import Dim
@@ -27,8 +28,7 @@ class IndexClasses:
     def __init__(self, graph: Graph, table: DimTable | None = None) -> None:
         self._graph = graph
         self._table = table
-        self._classes_of: dict[Value, tuple[tuple[int, Class], ...]] = {}
-        self._families_of: dict[Value, tuple[tuple[int, Class], ...]] = {}
+        self._known: dict[tuple[Value, int], tuple[tuple[int, Class], ...]] = {}
 
     @cached_property
     def _sets(self) -> tuple[DimSets, DimSets]:
@@ -76,22 +76,24 @@ class IndexClasses:
 
     def classes(self, value: Value) -> tuple[tuple[int, Class], ...]:
         """(dim, class) of every dim of a value."""
-        if value not in self._classes_of:
-            pairs = ((d, self.of((value, d))) for d in range(value.type.rank))
-            self._classes_of[value] = tuple(pairs)
-        return self._classes_of[value]
+        return self._of_dims(value, 0)
 
     def families(self, value: Value) -> tuple[tuple[int, Class], ...]:
         """(dim, family) of every dim of a value."""
-        if value not in self._families_of:
-            pairs = ((d, self.family((value, d))) for d in range(value.type.rank))
-            self._families_of[value] = tuple(pairs)
-        return self._families_of[value]
+        return self._of_dims(value, 1)
+
+    def _of_dims(self, value: Value, which: int) -> tuple[tuple[int, Class], ...]:
+        """(dim, name of its set) of every dim, each asked once."""
+        key = (value, which)
+        if key not in self._known:
+            find = self._sets[which].find
+            self._known[key] = tuple((d, find((value, d))) for d in range(value.type.rank))
+        return self._known[key]
 
 
 def _products(op: Op) -> Iterator[tuple[Dim, tuple[Dim, ...]]]:
     """(dim, dims it is the product of) of a reshape, in either direction, without sizes of 1."""
-    if op.name != "reshape":
+    if not isinstance(op.attrs, ReshapeAttrs):
         return
     x, y = op.operands[0], op.result
     for left, right in _blocks(x.type.shape, y.type.shape):

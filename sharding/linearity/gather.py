@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import joined_dim, splat
+from shardwright.compiler.ir.ops import Windows, windows_of
 from shardwright.compiler.ir.traits import CASTS, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.linearity.labels import (
@@ -33,33 +34,27 @@ def _gather(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
         return table
     if Kind.SAMPLE not in (table.kind, indices.kind):
         return MIXED
-    attrs = op.attrs
-    rows = dims_of(indices, op.operands[1].type.shape)
-    walked = iter([dim for d, dim in enumerate(rows) if d != attrs.index_vector_dim])
-    columns = dims_of(table, op.operands[0].type.shape)
-    gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
-    window = iter([dim for d, dim in enumerate(columns) if d not in gone])
-    dims = [
-        next(window) if d in attrs.offset_dims else next(walked) for d in range(op.result.type.rank)
-    ]
-    if attrs.operand_batching_dims and table.kind is Kind.SAMPLE:
-        dims = _mark_batching(op, dims, columns)
+    windows = windows_of(op.attrs)
+    rows, columns = (
+        dims_of(x, v.type.shape) for x, v in zip(operands[::-1], op.operands[::-1], strict=True)
+    )
+    walked = iter([dim for d, dim in enumerate(rows) if d != windows.vector_dim])
+    window = iter([columns[d] for d in windows.window_dims(len(columns))])
+    rank, inside = op.result.type.rank, windows.moving_dims
+    dims = [next(window if d in inside else walked) for d in range(rank)]
+    if table.kind is Kind.SAMPLE:
+        for own, d in _batching(windows, rank):
+            dims[d] = merge_dim(columns[own], dims[d])
     return sample(fit(dims, op.result.type.shape))
 
 
-def _mark_batching(
-    op: Op, dims: Sequence[FactoredDim], columns: Sequence[FactoredDim]
-) -> list[FactoredDim]:
-    """Result dims of batching dims count samples when the operand's do."""
-    attrs = op.attrs
-    batch = [d for d in range(len(dims)) if d not in attrs.offset_dims]
-    marked = list(dims)
-    for own, index in zip(
-        attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
-    ):
-        d = batch[index - (index > attrs.index_vector_dim)]
-        marked[d] = merge_dim(columns[own], marked[d])
-    return marked
+def _batching(windows: Windows, rank: int) -> list[tuple[int, int]]:
+    """Batching dims (of the operand, of the moved tensor of `rank` dims): samples along them are
+    apart.
+    """
+    walking = [d for d in range(rank) if d not in windows.moving_dims]
+    pairs = zip(windows.operand_batching, windows.indices_batching, strict=True)
+    return [(own, walking[index - (index > windows.vector_dim)]) for own, index in pairs]
 
 
 @transfers("scatter")
@@ -85,40 +80,33 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
     keeps samples apart, so that its dim still counts samples; one computed from batch data alone (a
     token id) adds samples up. Samples along batching dims are apart already.
     """
-    attrs, target = op.attrs, op.operands[0]
-    dims = list(dims_of(operands[0], target.type.shape))
-    moving = dims_of(operands[2], op.operands[2].type.shape)
-    gone = attrs.inserted_window_dims + attrs.input_batching_dims
-    kept = [d for d in range(target.type.rank) if d not in gone]
-    for d, m in zip(kept, attrs.update_window_dims, strict=True):
+    windows, shape = windows_of(op.attrs), op.result.type.shape
+    target, rows, moving = (
+        dims_of(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True)
+    )
+    dims, apart = list(target), _batching(windows, len(moving))
+    inside = zip(windows.window_dims(len(dims)), windows.moving_dims, strict=True)
+    for d, m in (*inside, *apart):
         dims[d] = merge_dim(moving[m], dims[d])
-    batch = [d for d in range(len(moving)) if d not in attrs.update_window_dims]
-    apart = attrs.scatter_indices_batching_dims
-    steps = {index: batch[index - (index > attrs.index_vector_dim)] for index in apart}
-    for d, index in zip(attrs.input_batching_dims, apart, strict=True):
-        dims[d] = merge_dim(moving[steps[index]], dims[d])
-    rows = dims_of(operands[1], op.operands[1].type.shape)
-    among = [dim for d, dim in enumerate(rows) if d not in apart]
-    among += [moving[m] for m in batch if m not in steps.values()]
+    placed = {*windows.moving_dims, *(m for _, m in apart)}
+    among = [dim for d, dim in enumerate(rows) if d not in windows.indices_batching]
+    among += [dim for m, dim in enumerate(moving) if m not in placed]
     if any(map(counts_samples, among)):
-        picked = zip(attrs.scatter_dims_to_operand_dims, _row_is_data(op, scope), strict=True)
-        for d, _ in (pair for pair in picked if not pair[1]):
-            dims[d] = ((target.type.shape[d], True),)
-    return fit(dims, target.type.shape)
+        for d, is_data in zip(windows.index_map, _row_is_data(op, scope), strict=True):
+            if not is_data:
+                dims[d] = ((shape[d], True),)
+    return fit(dims, shape)
 
 
 def _row_is_data(op: Op, scope: Scope) -> list[bool]:
     """Per entry of the index vector, whether it is computed from batch data alone."""
-    indices, count = op.operands[1], len(op.attrs.scatter_dims_to_operand_dims)
+    indices, count = op.operands[1], len(windows_of(op.attrs).index_map)
     if count == 1:
         return [_is_data(indices, scope)]
     producer = scope.producers.get(indices)
-    pieces: Sequence[Value] = ()
-    if producer is not None and joined_dim(producer) is not None:
-        pieces = producer.operands
-    if len(pieces) != count:
+    if producer is None or joined_dim(producer) is None or len(producer.operands) != count:
         return [False] * count
-    return [_is_data(piece, scope) for piece in pieces]
+    return [_is_data(piece, scope) for piece in producer.operands]
 
 
 def _is_data(value: Value, scope: Scope) -> bool:

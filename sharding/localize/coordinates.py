@@ -7,15 +7,12 @@ keep their identity, so tables about the graph stay valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.ops import AxisIndexAttrs
+from shardwright.compiler.ir.rewrite import Level, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 
 Axes = tuple[str, ...]
-
-
 _PREFIX = "coordinate/"
 
 
@@ -41,21 +38,14 @@ def hoist_coordinates(graph: Graph) -> tuple[Graph, tuple[Axes, ...]]:
 
 def _hoist(graph: Graph, found: dict[Axes, Value]) -> Graph:
     """`graph` reading the coordinates in `found`, which grows by those it needs."""
-    stand_in: dict[Value, Value] = {}
-    ops: list[Op] = []
+    level = Level()
     for op in graph.ops:
-        if op.name == "axis_index":
-            stand_in[op.result] = _coordinate(op.attrs.axes, found)
-            continue
-        operands = tuple(stand_in.get(v, v) for v in op.operands)
-        if op.regions:
-            ops.append(_hoist_loop(op, operands, found))
-        elif operands == op.operands:
-            ops.append(op)
+        if isinstance(op.attrs, AxisIndexAttrs):
+            level.replace(op.results, (_coordinate(op.attrs.axes, found),))
         else:
-            ops.append(Op(op.name, operands, op.results, op.attrs, (), op.loc))
-    outputs = tuple(stand_in.get(v, v) for v in graph.outputs)
-    return with_ops(graph, ops, outputs)
+            now = level.update(op)
+            level.ops.append(_hoist_loop(now, found) if op.regions else now)
+    return level.finish(graph)
 
 
 def _coordinate(axes: Axes, found: dict[Axes, Value]) -> Value:
@@ -65,7 +55,7 @@ def _coordinate(axes: Axes, found: dict[Axes, Value]) -> Value:
     return found[axes]
 
 
-def _hoist_loop(op: Op, operands: Sequence[Value], found: dict[Axes, Value]) -> Op:
+def _hoist_loop(op: Op, found: dict[Axes, Value]) -> Op:
     """The loop, with one more carry per coordinate that its body asks for."""
     inner: dict[Axes, Value] = {}
     (region,) = op.regions
@@ -74,4 +64,4 @@ def _hoist_loop(op: Op, operands: Sequence[Value], found: dict[Axes, Value]) -> 
     outer = tuple(_coordinate(axes, found) for axes in inner)
     new_body = with_ops(body, body.ops, body.outputs + carried, body.inputs + carried)
     results = op.results + tuple(Value(v.type) for v in outer)
-    return Op(op.name, (*operands, *outer), results, op.attrs, (new_body,), op.loc)
+    return Op(op.name, op.operands + outer, results, op.attrs, (new_body,), op.loc)

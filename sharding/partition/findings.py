@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.ops import AllToAllAttrs
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.sharding.partition.mesh import Mesh
@@ -56,7 +57,7 @@ def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
     found = []
     for op in collectives(graph):
         key = (op.name, op.attrs.axes, op.result.type.shape)
-        if op.name == "all_to_all" and left[key] <= 0:
+        if isinstance(op.attrs, AllToAllAttrs) and left[key] <= 0:
             key = ("all_gather", *key[1:])
         left[key] -= 1
         if left[key] < 0 and op.result.type.num_elements > 1:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.collectives.ops import ReplicaGroups, axis_strides
 from shardwright.compiler.diagnostics import ShardingError, did_you_mean
 
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
@@ -64,20 +63,6 @@ class Mesh:
         """The mesh with one more axis, major to all others."""
         origins = (axis, *self.origins) if self.origins else ()
         return Mesh(((axis, size), *self.axes), origins)
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Index of `rank` along every axis."""
-        strides = axis_strides(self.sizes)
-        return {name: rank // strides[name] % size for name, size in self.axes}
-
-    def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at `coordinates` (missing axes are 0)."""
-        strides = axis_strides(self.sizes)
-        return sum(strides[name] * index for name, index in coordinates.items())
-
-    def groups(self, axes: Sequence[str]) -> ReplicaGroups:
-        """Replica groups over `axes`, row-major in mesh order."""
-        return ReplicaGroups.from_axes(self.sizes, axes)
 
     def refined(self, axis: str, atoms: Sequence[int]) -> Mesh:
         """The same ranks with `axis` cut into smaller axes, major first: `tp_0`, `tp_1`.

@@ -7,14 +7,14 @@ the axes that move, as `collective_permute` takes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
+from math import prod
 
-from shardwright.collectives.ops import axis_strides
+import numpy as np
+
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec
 
-Coordinates = Mapping[str, int]
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -33,27 +33,14 @@ def permute_pairs(
     changed = [(a, b) for a, b in zip(before.dims, after.dims, strict=True) if a != b]
     axes = mesh.order([axis for pair in changed for side in pair for axis in side])
     sizes = {axis: mesh.sizes[axis] for axis in axes}
-    strides = axis_strides(sizes)
-    left, right = (_places(sizes, [pair[i] for pair in changed]) for i in (0, 1))
-    where = {key: sum(strides[a] * at[a] for a in axes) for key, at in left}
-    pairs = ((where[key], sum(strides[a] * at[a] for a in axes)) for key, at in right)
-    return axes, tuple(sorted(pairs))
+    left, right = (_by_shard(sizes, [pair[i] for pair in changed]) for i in (0, 1))
+    return axes, tuple(sorted(zip(left, right, strict=True)))
 
 
-def _places(
-    sizes: Mapping[str, int], dims: Sequence[Sequence[str]]
-) -> Iterator[tuple[tuple[int, ...], Coordinates]]:
-    """Every rank as (which shard it holds and which copy of it, coordinates)."""
-    used = {axis for dim in dims for axis in dim}
-    groups = [*dims, [axis for axis in sizes if axis not in used]]
-    for position in product(*(range(size) for size in sizes.values())):
-        at = dict(zip(sizes, position, strict=True))
-        yield tuple(_index(sizes, group, at) for group in groups), at
-
-
-def _index(sizes: Mapping[str, int], axes: Sequence[str], at: Coordinates) -> int:
-    """Row-major position along `axes`."""
-    index = 0
-    for axis in axes:
-        index = index * sizes[axis] + at[axis]
-    return index
+def _by_shard(sizes: Mapping[str, int], dims: Sequence[Sequence[str]]) -> list[int]:
+    """The ranks by which shard they hold, row-major, then by which copy of it."""
+    order = [axis for dim in dims for axis in dim]
+    order += [axis for axis in sizes if axis not in order]
+    ranks = np.arange(prod(sizes.values())).reshape(tuple(sizes.values()))
+    found: list[int] = ranks.transpose([[*sizes].index(axis) for axis in order]).ravel().tolist()
+    return found

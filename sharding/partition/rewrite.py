@@ -12,18 +12,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.ir.analysis import is_light
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
+from shardwright.compiler.ir.ops import (
+    AllGatherAttrs,
+    AllReduceAttrs,
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    ReduceScatterAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
-from shardwright.compiler.ir.traits import LITERALS, REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.walks import answered
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
 
-SHAPE_CHANGES = ("reshape", "transpose")
-COUNTING = ("iota", "constant", "broadcast_in_dim", "convert", "reshape", "add", "multiply")
+SHAPE_CHANGES = (ReshapeAttrs, TransposeAttrs)
 MAX_COUNTED = 8  # ops a core repeats rather than wait for its peers (our choice)
 
 
@@ -71,10 +81,13 @@ class _Level:
         self.outputs = frozenset(graph.outputs)
         self.taken: set[Op] = set()
 
-    def producer(self, value: Value, *names: str) -> Op | None:
-        """The op that makes `value`, when it is one of `names` and not rewritten in this pass."""
+    def producer(self, value: Value, *attrs: type) -> Op | None:
+        """The op that makes `value`, when it has attributes of one of these classes, if any are
+        given, and is not rewritten in this pass.
+        """
         op = self.made.get(value)
-        return op if op is not None and op.name in names and op not in self.taken else None
+        wanted = op is not None and (not attrs or isinstance(op.attrs, attrs))
+        return op if wanted and op not in self.taken else None
 
     def only_use(self, value: Value, user: Op) -> bool:
         """True when nothing but one operand of `user` reads `value`."""
@@ -121,7 +134,7 @@ def _scatter_slice(level: _Level, op: Op) -> list[Op] | None:
     while level.only_use(value, user) and (step := level.producer(value, *SHAPE_CHANGES)):
         chain.append(step)
         user, value = step, step.operands[0]
-    reduce = level.producer(value, "all_reduce")
+    reduce = level.producer(value, AllReduceAttrs)
     if reduce is None or not level.only_use(value, user):
         return None
     axes = reduce.attrs.axes
@@ -144,20 +157,12 @@ def _scatter_slice(level: _Level, op: Op) -> list[Op] | None:
     return made
 
 
-def _splat_source(level: _Level, value: Value) -> Op | None:
-    """The op that makes `value`, when all its elements are equal whatever the layout."""
-    op = level.producer(value, "constant", "broadcast_in_dim")
-    if op is None:
-        return None
-    if op.name in LITERALS:
-        return op if splat(op) is not None else None
-    return op if op.operands[0].type.rank == 0 else None
-
-
 def _spare_splat(level: _Level, op: Op) -> list[Op] | None:
-    """A gather or slice of a splat is the splat made again in the other layout."""
-    source = _splat_source(level, op.operands[0])
-    return None if source is None else [_yields(source, op.result)]
+    """A gather or slice of equal elements is those made again in the other layout."""
+    source = level.producer(op.operands[0], ConstantAttrs, BroadcastInDimAttrs)
+    if source is None or (splat(source) is None and [v.type.rank for v in source.operands] != [0]):
+        return None
+    return [_yields(source, op.result)]
 
 
 def _spare_count(level: _Level, op: Op) -> list[Op] | None:
@@ -185,8 +190,8 @@ def _counted(level: _Level, value: Value) -> list[Op]:
         one = todo.pop()
         if one in behind:
             continue
-        op = level.producer(one, *COUNTING)
-        if op is None or len(behind) > MAX_COUNTED:
+        op = level.producer(one)
+        if op is None or not is_light(op) or len(behind) > MAX_COUNTED:
             return []
         behind[one] = op
         todo += op.operands
@@ -205,7 +210,7 @@ def _gather(level: _Level, op: Op) -> list[Op] | None:
 
 def _gather_before_widening(level: _Level, op: Op) -> list[Op] | None:
     """all_gather of a widening convert gathers what was converted."""
-    widen = level.producer(op.operands[0], "convert")
+    widen = level.producer(op.operands[0], ConvertAttrs)
     if widen is None or not level.only_use(widen.result, op):
         return None
     source = widen.operands[0]
@@ -219,7 +224,7 @@ def _gather_before_widening(level: _Level, op: Op) -> list[Op] | None:
 
 def _narrow_before_gather(level: _Level, op: Op) -> list[Op] | None:
     """A narrowing convert of an all_gather is done on the shard."""
-    gather = level.producer(op.operands[0], "all_gather")
+    gather = level.producer(op.operands[0], AllGatherAttrs)
     if gather is None or not level.only_use(gather.result, op):
         return None
     source, dtype = gather.operands[0], op.result.type.dtype
@@ -260,16 +265,16 @@ def _pending_reduction(level: _Level, value: Value, user: Op) -> list[Op] | None
     """
     if not level.only_use(value, user):
         return None
-    outer = level.producer(value, "transpose")
+    outer = level.producer(value, TransposeAttrs)
     between: list[Op] = []
     if outer is not None:
-        inner = level.producer(outer.operands[0], "transpose")
+        inner = level.producer(outer.operands[0], TransposeAttrs)
         if inner is None or not level.only_use(inner.result, outer) or not _inverse(inner, outer):
             return None
         between, value, user = [inner, outer], inner.operands[0], inner
         if not level.only_use(value, user):
             return None
-    op = level.producer(value, *REDUCTIONS_OF_RANKS)
+    op = level.producer(value, AllReduceAttrs, ReduceScatterAttrs)
     return None if op is None or op.attrs.reduction != "add" else [op, *between]
 
 
@@ -282,14 +287,14 @@ def _inverse(first: Op, second: Op) -> bool:
 def _merge_scalars(level: _Level, op: Op) -> list[Op] | None:
     """A tree of scalar additions reduces its partial terms of one kind together, once."""
     users = level.users.get(op.result, [])
-    if op in level.taken or any(u.name == "add" and level.only_use(op.result, u) for u in users):
+    if op in level.taken or any(u.name == op.name and level.only_use(op.result, u) for u in users):
         return None
     inner: list[Op] = []
     leaves = _leaves(level, op, inner)
     reduces = {
         v: r
         for v, user in leaves
-        if (r := level.producer(v, "all_reduce")) and level.only_use(v, user)
+        if (r := level.producer(v, AllReduceAttrs)) and level.only_use(v, user)
     }
     axes = next(iter(reduces.values())).attrs if reduces else None
     merged = [v for v, r in reduces.items() if r.attrs == axes and r.attrs.reduction == "add"]
@@ -311,8 +316,8 @@ def _leaves(level: _Level, op: Op, inner: list[Op]) -> list[tuple[Value, Op]]:
     """
     found: list[tuple[Value, Op]] = []
     for value in op.operands:
-        below = level.producer(value, "add")
-        if below is not None and level.only_use(value, op):
+        below = level.producer(value)
+        if below is not None and below.name == op.name and level.only_use(value, op):
             inner.append(below)
             found += _leaves(level, below, inner)
         else:
@@ -347,19 +352,18 @@ def _mark_partial(graph: Graph, specs: dict[Value, ShardingSpec]) -> None:
         if op.name in REDUCTIONS_OF_RANKS:
             pending = specs[op.result].unreduced
             axes = (*op.attrs.axes, *(a for a in pending if a not in op.attrs.axes))
-            _mark(op.operands[0], axes, made, specs)
+            joins = ELEMENTWISE_OF[op.attrs.reduction]
+            for value in _parts(op.operands[0], joins, made):
+                specs[value] = ShardingSpec(specs[value].dims, axes)
 
 
-def _mark(
-    value: Value, axes: tuple[str, ...], made: dict[Value, Op], specs: dict[Value, ShardingSpec]
-) -> None:
-    """Mark `value` and, through sums and shape changes, what it is made of."""
+def _parts(value: Value, joins: str, made: dict[Value, Op]) -> set[Value]:
+    """`value` and, through shape changes and the op that `joins` parts, what it is made of."""
     seen, todo = {value}, [value]
     while todo:
-        one = todo.pop()
-        specs[one] = ShardingSpec(specs[one].dims, axes)
-        op = made.get(one)
-        if op is not None and op.name in ("add", *SHAPE_CHANGES):
+        op = made.get(todo.pop())
+        if op is not None and (op.name == joins or isinstance(op.attrs, SHAPE_CHANGES)):
             fresh = set(op.operands) - seen
             seen |= fresh
             todo += fresh
+    return seen

@@ -104,57 +104,32 @@ def encode_request(
 
 
 def answer_request(request: bytes) -> bytes:
-    """What the partitioner's process does, in this one: an encoded partitioned graph."""
+    """What the partitioner's process does, in this one: an encoded partitioned graph; loads jaxlib,
+    and native code may end the process. Ops and refusals are named by the ordinals of ops.
+    """
+    from shardwright.compiler.frontend.context import make_context
+    from shardwright.compiler.frontend.stablehlo import import_parsed
+
     body = msgpack.unpackb(request, use_list=False)
     graph = load(body["graph"])
     mesh = Mesh(*body["mesh"])
     specs = {key: ShardingSpec(dims, unreduced) for key, dims, unreduced in body["specs"]}
-    inputs = tuple(Slot(*s) for s in body["inputs"])
-    outputs = tuple(Slot(*s) for s in body["outputs"])
+    slots = [tuple(Slot(*row) for row in body[side]) for side in ("inputs", "outputs")]
     names = [Loc(_ORDINAL, number) for number, _ in enumerate(graph.walk())]
-    return encode_partitioned(_answer(graph, mesh, specs, inputs, outputs, body["tied"], names))
+    with make_context():
+        module = _parse(graph, mesh, specs)
+        _check_rules(module, names)
+        _attach(module, specs)
+        _tie(module, body["tied"])
+        _run_passes(module.operation, PROPAGATE)
+        reader = ShardyReader(mesh, names, module.operation.get_asm(large_elements_limit=8))
+        imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
+        return encode_partitioned(reader.finish(imported, *slots))
 
 
 def _places(origins: Sequence[Loc]) -> Callable[[Loc], Loc]:
     """From the name of an op in a request to where it comes from."""
     return lambda loc: origins[loc.line] if loc.file == _ORDINAL else loc
-
-
-def partition_here(
-    graph: Graph,
-    mesh: Mesh,
-    specs: Mapping[ValueId, ShardingSpec],
-    inputs: tuple[Slot, ...] = (),
-    outputs: tuple[Slot, ...] = (),
-    tied: Ties = (),
-) -> PartitionedGraph:
-    """`partition` without a child process; loads jaxlib, and native code may end the process."""
-    origins = [op.loc for op in graph.walk()]
-    return _answer(graph, mesh, specs, inputs, outputs, tied, origins)
-
-
-def _answer(
-    graph: Graph,
-    mesh: Mesh,
-    specs: Mapping[ValueId, ShardingSpec],
-    inputs: tuple[Slot, ...],
-    outputs: tuple[Slot, ...],
-    tied: Ties,
-    origins: Sequence[Loc],
-) -> PartitionedGraph:
-    """The partitioned graph, its ops and refusals with the locations of `origins`, one per op."""
-    from shardwright.compiler.frontend.context import make_context
-    from shardwright.compiler.frontend.stablehlo import import_parsed
-
-    with make_context():
-        module = _parse(graph, mesh, specs)
-        _check_rules(module, origins)
-        _attach(module, specs)
-        _tie(module, tied)
-        _run_passes(module.operation, PROPAGATE)
-        reader = ShardyReader(mesh, origins, module.operation.get_asm(large_elements_limit=8))
-        imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
-        return reader.finish(imported, inputs, outputs)
 
 
 def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> str:

@@ -10,35 +10,33 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
 from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
-from shardwright.compiler.ir.facts import combination, resized_dim, stored
+from shardwright.compiler.ir.facts import combination, lookup, resized_dim, stored
+from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import (
-    AllGatherAttrs,
     AllReduceAttrs,
-    AllSliceAttrs,
     AllToAllAttrs,
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
+from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.permutes import permute_pairs
-from shardwright.sharding.partition.spec import ShardingSpec, replicated
+from shardwright.sharding.partition.spec import ShardingSpec, num_shared, replicated
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.rules.site import Site
 
 Axes = tuple[str, ...]
-Step = Callable[["Site", Value, int, Axes], Op]
 UNRESOLVED = (
     "sdy.manual_computation",
     "sdy.propagation_barrier",
@@ -67,9 +65,9 @@ class ShardyReader:
         """Import rules for the ops of the partitioner."""
         table: dict[str, Rule] = {
             "sdy.constant": self._constant,
-            "sdy.all_gather": self._per_dim("gathering_axes", _gather_step),
-            "sdy.all_slice": self._per_dim("slicing_axes", _slice_step),
-            "sdy.reduce_scatter": self._per_dim("reduce_scatter_axes", _scatter_step),
+            "sdy.all_gather": self._per_dim("gathering_axes", "all_gather", grow=False),
+            "sdy.all_slice": self._per_dim("slicing_axes", "all_slice"),
+            "sdy.reduce_scatter": self._per_dim("reduce_scatter_axes", "reduce_scatter"),
             "sdy.all_reduce": self._all_reduce,
             "sdy.all_to_all": self._all_to_all,
             "sdy.collective_permute": self._collective_permute,
@@ -113,28 +111,29 @@ class ShardyReader:
             )
         return self._parsed[text]
 
-    def _per_dim(self, key: str, step: Step) -> Rule:
-        """A rule that emits one op per dim of a list of axes per dim."""
+    def _per_dim(self, key: str, name: str, *, grow: bool = True) -> Rule:
+        """A rule that emits one op `name` per dim of a list of axes per dim."""
 
         def rule(site: Site) -> Sequence[Value]:
             (value,) = site.operands
             moving = self._axis_lists(str(site.op.attributes[key]))
-            return [self._move(site, value, moving, step, grow=key != "gathering_axes")]
+            return [self._move(site, value, moving, name, grow=grow)]
 
         return rule
 
     def _move(
-        self, site: Site, value: Value, moving: Sequence[Axes], step: Step, *, grow: bool
+        self, site: Site, value: Value, moving: Sequence[Axes], name: str, *, grow: bool
     ) -> Value:
-        """`value` after `step` has added axes to the minor end of each dim, or removed them.
+        """`value` after ops `name` have added axes to the minor end of each dim, or removed them.
 
         Axes that are not in mesh order move one run after the other, so that shards keep theirs.
         """
-        spec = self.specs[value]
+        spec, attrs = self.specs[value], OPS[name].attrs
+        assert attrs is not None
         for dim, axes in enumerate(moving):
             runs = self._runs(axes)
             for run in runs if grow else reversed(runs):
-                value = step(site, value, dim, run).result
+                value = site.emit(name, (value,), attrs(dim, run)).result
                 moved = _moved(spec.dims[dim], run, grow=grow)
                 spec = self.specs[value] = spec.with_dim(dim, moved)
         return value
@@ -192,11 +191,11 @@ class ShardyReader:
     def _relaid(self, site: Site, value: Value, after: ShardingSpec) -> Value:
         """`value` laid out as `after`: what both layouts share at the major end of a dim stays."""
         pairs = list(zip(self.specs[value].dims, after.dims, strict=True))
-        kept = [_shared(old, new) for old, new in pairs]
+        kept = [num_shared(*pair) for pair in pairs]
         gone = [old[n:] for (old, _), n in zip(pairs, kept, strict=True)]
         come = [new[n:] for (_, new), n in zip(pairs, kept, strict=True)]
-        value = self._move(site, value, gone, _gather_step, grow=False)
-        return self._move(site, value, come, _slice_step, grow=True)
+        value = self._move(site, value, gone, "all_gather", grow=False)
+        return self._move(site, value, come, "all_slice", grow=True)
 
     def _axis_lists(self, text: str) -> tuple[Axes, ...]:
         """Per dim the axes named in `{"a"}, {}, {"b", "c":(1)2}`."""
@@ -314,30 +313,12 @@ def _atoms_between(axis: str, ends: set[int]) -> list[int]:
     return [high // low for low, high in itertools.pairwise(places)]
 
 
-def _shared(old: Axes, new: Axes) -> int:
-    """How many axes two layouts of a dim share, from the major end."""
-    pairs = zip(old, new, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _moved(axes: tuple[str, ...], moved: tuple[str, ...], grow: bool) -> tuple[str, ...]:
     """`axes` of a dim after `moved` were added at, or removed from, its minor end."""
     if grow:
         return axes + moved
     assert axes[len(axes) - len(moved) :] == moved, f"{moved} are not the minor axes of {axes}"
     return axes[: len(axes) - len(moved)]
-
-
-def _gather_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("all_gather", (value,), AllGatherAttrs(dim, axes))
-
-
-def _slice_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("all_slice", (value,), AllSliceAttrs(dim, axes))
-
-
-def _scatter_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> Op:
-    return site.emit("reduce_scatter", (value,), ReduceScatterAttrs(dim, axes))
 
 
 def _unresolved(site: Site) -> Sequence[Value]:
@@ -352,7 +333,7 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     source = made.get(op.operands[0])
     while source is not None and source.name in REDUCTIONS_OF_RANKS:
         source = made.get(source.operands[0])
-    kind = _partial_kind(source, made)
+    kind = _partial_kind(source)
     if kind is None:
         name = source.name if source is not None else "an argument"
         raise ShardingError(
@@ -368,15 +349,13 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     return ReduceScatterAttrs(dim, op.attrs.axes, kind)
 
 
-def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
-    """How partial results of `source` are completed; None when no reduction does it."""
-    match source.name if source is not None else "":
-        case "convolution" | "dot_general" | "gather":
-            return "add"
-        case "reduce":
-            assert source is not None
-            return combination(source)
-        case "scatter":
-            assert source is not None
-            return "add" if source.attrs.kind == "add" else None  # see `localize/rules/gather.py`
-    return None
+def _partial_kind(source: Op | None) -> str | None:
+    """How partial results of `source` are completed; None when no reduction does it. A core looks
+    up, and adds, the rows it holds, and zeros else (`localize/rules/gather.py`).
+    """
+    if source is None:
+        return None
+    kind = combination(source)
+    if lookup(source) is not None:
+        return "add" if kind in ("", "add") else None
+    return kind if source.name in CONTRACTIONS | REDUCTIONS else None

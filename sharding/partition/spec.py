@@ -8,8 +8,9 @@ It names axes only; sizes belong to `mesh.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 
@@ -70,3 +71,9 @@ def replicated(rank: int) -> ShardingSpec:
 def sharded(rank: int, dim: int, axes: Iterable[str]) -> ShardingSpec:
     """The spec of a value with one sharded dim."""
     return replicated(rank).with_dim(dim, axes)
+
+
+def num_shared(names: Sequence[str], others: Sequence[str]) -> int:
+    """How many names two lists begin with alike: axes of a dim, parts of a path."""
+    pairs = zip(names, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

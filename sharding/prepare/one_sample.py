@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.ops import AllReduceAttrs, AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.gradients import StepView
@@ -99,60 +99,42 @@ def without_twin(local: Localized) -> tuple[Localized, frozenset[Value]]:
     Raises: ShardingError SW_ONE_SAMPLE at an op that moves or folds samples in another way than
     adding them up.
     """
-    dropped = _Dropped()
-    graph = dropped.region(hoisted(local.graph), is_top=True)
-    values = {whole: dropped.now.get(own, own) for whole, own in local.values.items()}
-    return Localized(graph, values, _source(local.source)), frozenset(dropped.partial)
+    level, partial = Level(), set[Value]()
+    graph = _dropped(hoisted(local.graph), level, partial)
+    values = {whole: level.now(own) for whole, own in local.values.items()}
+    return Localized(graph, values, _source(local.source)), frozenset(partial)
 
 
-class _Dropped:
-    """The rewrite of a graph and its regions."""
+def _dropped(graph: Graph, level: Level, partial: set[Value] | None) -> Graph:
+    """`graph` without the axis, built on `level`; where sums over it may be left out, at the top,
+    `partial` takes the values that hold a part.
+    """
+    for op in graph.ops:
+        now, attrs = level.update(op), op.attrs
+        if TWIN_AXIS not in getattr(attrs, "axes", ()):
+            regions = (_dropped(region, Level(), None) for region in op.regions)
+            level.ops.append(with_regions(now, tuple(regions)))
+        elif isinstance(attrs, AxisIndexAttrs):
+            level.ops.append(_index(op))
+        elif partial is None or not isinstance(attrs, AllReduceAttrs) or attrs.reduction != "add":
+            raise _mixing(op)
+        elif axes := _real(attrs.axes):  # a sum over the ranks that exist
+            partial.add(op.result)
+            attrs = replace(attrs, axes=axes, group_size=attrs.group_size // TRACED_SAMPLES)
+            level.ops.append(Op(op.name, now.operands, op.results, attrs, (), op.loc))
+        else:  # the twin was the only other one
+            partial.add(now.operands[0])
+            level.replace(op.results, now.operands)
+    return level.finish(graph)
 
-    def __init__(self) -> None:
-        self.now: dict[Value, Value] = {}
-        self.partial: set[Value] = set()
 
-    def region(self, graph: Graph, *, is_top: bool = False) -> Graph:
-        """`graph` without the axis; only at the top may sums over it be left out."""
-        ops: list[Op] = []
-        for op in graph.ops:
-            axes = getattr(op.attrs, "axes", ())
-            if TWIN_AXIS not in axes:
-                ops.append(self._kept(op))
-            elif op.name == "axis_index":
-                ops.append(_index(op))
-            elif is_top and op.name == "all_reduce" and op.attrs.reduction == "add":
-                ops += self._part(op)
-            else:
-                raise _mixing(op)
-        outputs = tuple(self.now.get(v, v) for v in graph.outputs)
-        return with_ops(graph, ops, outputs)
-
-    def _kept(self, op: Op) -> Op:
-        operands = tuple(self.now.get(v, v) for v in op.operands)
-        regions = tuple(self.region(region) for region in op.regions)
-        if operands == op.operands and not regions:
-            return op
-        return Op(op.name, operands, op.results, op.attrs, regions, op.loc)
-
-    def _part(self, op: Op) -> list[Op]:
-        """A sum over the ranks that exist; none when the twin was the only other one."""
-        (operand,) = (self.now.get(v, v) for v in op.operands)
-        axes = tuple(axis for axis in op.attrs.axes if axis != TWIN_AXIS)
-        if not axes:
-            self.now[op.result] = operand
-            self.partial.add(operand)
-            return []
-        size = op.attrs.group_size // TRACED_SAMPLES
-        attrs = replace(op.attrs, axes=axes, group_size=size)
-        self.partial.add(op.result)
-        return [Op(op.name, (operand,), op.results, attrs, (), op.loc)]
+def _real(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != TWIN_AXIS)
 
 
 def _index(op: Op) -> Op:
     """A position among the ranks that exist, which are the first ones along the axis."""
-    axes = tuple(axis for axis in op.attrs.axes if axis != TWIN_AXIS)
-    if axes:
+    if axes := _real(op.attrs.axes):
         return Op(op.name, (), op.results, AxisIndexAttrs(axes), (), op.loc)
     return Op("constant", (), op.results, ConstantAttrs.full(0, op.result.type), (), op.loc)
 
@@ -187,19 +169,15 @@ def _source(part: PartitionedGraph) -> PartitionedGraph:
     """The partitioned step as the ranks that exist see it; batches have the samples of one."""
     mesh = Mesh(tuple(pair for pair in part.mesh.axes if pair[0] != TWIN_AXIS))
     origins = tuple(part.mesh.origin(name) for name in mesh.names) if part.mesh.origins else ()
-    specs = {value: _spec(spec) for value, spec in part.specs.items()}
+    specs = {
+        value: ShardingSpec(tuple(map(_real, spec.dims)), _real(spec.unreduced))
+        for value, spec in part.specs.items()
+    }
     inputs = tuple(
         _of_one(slot, value, part.specs)
         for slot, value in zip(part.inputs, part.graph.inputs, strict=True)
     )
     return replace(part, specs=specs, mesh=replace(mesh, origins=origins), inputs=inputs)
-
-
-def _spec(spec: ShardingSpec) -> ShardingSpec:
-    def rest(axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if axis != TWIN_AXIS)
-
-    return ShardingSpec(tuple(rest(axes) for axes in spec.dims), rest(spec.unreduced))
 
 
 def _of_one(slot: Slot, value: Value, specs: Mapping[Value, ShardingSpec]) -> Slot:

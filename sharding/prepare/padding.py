@@ -9,15 +9,15 @@ State is stored padded: `Slot.shape` keeps the user's shape.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import combination, counted_dim, resized, splat
+from shardwright.compiler.ir.facts import combination, counted_dim, pairing, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
     IotaAttrs,
@@ -26,12 +26,15 @@ from shardwright.compiler.ir.ops import (
 )
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
 from shardwright.sharding.indices.inner import contracted
 
 Shape = tuple[int, ...]
+WHOLE = of(Kind.WINDOW, Kind.SORT)
+"""Ops that read and give original sizes."""
 
 
 def padded_shapes(
@@ -60,21 +63,7 @@ def pad_indices(
 
     `same` maps outputs to the inputs whose place they take; other outputs keep their shape.
     """
-    shapes = padded_shapes(indices, sizes, graph.inputs)
-    level = _Level(indices, sizes)
-    inputs = tuple(Value(_typed(v, shapes[v])) for v in graph.inputs)
-    level.env.update(zip(graph.inputs, inputs, strict=True))
-    for op in graph.ops:
-        level.add(op)
-    outputs = tuple(
-        level.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
-        for j, v in enumerate(graph.outputs)
-    )
-    return with_ops(graph, level.ops, outputs, inputs)
-
-
-def _typed(value: Value, shape: Shape) -> TensorType:
-    return tensor_type(shape, value.type.dtype)
+    return _Level(indices, sizes).region(graph, same)
 
 
 class _Level:
@@ -89,6 +78,19 @@ class _Level:
         self._fitted: dict[tuple[Value, Shape], Value] = {}
         self._masked: dict[tuple[Value, int, str], Value] = {}
 
+    def region(self, graph: Graph, same: Mapping[int, int]) -> Graph:
+        """`graph` with padded inputs; output j is shaped like input `same[j]`, or as it was."""
+        shapes = padded_shapes(self.indices, self.sizes, graph.inputs)
+        inputs = tuple(Value(tensor_type(shapes[v], v.type.dtype)) for v in graph.inputs)
+        self.env.update(zip(graph.inputs, inputs, strict=True))
+        for op in graph.ops:
+            self.add(op)
+        outputs = tuple(
+            self.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
+            for j, v in enumerate(graph.outputs)
+        )
+        return with_ops(graph, self.ops, outputs, inputs)
+
     def add(self, op: Op) -> None:
         """`op` on padded operands."""
         if op.regions:
@@ -100,27 +102,17 @@ class _Level:
         factor = _factors_of_growth(op, self.env)
         operands = tuple(self.fitted(v, _shape(v, factor)) for v in op.operands)
         results = tuple(_shape(v, factor) for v in op.results)
-        attrs = _resized(op, operands, results)
-        made = None if attrs is _NONE else self._tried(op, operands, attrs, results)
-        if made is None:
+        attrs = resized(op, results[0]) if len(results) == 1 else op.attrs
+        if _has_form(op, operands, attrs, results):
+            self._emit(op, self._masked_operands(op, operands), attrs)
+        else:
             self._emit(op, tuple(self.fitted(v, v.type.shape) for v in op.operands), op.attrs)
-            return
-        masked = self._masked_operands(op, operands)
-        self._emit(op, masked, attrs)
 
-    def _tried(
-        self, op: Op, operands: Sequence[Value], attrs: Any, results: Sequence[Shape]
-    ) -> Op | None:
-        """The op in padded shapes; None when it does not have these."""
-        try:
-            made = make_op(op.name, operands, attrs, loc=op.loc)
-        except ValueError:
-            return None
-        return made if [v.type.shape for v in made.results] == list(results) else None
-
-    def _emit(self, op: Op, operands: tuple[Value, ...], attrs: Any) -> None:
+    def _emit(
+        self, op: Op, operands: tuple[Value, ...], attrs: Any, regions: Sequence[Graph] = ()
+    ) -> None:
         """Append `op` with other operands and new results."""
-        new = make_op(op.name, operands, attrs, loc=op.loc)
+        new = make_op(op.name, operands, attrs, regions, op.loc)
         self._append(new)
         self.env.update(zip(op.results, new.results, strict=True))
 
@@ -131,22 +123,12 @@ class _Level:
 
     def _loop(self, op: Op) -> None:
         """Carries are padded by their families, at all four places."""
-        body = op.regions[0]
-        shapes = padded_shapes(self.indices, self.sizes, body.inputs)
-        operands = tuple(
-            self.fitted(v, shapes[w]) for v, w in zip(op.operands, body.inputs, strict=True)
+        (body,) = op.regions
+        region = _Level(self.indices, self.sizes).region(
+            body, {i: i for i in range(len(op.results))}
         )
-        inner = _Level(self.indices, self.sizes)
-        inputs = tuple(Value(_typed(v, shapes[v])) for v in body.inputs)
-        inner.env.update(zip(body.inputs, inputs, strict=True))
-        for step in body.ops:
-            inner.add(step)
-        pairs = zip(body.outputs, body.inputs, strict=True)
-        outputs = tuple(inner.fitted(v, shapes[w]) for v, w in pairs)
-        region = with_ops(body, inner.ops, outputs, inputs)
-        new = make_op(op.name, operands, op.attrs, (region,), loc=op.loc)
-        self._append(new)
-        self.env.update(zip(op.results, new.results, strict=True))
+        pairs = zip(op.operands, region.inputs, strict=True)
+        self._emit(op, tuple(self.fitted(v, w.type.shape) for v, w in pairs), op.attrs, (region,))
 
     def fitted(self, value: Value, shape: Shape) -> Value:
         """The new form of `value` in `shape`: dims cut, then padded."""
@@ -163,7 +145,7 @@ class _Level:
         op = self.made.get(new)
         if op is None:
             return None
-        if op.name == "broadcast_in_dim":
+        if isinstance(op.attrs, BroadcastInDimAttrs):
             given = op.operands[0].type.shape
             if any(n != 1 and shape[d] != n for n, d in zip(given, op.attrs.dims, strict=True)):
                 return None
@@ -215,6 +197,19 @@ class _Level:
         return self._append(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
+def _has_form(op: Op, operands: Sequence[Value], attrs: Any, results: Sequence[Shape]) -> bool:
+    """True when `op` gives `results` in padded shapes; where windows move or rows are sorted, what
+    is in the padding would count.
+    """
+    if op.name in WHOLE or (op.name in CONTRACTIONS and pairing(op) is None):
+        return False
+    try:
+        made = make_op(op.name, operands, attrs)
+    except ValueError:
+        return False
+    return [v.type.shape for v in made.results] == list(results)
+
+
 def _shape(value: Value, growth: Mapping[Dim, Fraction]) -> Shape:
     """The shape of a value whose dims grow."""
     dims = enumerate(value.type.shape)
@@ -238,19 +233,3 @@ def _factors_of_growth(op: Op, env: Mapping[Value, Value]) -> dict[Dim, Fraction
         if own.get(dim, Fraction(1)) > 1 and (OPS[op.name].kind in (Kind.REDUCTION, Kind.INDEXED)):
             found[dim] = own[dim]
     return found
-
-
-_NONE = object()
-
-
-def _resized(op: Op, operands: Sequence[Value], results: Sequence[Shape]) -> Any:
-    """The attributes of `op` in padded shapes; `_NONE` when it has no such form."""
-    match op.name:
-        case "gather":
-            old, new = (v.type.shape for v in (op.operands[0], operands[0]))
-            rows = zip(op.attrs.slice_sizes, old, new, strict=True)
-            sizes = tuple(after if size == before else size for size, before, after in rows)
-            return replace(op.attrs, slice_sizes=sizes)
-        case "convolution" | "reduce_window" | "select_and_scatter" | "sort":
-            return _NONE
-    return resized(op, results[0]) if len(results) == 1 else op.attrs

@@ -10,13 +10,13 @@ what is stored keep their types.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
 from shardwright.compiler.ir.traits import CASTS, CONTRACTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
@@ -26,7 +26,13 @@ from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.pins import CARRYING, NARROWING, GatherUse, gather_uses
+from shardwright.sharding.strategies.pins import (
+    CARRYING,
+    NARROWING,
+    GatherUse,
+    Repeating,
+    gather_uses,
+)
 
 TYPES: Mapping[str, DType] = {"bfloat16": DType.BF16, "float32": DType.F32}
 REPLICATING = frozenset(("dp_replicate", "dp_shard"))
@@ -102,17 +108,17 @@ class _Rounder:
         """`graph` with conversions; inputs and outputs keep their types."""
         level = _Level()
         for op in graph.ops:
-            operands = tuple(level.now.get(v, v) for v in op.operands)
+            now = level.update(op)
             if self.weight_type is not None and self._meets(op):
-                indices = range(len(operands))
-                operands = tuple(self._read(level, op, i, self.weight_type) for i in indices)
-            regions = tuple(self.run(region) for region in op.regions)
-            level.ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
+                indices = range(len(op.operands))
+                reads = tuple(self._read(level, op, i, self.weight_type) for i in indices)
+                now = with_operands(op, reads)
+            level.ops.append(with_regions(now, tuple(map(self.run, op.regions))))
             for value in op.results:
                 if value in self.borders and _wider(value, self.border_type):
-                    level.now[value] = level.round_trip(value, self.border_type)
-        outputs = tuple(level.now.get(v, v) for v in graph.outputs)
-        return with_ops(graph, level.ops, outputs)
+                    short = level.converted(value, self.border_type)
+                    level.replace((value,), (level.converted(short, value.type.dtype),))
+        return level.finish(graph)
 
     def _meets(self, op: Op) -> bool:
         """True for ops that compute with samples."""
@@ -122,49 +128,34 @@ class _Rounder:
     def _read(self, level: _Level, op: Op, index: int, dtype: DType) -> Value:
         """An operand as the policy wants it: short in contractions, weights rounded elsewhere."""
         value, use = op.operands[index], self.uses.get((op, index))
-        now = level.now.get(value, value)
+        now = level.now(value)
         if not _wider(value, dtype):
             return now
         if use is not None:
-            now = level.repeated(use, dtype)
+            now = level.converted(level.now(use.point), dtype)
+            for step in (step for step in use.chain if step.name not in CASTS):
+                now = level.repeated(step, now)
         elif op.name not in CONTRACTIONS:
             return now
         return level.converted(now, dtype if op.name in CONTRACTIONS else value.type.dtype)
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(Repeating):
     """One level under construction, each conversion once."""
 
-    ops: list[Op] = field(default_factory=list)
-    now: dict[Value, Value] = field(default_factory=dict)
-    made: dict[tuple[Value, DType], Value] = field(default_factory=dict)
-    again: dict[tuple[Value, str, object], Value] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__()
+        self._converted: dict[tuple[Value, DType], Value] = {}
 
     def converted(self, value: Value, dtype: DType) -> Value:
         """`value` as `dtype`."""
         if value.type.dtype is dtype:
             return value
         key = (value, dtype)
-        if key not in self.made:
+        if key not in self._converted:
             self.ops.append(make_op("convert", (value,), ConvertAttrs(dtype)))
-            self.made[key] = self.ops[-1].result
-        return self.made[key]
-
-    def repeated(self, use: GatherUse, dtype: DType) -> Value:
-        """What `use` makes of its point, made of the point as `dtype`."""
-        value = self.converted(self.now.get(use.point, use.point), dtype)
-        for step in (step for step in use.chain if step.name not in CASTS):
-            key = (value, step.name, step.attrs)
-            if key not in self.again:
-                self.ops.append(make_op(step.name, (value,), step.attrs, loc=step.loc))
-                self.again[key] = self.ops[-1].result
-            value = self.again[key]
-        return value
-
-    def round_trip(self, value: Value, dtype: DType) -> Value:
-        """`value` rounded to `dtype`, in its own type."""
-        return self.converted(self.converted(value, dtype), value.type.dtype)
+            self._converted[key] = self.ops[-1].result
+        return self._converted[key]
 
 
 def with_reduce_dtype(part: PartitionedGraph, settings: StrategySettings) -> PartitionedGraph:

@@ -16,13 +16,12 @@ import numpy as np
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.facts import behind, pairing
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import PadAttrs
 from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 UNKNOWN = math.nan
 ZERO = 0.0  # of a value that is zero everywhere: as large as any other
-UNSIZED = frozenset(name for name, op in OPS.items() if op.resize) | {"gather", "pad"}
-"""Ops whose attributes hold sizes; those of others are the same in both traces."""
 
 
 Pair = tuple[Value, Value]  # the same value in both traces
@@ -86,8 +85,13 @@ def _is_same(a: Op, b: Op, pair: Pair) -> bool:
         a.name == b.name
         and (len(a.operands), len(a.results)) == (len(b.operands), len(b.results))
         and a.results.index(pair[0]) == b.results.index(pair[1])
-        and (a.name in UNSIZED or a.attrs == b.attrs)
+        and (_is_sized(a) or a.attrs == b.attrs)
     )
+
+
+def _is_sized(op: Op) -> bool:
+    """Whether the attributes of `op` hold sizes; others are the same in both traces."""
+    return OPS[op.name].resize is not None or isinstance(op.attrs, PadAttrs)
 
 
 def _loop(a: Op, b: Op, given: Sequence[float]) -> list[float]:

@@ -20,22 +20,15 @@ from shardwright.sharding.strategies.expected import (
 from shardwright.sharding.strategies.pins import CARRYING, gather_uses
 
 
-def gather_weights(step: Decisions) -> None:
-    """Gather a stored weight where it meets the batch, after its conversion to the compute
-    type.
+def gather_operands(step: Decisions) -> None:
+    """Gather a stored weight where it meets the batch, after its conversion to the compute type;
+    the sequence where an op needs the axes it is split over for another index; and rows that lie by
+    expert where they are read by sample.
     """
-    state = [v for role in ("parameter", "optimizer") for _, v in step.slots(role)]
+    state = step.values("parameter") + step.values("optimizer")
     finer = [v for v in state if step.pins[v] != step.layout.of(v)]
     step.gathers += gather_uses(step.graph, step.labels.dims, reached(step.graph, finer))
-
-
-def gather_sequences(step: Decisions) -> None:
-    """Gather the sequence where an op needs the axes it is split over for another index."""
     step.gathers += sequence_uses(step.graph, step.layout)
-
-
-def return_rows(step: Decisions) -> None:
-    """Send rows back from their experts where they are read by sample."""
     step.gathers += expert_uses(step.graph, step.layout)
 
 
@@ -68,7 +61,7 @@ def _pin_used(step: Decisions, op: Op, value: Value) -> None:
     if partial_axes(op, step.layout) and value in step.layout.spread:
         step.pins[value] = step.layout.unspread(value)
         step.layouts[value] = spec
-    elif step.layout.by_expert(value) and sends_rows(op, step.layout):
+    elif value in step.layout.rows and sends_rows(op, step.layout):
         step.pins[value] = step.layout.by_sample(value)
         step.layouts[value] = spec
         step.predict("all_to_all", step.moved(step.pins[value], spec), value.type)

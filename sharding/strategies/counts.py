@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
-from shardwright.compiler.ir.traits import VIEWS
+from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-MOVING = VIEWS | {"convert"}
+MOVING = VIEWS | CASTS
 
 
 def own_counts(graph: Graph) -> Graph:

@@ -90,6 +90,10 @@ class Decisions:
         pairs = zip(self.inputs, self.graph.inputs, strict=True)
         return [(slot, value) for slot, value in pairs if slot.role == role]
 
+    def values(self, role: str) -> list[Value]:
+        """The inputs of a role without their slots."""
+        return [value for _, value in self.slots(role)]
+
     def read_graph(self) -> None:
         """Follow samples through the graph, find its layers and its index classes."""
         batch = {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
@@ -102,8 +106,8 @@ class Decisions:
         indices = IndexClasses(self.graph, table)
         self.layout = UsedLayout(self.mesh, indices, self.labels.dims, self.data_axes)
         self.scans = scanned_layers(self.graph)
-        weights = [value for _, value in self.slots("parameter")]
-        self.runs = unrolled_layers(self.graph, self.labels.dims, reached(self.graph, weights))
+        given = reached(self.graph, self.values("parameter"))
+        self.runs = unrolled_layers(self.graph, self.labels.dims, given)
         found = [f"loop of {s.loop.attrs.trip} over {len(s.weights)} weights" for s in self.scans]
         found += [f"{len(run.repeats)} unrolled repeats" for run in self.runs]
         self.reasons["layers"] = "; ".join(found) or "none found"
@@ -165,8 +169,8 @@ class Decisions:
 
     def weights(self) -> set[Value]:
         """Values that parameters made without the batch."""
-        made = reached(self.graph, [v for _, v in self.slots("parameter")])
-        return made - reached(self.graph, [v for _, v in self.slots("batch")])
+        made = reached(self.graph, self.values("parameter"))
+        return made - reached(self.graph, self.values("batch"))
 
     def recipe(self) -> Recipe:
         """The annotated graph and its specs by id."""

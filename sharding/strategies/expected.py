@@ -73,16 +73,16 @@ def sequence_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
 def expert_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
     """Operands that lie by expert where the op's result lies by sample again: sent back first."""
     for op in graph.walk() if layout.experts else ():
-        leaves = any(v in layout.samples and not layout.by_expert(v) for v in op.results)
+        leaves = any(v in layout.samples and v not in layout.rows for v in op.results)
         for index, value in enumerate(op.operands if leaves and not op.regions else ()):
-            if layout.by_expert(value):
+            if value in layout.rows:
                 yield GatherUse(op, index, value, spec=layout.by_sample(value))
 
 
 def sends_rows(op: Op, layout: UsedLayout) -> bool:
     """True when the results of `op` lie by expert and what it reads does not."""
     read = [v for v in op.operands if v in layout.samples]
-    return not any(layout.by_expert(v) for v in read)
+    return not any(v in layout.rows for v in read)
 
 
 def _shared(op: Op, factor: Factor, layout: UsedLayout) -> Iterator[tuple[Dim, set[str]]]:

@@ -15,7 +15,8 @@ from shardwright.sharding.strategies.pins import REDUCING, Users, layout_borders
 
 def reduce_gradients(step: Decisions) -> None:
     """Where the sample dim ends, reduce; the gradient of a stored weight is scattered."""
-    for op, users in reduction_ops(step.graph, step.labels.dims):
+    users = Users.of(step.graph)
+    for op in reduction_ops(step.graph, step.labels.dims):
         if op.name not in REDUCING and not step.data_axes:
             continue  # one share of the samples: nothing is computed twice
         if op.name not in REDUCING:

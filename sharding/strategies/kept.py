@@ -8,18 +8,18 @@ none of this: what they gathered is a value like any other (`cut/residuals.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import keeps_order, operands_of, takes_at
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.ops import ReshapeAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CASTS, IDENTITIES
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
 from shardwright.sharding.indices.layers import visited_layers
@@ -74,15 +74,13 @@ class Keeper:
         made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
         for point in (op for op in body.ops if op in self.points):
             op, path = _taken(made, point.operands[0])
-            if op is None or op.operands[0] not in kept:
+            dim = _layer_dim(op, kept)
+            if op is None or dim is None or not _walks(loop, op, dim):
                 continue
-            dims = _sliced(op)
-            if len(dims) != 1 or not _walks(loop, op, dims[0]):
-                continue
-            weight, dim, before = _origin(outside, loop.operands[kept[op.operands[0]]], dims[0])
+            stack, start = loop.operands[kept[op.operands[0]]], op.operands[1 + dim]
+            weight, dim, before = _origin(outside, stack, dim)
             layout = _laid_out(point.result, self.pins[point.result])
-            key = (weight, dim, path + before, layout)
-            yield _Gather(point, op.operands[1 + dims[0]], key)
+            yield _Gather(point, start, (weight, dim, path + before, layout))
 
     def _rewritten(self, loop: Op, gathers: Sequence[_Gather], later: set[Key]) -> list[Op]:
         """The loop that reads the stacks there are and fills those that later loops want."""
@@ -147,13 +145,11 @@ def _written(loop: Op, carry: int, dim: int) -> tuple[Value, int, tuple[object, 
     made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
     one = next((s for s in stacks(loop) if (s.carry, s.dim) == (carry, dim)), None)
     op, path = (None, ()) if one is None else _taken(made, one.value)
-    if op is None or op.operands[0] not in kept:
-        return None
-    dims = _sliced(op)
+    row = _layer_dim(op, kept)
     counter = known[body.inputs[loop.attrs.induction]]
-    if len(dims) != 1 or known.get(op.operands[1 + dims[0]]) != counter:
+    if op is None or row is None or known.get(op.operands[1 + row]) != counter:
         return None
-    return loop.operands[kept[op.operands[0]]], dims[0], path
+    return loop.operands[kept[op.operands[0]]], row, path
 
 
 def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:
@@ -162,10 +158,13 @@ def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:
     return value.type.dtype, *((n, axes) for n, axes in dims if n > 1)
 
 
-def _sliced(op: Op) -> list[int]:
-    """The dims of which a slice takes a part."""
-    shape = op.operands[0].type.shape
-    return [d for d, n in enumerate(op.attrs.sizes) if n != shape[d]]
+def _layer_dim(op: Op | None, kept: Container[Value]) -> int | None:
+    """The one dim along which a slice takes a part of a value that is `kept`; None for others."""
+    if op is None or op.operands[0] not in kept:
+        return None
+    pairs = zip(op.attrs.sizes, op.operands[0].type.shape, strict=True)
+    dims = [d for d, (size, whole) in enumerate(pairs) if size != whole]
+    return dims[0] if len(dims) == 1 else None
 
 
 def _walks(loop: Op, op: Op, dim: int) -> bool:
@@ -178,52 +177,35 @@ def _walks(loop: Op, op: Op, dim: int) -> bool:
 
 @dataclass(slots=True)
 class _Body:
-    """A loop under construction: carries that are added, and ops around what is there."""
+    """A loop under construction: carries that are added, and ops in place of what is there."""
 
     owner: Keeper
     loop: Op
-    before: list[Op] = field(default_factory=list)
+    before: Builder = field(default_factory=Builder)
     carries: list[tuple[Value, Value, Value, Value]] = field(default_factory=list)
-    behind: dict[Op, list[Op]] = field(default_factory=dict)
     instead: dict[Op, list[Op]] = field(default_factory=dict)
 
     def fill(self, gather: _Gather) -> Value:
         """Write what `gather` makes to a new stack; returns the stack behind the loop."""
-        made = gather.point.result
-        layer = tensor_type((1, *made.type.shape), made.type.dtype)
-        spec = _layered(self.owner.pins[made])
-        stack = _stacked(made.type, self.loop.attrs.trip)
-        empty = make_op("constant", (), ConstantAttrs.full(0, stack))
-        self.before.append(empty)
-        row = make_op("reshape", (made,), ReshapeAttrs(layer.shape), loc=gather.point.loc)
-        inside = Value(empty.result.type)
-        starts, ops = self._starts(gather, layer.rank)
-        written = make_op(
-            "dynamic_update_slice", (inside, row.result, *starts), loc=gather.point.loc
-        )
-        self.behind[gather.point] = [*ops, row, written]
-        return self._carry(empty.result, inside, written.result, spec)
+        made, build = gather.point.result, Builder(loc=gather.point.loc)
+        layer = made.type.shape
+        empty = self.before.full((self.loop.attrs.trip, *layer), 0, made.type.dtype)
+        inside = Value(empty.type)
+        starts = _starts(build, gather, inside)
+        row = build.reshape(made, (1, *layer))
+        written = build.dynamic_update_slice(inside, row, starts)
+        self.instead[gather.point] = [gather.point, *build.ops]
+        layered = ShardingSpec(((), *self.owner.pins[made].dims))
+        return self._carry(empty, inside, written, layered)
 
     def read(self, gather: _Gather, stack: Value) -> None:
         """Take the layer from `stack` where `gather` stood."""
-        made, inside = gather.point.result, Value(stack.type)
-        starts, ops = self._starts(gather, stack.type.rank)
-        attrs = DynamicSliceAttrs((1, *stack.type.shape[1:]))
-        taken = make_op("dynamic_slice", (inside, *starts), attrs, loc=gather.point.loc)
-        row = Op(
-            "reshape",
-            (taken.result,),
-            (made,),
-            ReshapeAttrs(made.type.shape),
-            loc=gather.point.loc,
-        )
-        self.instead[gather.point] = [*ops, taken, row]
+        made, build, inside = gather.point.result, Builder(loc=gather.point.loc), Value(stack.type)
+        starts = _starts(build, gather, inside)
+        taken = build.dynamic_slice(inside, starts, (1, *stack.type.shape[1:]))
+        row = Op("reshape", (taken,), (made,), ReshapeAttrs(made.type.shape), loc=build.loc)
+        self.instead[gather.point] = [*build.ops, row]
         self._carry(stack, inside, inside, self.owner.pins[stack])
-
-    def _starts(self, gather: _Gather, rank: int) -> tuple[list[Value], list[Op]]:
-        """Where a layer lies in its stack, and the ops that say so."""
-        zero = make_op("constant", (), ConstantAttrs.full(0, gather.start.type))
-        return [gather.start, *[zero.result] * (rank - 1)], [zero]
 
     def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
         """Add a carry; returns its value behind the loop."""
@@ -236,33 +218,18 @@ class _Body:
         """What stands in front of the loop, and the loop."""
         if not self.carries:
             return [self.loop]
-        (body,) = self.loop.regions
-        ops: list[Op] = []
-        for op in body.ops:
-            ops += self.instead.get(op, [op])
-            ops += self.behind.get(op, [])
+        (body,), loop = self.loop.regions, self.loop
+        ops = [new for op in body.ops for new in self.instead.get(op, [op])]
         firsts, insides, afters, results = zip(*self.carries, strict=True)
         region = with_ops(body, ops, (*body.outputs, *afters), (*body.inputs, *insides))
-        loop = self.loop
-        made = Op(
-            "loop",
-            (*loop.operands, *firsts),
-            (*loop.results, *results),
-            loop.attrs,
-            (region,),
-            loop.loc,
-        )
-        return [*self.before, made]
+        operands, made = (*loop.operands, *firsts), (*loop.results, *results)
+        return [*self.before.ops, Op("loop", operands, made, loop.attrs, (region,), loop.loc)]
 
 
-def _stacked(type: TensorType, layers: int) -> TensorType:
-    """All layers of a value."""
-    return tensor_type((layers, *type.shape), type.dtype)
-
-
-def _layered(spec: ShardingSpec) -> ShardingSpec:
-    """The layout of a stack of values."""
-    return ShardingSpec(((), *spec.dims))
+def _starts(build: Builder, gather: _Gather, stack: Value) -> list[Value]:
+    """Where a layer lies in its stack."""
+    zero = build.full((), 0, gather.start.type.dtype)
+    return [gather.start, *[zero] * (stack.type.rank - 1)]
 
 
 def keep_gathered(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.facts import pairing
-from shardwright.compiler.ir.traits import REDUCTIONS
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, joins, propagate
@@ -21,7 +21,7 @@ from shardwright.sharding.indices.inner import contracted
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec
 
-MOVING = ("convert", "reshape", "transpose")
+MOVING = VIEWS | CASTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class UsedLayout:
 
     `residual_axes` lie along the sequence of the values in `spread`, `sequence_axes` of all others;
     `queries` names the sequence dim of values that have several. `experts` maps a family to axes it
-    takes in weights, and before the samples do in `rows`, the values that are sorted by expert.
+    takes in weights, and before the samples do in `rows`, the samples that a router has sent to
+    experts.
     """
 
     mesh: Mesh
@@ -74,7 +75,7 @@ class UsedLayout:
                 used.update(axes)
 
         sample = self.samples.get(value)
-        if experts and self.experts and (sample is None or self.by_expert(value)):
+        if experts and self.experts and (sample is None or value in self.rows):
             for dim, family in self.indices.families(value):
                 give(dim, self.experts.get(family, ()))
         if sample is not None:
@@ -87,10 +88,6 @@ class UsedLayout:
             give(walked, (*self.sequence_axes, *(self.residual_axes if shared else ())))
             give(walked, self.sequence_axes)
         return ShardingSpec(tuple(dims))
-
-    def by_expert(self, value: Value) -> bool:
-        """True for samples that lie by expert: rows that a router has sent to them."""
-        return value in self.rows
 
     def _fits(self, value: Value, dim: int, axes: Sequence[str]) -> bool:
         """True when the axes divide the dim."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, ShardingError
 from shardwright.compiler.frontend.shardings import ModuleShardings
@@ -67,7 +66,7 @@ def inputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
     """
     first: dict[Value, Op] = {}
     for op in graph.ops:
-        if op.name == "sharding_constraint":
+        if isinstance(op.attrs, ShardingConstraintAttrs):
             first.setdefault(op.operands[0], op)
     pairs = zip(user.inputs, graph.inputs, strict=True)
     return [_given(attrs, "argument", first.get(value)) for attrs, value in pairs]
@@ -75,7 +74,7 @@ def inputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
 
 def _outputs_given(graph: Graph, user: ModuleShardings) -> list[Given | None]:
     """What the user says of each output: as a result, else by the constraint that makes it."""
-    made = {op.result: op for op in graph.ops if op.name == "sharding_constraint"}
+    made = {op.result: op for op in graph.ops if isinstance(op.attrs, ShardingConstraintAttrs)}
     pairs = zip(user.outputs, graph.outputs, strict=True)
     return [_given(attrs, "result", made.get(value)) for attrs, value in pairs]
 
@@ -139,7 +138,7 @@ class _Manual:
     def check(self) -> None:
         """Refuse shardings whose axes do not divide their dim."""
         for op in self.graph.walk():
-            if op.name == "sharding_constraint":
+            if isinstance(op.attrs, ShardingConstraintAttrs):
                 self._check_dims("a constraint", op.attrs, op.operands[0], op.loc)
         for slot, value, entry in zip(self.inputs, self.graph.inputs, self.given, strict=True):
             if entry is not None:
@@ -182,7 +181,12 @@ class _Manual:
         """One layout for input `i` and output `j`, which is the input of the next step."""
         before, after = self.specs.get((INPUT, i)), self.specs.get((OUTPUT, j))
         if before is not None and after is not None and before != after:
-            _refuse_state(name, before, after, result)
+            raise ShardingError(
+                "SW_MANUAL_STATE",
+                f"{name} requires one sharding before and after the step, got {before} and {after}",
+                result.loc if result is not None and result.loc.line else None,
+                "the result of a step is the argument of the next: give both the same sharding",
+            )
         if before is not None:
             self.specs[OUTPUT, j] = before
         elif after is not None and result is not None:
@@ -210,23 +214,8 @@ class _Manual:
                 op = make_op("sharding_constraint", (value,), entry.attrs)
                 level.ops.append(op)
                 level.replace((value,), op.results)
-        if not level.ops:
-            return self.graph
-        for op in self.graph.ops:
-            level.ops.append(level.update(op))
+        level.ops += map(level.update, self.graph.ops)
         return level.finish(self.graph)
-
-
-def _refuse_state(
-    name: str, before: ShardingSpec, after: ShardingSpec, result: Given | None
-) -> NoReturn:
-    loc = result.loc if result is not None and result.loc.line else None
-    raise ShardingError(
-        "SW_MANUAL_STATE",
-        f"{name} requires one sharding before and after the step, got {before} and {after}",
-        loc,
-        "the result of a step is the argument of the next: give both the same sharding",
-    )
 
 
 def _completed(opened: Sequence[str], total: int) -> Iterator[Diagnostic]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
-from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
-from shardwright.compiler.ir.traits import VIEWS, of
+from shardwright.compiler.ir.rewrite import Level, with_operands, with_regions
+from shardwright.compiler.ir.traits import CASTS, VIEWS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.spec import ShardingSpec
 
-NARROWING = VIEWS | {"convert"}
-CARRYING = ("loop", "optimization_barrier")
+NARROWING = VIEWS | CASTS
+CARRYING = of(Kind.CONTROL, Kind.IDENTITY)
 REDUCING = of(Kind.CONTRACTION, Kind.REDUCTION) | of(Kind.INDEXED, combines=True)
 CUTTING = of(Kind.PART, Kind.JOIN, Kind.UPDATE) | of(Kind.INDEXED, combines=False) | {"reshape"}
 
@@ -41,17 +41,19 @@ class GatherUse:
 
 def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
     """Every operand, at any depth, where a value of `weights` meets a value with a batch label."""
-    made = graph.producers()
-    found: list[GatherUse] = []
-    for op in graph.ops:
-        for region in op.regions:
-            found += gather_uses(region, batch, weights)
-        if op.name not in CARRYING and any(v in batch for v in (*op.operands, *op.results)):
-            meeting = ((i, v) for i, v in enumerate(op.operands) if v in weights)
-            found += [
-                _narrowest(op, i, v, made) for i, v in meeting if v not in batch and v.type.rank
-            ]
-    return found
+    made = _makers(graph)
+    return [
+        _narrowest(op, i, v, made)
+        for op in graph.walk()
+        if op.name not in CARRYING and any(v in batch for v in (*op.operands, *op.results))
+        for i, v in enumerate(op.operands)
+        if v in weights and v not in batch and v.type.rank
+    ]
+
+
+def _makers(graph: Graph) -> dict[Value, Op]:
+    """Who makes each value, at any depth."""
+    return {value: op for op in graph.walk() for value in op.results}
 
 
 def layout_borders(
@@ -63,10 +65,8 @@ def layout_borders(
     They cut, join or split the sharded dim itself, so the layout has no continuation on the other
     side.
     """
-    made = graph.producers()
-    for op in graph.ops:
-        for region in op.regions:
-            yield from layout_borders(region, batch, spec_of)
+    made = _makers(graph)
+    for op in graph.walk():
         if op.name not in CUTTING or any(v in batch for v in (*op.operands, *op.results)):
             continue
         shaped = [(i, v, spec_of(v)) for i, v in enumerate(op.operands) if v.type.rank]
@@ -96,6 +96,13 @@ class Users:
     ops: Mapping[Value, list[Op]]
     outputs: frozenset[Value]
 
+    @classmethod
+    def of(cls, graph: Graph) -> Users:
+        """The users of values at any depth."""
+        levels = [graph, *(region for op in graph.walk() for region in op.regions)]
+        ops = {value: users for level in levels for value, users in level.uses().items()}
+        return cls(ops, frozenset(v for level in levels for v in level.outputs))
+
     def chain(self, value: Value) -> Iterator[Value]:
         """What `value` becomes while its only reader is a shape or type change."""
         while len(readers := self.ops.get(value, [])) == 1 and value not in self.outputs:
@@ -105,16 +112,12 @@ class Users:
             yield value
 
 
-def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Users]]:
-    """Ops, at any depth, that read a batch value and give none, with the readers of their level."""
-    users = Users(graph.uses(), frozenset(graph.outputs))
-    for op in graph.ops:
-        for region in op.regions:
-            yield from reduction_ops(region, batch)
-        if op.name in CARRYING or any(v in batch for v in op.results):
-            continue
-        if any(v in batch for v in op.operands):
-            yield op, users
+def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[Op]:
+    """Ops, at any depth, that read a batch value and give none."""
+    for op in graph.walk():
+        reads = any(v in batch for v in op.operands)
+        if reads and op.name not in CARRYING and not any(v in batch for v in op.results):
+            yield op
 
 
 @dataclass(slots=True)
@@ -136,24 +139,32 @@ class Annotator:
         level = _Level(self, graph)
         for op in graph.ops:
             level.copy(op)
-        outputs = tuple(level.renamed.get(v, v) for v in graph.outputs)
-        return with_ops(graph, level.ops, outputs)
-
-    def constrain(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
-        """A constraint op on `value`."""
-        op = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
-        self.specs[op.result] = spec
-        return op
+        return level.finish(graph)
 
 
-class _Level:
-    """One level under construction: ops so far, renamed values, what has been gathered."""
+class Repeating(Level):
+    """A level under construction on which unary ops are repeated on other operands, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeated: dict[tuple[str, object, Value], Value] = {}
+
+    def repeated(self, step: Op, operand: Value) -> Value:
+        """The result of `step` on `operand`."""
+        key = (step.name, step.attrs, operand)
+        if key not in self._repeated:
+            self.ops.append(make_op(step.name, (operand,), step.attrs, loc=step.loc))
+            self._repeated[key] = self.ops[-1].result
+        return self._repeated[key]
+
+
+class _Level(Repeating):
+    """One level under construction, and what has been gathered on it."""
 
     def __init__(self, owner: Annotator, graph: Graph) -> None:
+        super().__init__()
         self.owner = owner
         self.made = graph.producers()
-        self.ops: list[Op] = []
-        self.renamed: dict[Value, Value] = {}
         self.whole: dict[object, Value] = {}
 
     def copy(self, op: Op) -> None:
@@ -162,20 +173,24 @@ class _Level:
         regions = tuple(self.owner.run(r) for r in op.regions)
         self.ops.append(with_regions(with_operands(op, operands), regions))
         for value in op.results:
-            spec = self.owner.layouts.get(value)
-            if spec is not None:
-                pin = self.owner.constrain(value, spec, op.loc)
-                self.ops.append(pin)
-                self.renamed[value] = pin.result
+            if (spec := self.owner.layouts.get(value)) is not None:
+                self.replace((value,), self._pinned(value, spec, op.loc).results)
+
+    def _pinned(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
+        """A constraint on `value`."""
+        pin = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
+        self.ops.append(pin)
+        self.owner.specs[pin.result] = spec
+        return pin
 
     def _operand(self, op: Op, index: int, value: Value) -> Value:
         """What `op` reads as operand `index`."""
         use = self.owner.gathers.get((op, index))
         if use is None:
-            return self.renamed.get(value, value)
+            return self.now(value)
         gathered = self._whole_point(use)
         for step in use.chain:
-            gathered = self._whole_step(step, gathered)
+            gathered = self.repeated(step, gathered)
         return gathered
 
     def _whole_point(self, use: GatherUse) -> Value:
@@ -183,20 +198,9 @@ class _Level:
         spec = use.spec or self.owner.used(use.point)
         key = (self._content(use.point), spec)
         if key not in self.whole:
-            source = self.renamed.get(use.point, use.point)
-            pin = self.owner.constrain(source, spec, use.op.loc)
+            pin = self._pinned(self.now(use.point), spec, use.op.loc)
             self.owner.points.append(pin)
-            self.ops.append(pin)
             self.whole[key] = pin.result
-        return self.whole[key]
-
-    def _whole_step(self, step: Op, operand: Value) -> Value:
-        """`step` again, on the gathered operand, once per level."""
-        key = (step.name, step.attrs, operand)
-        if key not in self.whole:
-            again = make_op(step.name, (operand,), step.attrs, loc=step.loc)
-            self.ops.append(again)
-            self.whole[key] = again.result
         return self.whole[key]
 
     def _content(self, value: Value) -> object:

@@ -20,17 +20,11 @@ from shardwright.sharding.prepare.rewrites import (
 )
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies import Recipe
-from shardwright.sharding.strategies.activations import (
-    gather_sequences,
-    gather_weights,
-    pin_activations,
-    return_rows,
-)
+from shardwright.sharding.strategies.activations import gather_operands, pin_activations
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic
 from shardwright.sharding.strategies.gradients import join_layouts, reduce_gradients
-from shardwright.sharding.strategies.llm_training import llm_training
 from shardwright.sharding.strategies.manual import manual
 from shardwright.sharding.strategies.splits import padding_of
 from shardwright.sharding.strategies.state import place_batch, place_results
@@ -41,7 +35,7 @@ MANUAL = "manual"
 STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
     "fsdp": fsdp,
     "generic": generic,
-    "llm-training": llm_training,
+    "llm-training": generic,
 }
 
 
@@ -95,9 +89,7 @@ RECIPE = Rewrite(
 def _lay_out(step: Decisions) -> None:
     """What follows from the choices of a strategy: where to gather, reduce, and pin."""
     place_batch(step)
-    gather_weights(step)
-    gather_sequences(step)
-    return_rows(step)
+    gather_operands(step)
     reduce_gradients(step)
     join_layouts(step)
     pin_activations(step)

@@ -17,7 +17,6 @@ from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
 from shardwright.sharding.indices.inner import broken, cover, expert_families, prices
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.borders import borders
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.layout import along_residual, expert_rows, query_dims
 from shardwright.sharding.strategies.split import Split, rooms, spread
@@ -49,10 +48,27 @@ def _split_sequence(step: Decisions, axis: str) -> None:
 
 
 def _find_sequence(step: Decisions) -> None:
-    """Read what crosses the layers: the residual, and the sequence with its queries."""
-    batch, weights = ([v for _, v in step.slots(role)] for role in ("batch", "parameter"))
-    found = borders(step.scans, step.runs, step.labels.dims, step.layout.indices, batch, weights)
-    step.layout = replace(step.layout, sequence=found.sequence, residual=found.residual)
+    """Read what crosses the layers as indices: the residual, a feature index that every layer reads
+    and adds to, and the sequence with its queries. A model without layers has neither.
+
+    A dim is a position when a batch input has it (a table of learned positions has it too), or when
+    no weight has it.
+    """
+    indices, samples = step.layout.indices, step.labels.dims
+    batch, weights = map(step.values, ("batch", "parameter"))
+    given = {f for v in batch for d, f in indices.families(v) if d != samples.get(v)}
+    weighty = {f for v in weights for _, f in indices.families(v)}
+    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.borders]
+    crossing += [value for run in step.runs for border in run.borders for value in border]
+    found = {
+        family
+        for value in crossing
+        if value in samples
+        for dim, family in indices.families(value)
+        if dim != samples[value] and value.type.shape[dim] > 1
+    }
+    sequence = frozenset(f for f in found if f in given or f not in weighty)
+    step.layout = replace(step.layout, sequence=sequence, residual=frozenset(found - sequence))
     step.layout = replace(step.layout, queries=query_dims(step.graph, step.layout))
 
 
@@ -64,12 +80,8 @@ def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> No
     if ways == 1:
         return
     _find_sequence(step)
-    indices = step.layout.indices
-    price = prices(step.graph, indices, step.labels.dims)
-    weights = [v for _, v in step.slots("parameter") if _is_matrix(step, v)]
-    ends = broken(step.graph, indices)
-    families = cover(weights, indices, price, _inner_families(step, ways) - ends)
-    shares = spread(indices, families, ways, price, ends)
+    weights = _matrices(step)
+    _, shares = _shared_out(step, weights, ways)
     step.mesh = step.mesh.refined(axis, shares.atoms)
     atoms = step.mesh.atoms(axis)
     split = {member: tuple(atoms[i] for i in numbers) for member, numbers in shares.classes.items()}
@@ -94,17 +106,29 @@ def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fract
     uneven = {f for f, size in smallest.items() if size > ways and size % ways}
     if not uneven:
         return {}
-    price = prices(step.graph, indices, step.labels.dims)
-    weights = [v for _, v in step.slots("parameter") if _is_matrix(step, v)]
-    ends = broken(step.graph, indices)
-    chosen = cover(weights, indices, price, (_inner_families(step, ways) | uneven) - ends)
-    shares = spread(indices, chosen, ways, price, ends)
+    weights = _matrices(step)
+    chosen, shares = _shared_out(step, weights, ways, uneven)
     classes = [c for v in weights for _, c in indices.classes(v)]
     return {
         family: Fraction(-(-smallest[family] // ways) * ways, smallest[family])
         for family in uneven & chosen
         if _taken(family, classes, indices, shares) < ways
     }
+
+
+def _shared_out(
+    step: Decisions, weights: Sequence[Value], ways: int, more: Collection[Class] = ()
+) -> tuple[set[Class], Split]:
+    """The families that `ways` cores, or `more`, could share and that split the weights at the
+    least price, and how they share them.
+    """
+    indices = step.layout.indices
+    price = prices(step.graph, indices, step.labels.dims)
+    ends = broken(step.graph, indices)
+    found = rooms(indices, _candidates(step), ways)
+    inner = {f for f, room in found.items() if room > 1 or f in more}
+    chosen = cover(weights, indices, price, inner - ends)
+    return chosen, spread(indices, chosen, ways, price, ends)
 
 
 def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, shares: Split) -> int:
@@ -124,23 +148,17 @@ def _uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Iterator[Di
         families = step.layout.indices.families(value) if value in weights and used < ways else ()
         for dim, family in families:
             size = smallest.get(family, 0)
-            if size > ways and size % ways:
-                yield _uneven_finding(slot.name, value, dim, (used, ways, axis), size)
-
-
-def _uneven_finding(
-    name: str, value: Value, dim: int, split: tuple[int, int, str], size: int
-) -> Diagnostic:
-    """The warning about one weight, whose index of `size` elements makes up dim `dim`."""
-    used, ways, axis = split
-    each = value.type.shape[dim] // size
-    return Diagnostic(
-        "SW_TENSOR_UNEVEN",
-        f"{name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim} requires a"
-        f" multiple of {ways * each}, got {value.type.shape[dim]}",
-        hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides {size}",
-        severity="warning",
-    )
+            if size <= ways or size % ways == 0:
+                continue
+            each = value.type.shape[dim] // size
+            yield Diagnostic(
+                "SW_TENSOR_UNEVEN",
+                f"{slot.name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim}"
+                f" requires a multiple of {ways * each}, got {value.type.shape[dim]}",
+                hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides"
+                f" {size}",
+                severity="warning",
+            )
 
 
 def _smallest(step: Decisions, families: Collection[Class]) -> dict[Class, int]:
@@ -163,7 +181,7 @@ def _split_experts(step: Decisions, axis: str) -> None:
         return
     _find_sequence(step)
     indices, weights = step.layout.indices, step.weights()
-    on_batch = reached(step.graph, [v for _, v in step.slots("batch")])
+    on_batch = reached(step.graph, step.values("batch"))
     ways = step.mesh.size(axes)
     found = expert_families(step.graph, indices, weights, on_batch)
     fitting = {f for f, room in rooms(indices, found, ways).items() if room == ways}
@@ -178,26 +196,19 @@ def _split_experts(step: Decisions, axis: str) -> None:
     step.layout = replace(step.layout, rows=expert_rows(step.graph, step.layout))
 
 
-def _is_matrix(step: Decisions, weight: Value) -> bool:
-    """True when a weight has two dims besides those of layers."""
-    layers = _layer_families(step)
-    kept = [
-        d
-        for d, family in step.layout.indices.families(weight)
-        if family not in layers and weight.type.shape[d] > 1
+def _matrices(step: Decisions) -> list[Value]:
+    """The weights with two dims besides those of layers."""
+    layers, families = _layer_families(step), step.layout.indices.families
+    return [
+        value
+        for value in step.values("parameter")
+        if sum(f not in layers and value.type.shape[d] > 1 for d, f in families(value)) > 1
     ]
-    return len(kept) > 1
 
 
 def _layer_families(step: Decisions) -> set[Class]:
     """Families of the dims that loops walk along layer by layer."""
     return {step.layout.indices.family(dim) for dim in step.walked()}
-
-
-def _inner_families(step: Decisions, ways: int) -> set[Class]:
-    """Families of weight dims that `ways` cores can share."""
-    found = _candidates(step)
-    return {f for f, room in rooms(step.layout.indices, found, ways).items() if room > 1}
 
 
 def _candidates(step: Decisions) -> set[Class]:
@@ -206,4 +217,4 @@ def _candidates(step: Decisions) -> set[Class]:
     kept_whole = _layer_families(step) | step.layout.residual | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
     kept_whole |= step.layout.experts.keys()
-    return {f for _, v in step.slots("parameter") for _, f in indices.families(v)} - kept_whole
+    return {f for v in step.values("parameter") for _, f in indices.families(v)} - kept_whole

@@ -8,11 +8,11 @@ stage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
+from shardwright.sharding.partition.spec import num_shared
 from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
 
 LARGE_REPLICATED_BYTES = 1 << 20
@@ -172,11 +172,5 @@ def _ends(name: str) -> list[str]:
 def _own_names(weight: str, leaf: str) -> int:
     """Parts of a weight's path that neither begin nor end the leaf's."""
     parts, others = weight.split("/"), leaf.split("/")
-    left = parts[_shared(parts, others) :]
-    return len(left) - _shared(left[::-1], others[::-1])
-
-
-def _shared(parts: Sequence[str], others: Sequence[str]) -> int:
-    """How many parts two paths begin with alike."""
-    pairs = zip(parts, others, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    left = parts[num_shared(parts, others) :]
+    return len(left) - num_shared(left[::-1], others[::-1])

@@ -20,7 +20,7 @@ from shardwright.sharding.settings import StrategySettings
 from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import link
 from tests.support.ladders import BATCH, COUNTED, LOSS, PARAMETER, RUNGS, check_grows, ladder
-from tests.support.plans import build_plan
+from tests.support.step_plans import build_plan
 
 
 def imported(graph: Graph) -> None:

@@ -15,8 +15,8 @@ from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
 from tests.compiler.test_lowered_step import run_lowered_step
 from tests.support.cells import long_in_matrix
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph, worst
+from tests.support.step_plans import build_plan
 
 POSITIONS, CORES = 256, 2
 CONFIG = {

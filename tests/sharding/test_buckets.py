@@ -29,8 +29,8 @@ from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import traffic
 from tests.support.cells import long_in_matrix
 from tests.support.collective_schedules import flat
-from tests.support.plans import build_plan
 from tests.support.staged_runs import state_after
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph
 
 DP = ("dp_shard",)

@@ -17,10 +17,10 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.sharding.partition.findings import collectives
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import partition_here
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT
 from tests.sharding.test_strategy_matrix import captured, check
+from tests.support.partitioned import partition_here
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
 

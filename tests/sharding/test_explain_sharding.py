@@ -11,11 +11,12 @@ from shardwright.sharding.explain import Explanation, explain_sharding
 from shardwright.sharding.localize import localize
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import answer_request, partition_here
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Prepared, prepare
 from shardwright.sharding.settings import StrategySettings
 from tests.sharding.test_manual import MESH, step
 from tests.sharding.test_strategy_matrix import captured
+from tests.support.partitioned import partition_here
 from tests.support.strategy_cells import Distribution, distribution
 
 TENSOR = distribution("llm-training", dp_shard=2, tp=8)

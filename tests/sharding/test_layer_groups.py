@@ -33,10 +33,10 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import traffic
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import (
     MODELS,
     Distribution,

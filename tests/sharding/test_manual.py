@@ -23,15 +23,16 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.findings import collectives
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot, slots
-from shardwright.sharding.partition.shardy import answer_request, partition_here
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies import INPUT, OUTPUT
 from shardwright.sharding.strategies.manual import data_ways, manual, user_mesh
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.support.annotated import WAYS, annotated_task
-from tests.support.plans import build_plan
+from tests.support.partitioned import partition_here
 from tests.support.road import run_and_compare, worst
+from tests.support.step_plans import build_plan
 
 MESH = Mesh((("data", 4), ("model", 2)))
 SAMPLES = 8

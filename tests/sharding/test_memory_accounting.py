@@ -26,8 +26,8 @@ from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import mixed_adam
 from tests.support import xla_spmd
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.collectives.ops import ReplicaGroups
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Value, tensor_type
 from shardwright.sharding.localize.context import Localizer
 from shardwright.sharding.partition.mesh import AXES, DATA_AXES, make_mesh, parse_mesh
 from shardwright.sharding.partition.spec import ShardingSpec, replicated, sharded
+from tests.support.partitioned import coordinates
 
 
 def test_axes_are_ordered_major_to_minor_whatever_the_user_wrote() -> None:
@@ -84,12 +86,12 @@ def test_refusals(text: str, code: str) -> None:
 def test_coordinates_and_groups_cover_the_ranks(sizes: dict[str, int]) -> None:
     mesh = make_mesh(sizes)
     ranks = range(mesh.num_cores)
-    assert [mesh.rank(mesh.coordinates(r)) for r in ranks] == list(ranks)
+    assert len({tuple(coordinates(mesh, r).items()) for r in ranks}) == len(ranks)
     for axis in mesh.names:
-        groups = mesh.groups([axis]).groups
+        groups = ReplicaGroups.from_axes(mesh.sizes, [axis]).groups
         assert sorted(r for g in groups for r in g) == list(ranks)
         for group in groups:
-            assert [mesh.coordinates(r)[axis] for r in group] == list(range(sizes[axis]))
+            assert [coordinates(mesh, r)[axis] for r in group] == list(range(sizes[axis]))
 
 
 def test_specs_say_local_shapes_and_refuse_what_does_not_divide() -> None:

@@ -35,10 +35,10 @@ from shardwright.sharding.prepare.one_sample import (
     check_means,
 )
 from tests.support.cells import diagonals, long_in_matrix
-from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
 from tests.support.staged_runs import Make, captured, plan_of, step_errors
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import (
     PIPELINE_DISTRIBUTIONS,
     PIPELINE_MODELS,

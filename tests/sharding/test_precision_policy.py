@@ -35,9 +35,10 @@ from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.sharding.test_strategy_matrix import ALL, captured, unsharded
 from tests.support.cells import diagonals
-from tests.support.plans import build_plan
+from tests.support.partitioned import partition_here
 from tests.support.road import captured_graph, leaf_error
 from tests.support.small_job import SIZES
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
 
@@ -110,7 +111,7 @@ def road(model: str, name: str, keys: tuple[tuple[str, object], ...]) -> Partiti
     how = ALL[name]
     chosen = dataclasses.replace(how.settings, **dict(keys))
     recipe = recipe_of(rounded_graph(graph, inputs, chosen), inputs, outputs, how.mesh, chosen)
-    part = shardy.partition_here(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs)
+    part = partition_here(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs)
     return with_reduce_dtype(with_findings(rewrite(part), recipe), chosen)
 
 
@@ -178,7 +179,7 @@ def test_short_gradients_may_be_reduced_in_full_and_stay_so() -> None:
     graph = run(found, step_passes(DEFAULTS))
     chosen, mesh = settings(reduce_dtype="float32"), make_mesh({"dp_shard": 4})
     recipe = recipe_of(graph, inputs, outputs, mesh, chosen)
-    part = rewrite(shardy.partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs))
+    part = rewrite(partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs))
     wide = with_reduce_dtype(part, chosen)
     assert moved(part)["reduce_scatter", "bf16"] and not moved(wide)["reduce_scatter", "bf16"]
     users = wide.graph.uses()

@@ -25,8 +25,8 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
 from tests.support.cells import diagonals
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph
+from tests.support.step_plans import build_plan
 
 LIMIT = load_target("trn1.32xlarge").limit_bytes
 SHORT = Precision(params="bf16", activations="bf16")

@@ -17,9 +17,9 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph, run_and_compare
 from tests.support.small_job import SIZES
+from tests.support.step_plans import build_plan
 
 T = 72  # nine head widths
 RANKS = 2

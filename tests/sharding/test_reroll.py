@@ -27,9 +27,9 @@ from shardwright.sharding.prepare.reroll.packs import Packer, RefusedError
 from shardwright.sim_cluster.values.layout import stacked
 from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, unrolled_layers
-from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, worst
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import distribution, random_inputs
 
 Slots = Sequence[Slot]

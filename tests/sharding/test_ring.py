@@ -31,9 +31,9 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.values.result import distance
-from tests.support.plans import build_plan
 from tests.support.reference_ranks import run_collective
 from tests.support.road import captured_graph
+from tests.support.step_plans import build_plan
 
 RANKS, BATCH, T, HEADS, WIDTH = 4, 2, 16, 2, 8
 OWN = T // RANKS

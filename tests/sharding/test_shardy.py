@@ -47,7 +47,7 @@ from shardwright.sharding.partition.spec import ShardingSpec, sharded
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe
 from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
-from tests.support.partitioned import run_global, run_sharded, traffic_bytes
+from tests.support.partitioned import partition_here, run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph, fsdp
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
@@ -96,7 +96,7 @@ def captured(name: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
 def road(name: str, mesh: Mesh) -> Road:
     graph, inputs, outputs = captured(name)
     recipe = fsdp(graph, inputs, outputs, mesh)
-    part = shardy.partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
+    part = partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
     part = with_findings(rewrite(part), recipe)
     verify(part.graph)
     return Road(graph, inputs, recipe, part)
@@ -281,7 +281,7 @@ def test_layouts_that_a_reshape_or_a_slice_would_break(mesh: Mesh) -> None:
     recipe = fsdp(graph, inputs, outputs, mesh)
     assert recipe.specs[(INPUT, 0)].dims == ((), ("dp_shard",))
     assert recipe.specs[(INPUT, 1)].dims == (("dp_shard",), ())
-    part = shardy.partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
+    part = partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
     part = with_findings(rewrite(part), recipe)
     assert part.findings == ()
     inputs_whole = random_inputs(graph, inputs)
@@ -320,7 +320,7 @@ def test_other_optimizers_work_on_shards(name: str) -> None:
     }[name]()
     graph, inputs, outputs = captured_graph(optimizer_task(transform), 8)
     recipe = fsdp(graph, inputs, outputs, HSDP4)
-    part = shardy.partition_here(recipe.graph, HSDP4, recipe.specs, inputs, outputs)
+    part = partition_here(recipe.graph, HSDP4, recipe.specs, inputs, outputs)
     part = with_findings(rewrite(part), recipe)
     assert bool(part.findings) == (name == "adafactor")
     whole = random_inputs(graph, inputs)
@@ -355,7 +355,7 @@ def test_without_pins_the_surprises_are_reported_with_their_lines() -> None:
     graph, inputs, outputs = captured("llama-f32-full")
     recipe = fsdp(graph, inputs, outputs, FSDP8)
     loose = {key: spec for key, spec in recipe.specs.items() if key[0] in (INPUT, OUTPUT)}
-    part = rewrite(shardy.partition_here(graph, FSDP8, loose, inputs, outputs))
+    part = rewrite(partition_here(graph, FSDP8, loose, inputs, outputs))
     found = unexpected(part.graph, recipe.predicted, part.mesh)
     assert found
     assert all(f.code == "SW_COLLECTIVE_UNEXPECTED" and f.loc for f in found)
@@ -378,7 +378,7 @@ def small_graph(line: int = 3) -> tuple[Graph, dict]:
 def test_reductions_are_named_by_what_they_reduce() -> None:
     """The partitioner does not say whether a sum or a maximum is pending; the graph does."""
     graph, specs = small_graph()
-    part = rewrite(shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs))
+    part = rewrite(partition_here(graph, make_mesh({"dp_shard": 4}), specs))
     kinds = {op.attrs.reduction for op in collectives(part.graph)}
     assert kinds == {"max", "add"}
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
@@ -409,7 +409,7 @@ def scattered_graph(start: str, kind: str = "add") -> tuple[Graph, dict]:
 def test_scattered_updates_are_summed_over_cores(start: str) -> None:
     """A table they are added to is counted on one core."""
     graph, specs = scattered_graph(start)
-    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    part = partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert counts(part.graph) == {("all_reduce", ("dp_shard",)): 1}
     rng = np.random.default_rng(2)
     inputs = [
@@ -423,7 +423,7 @@ def test_scattered_updates_are_summed_over_cores(start: str) -> None:
 
 def test_replacing_updates_are_gathered_not_summed() -> None:
     graph, specs = scattered_graph("zeros", "replace")
-    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    part = partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert counts(part.graph) == {("all_gather", ("dp_shard",)): 2}
 
 
@@ -432,7 +432,7 @@ def test_a_fold_of_split_rows_is_completed(kind: str) -> None:
     b = Builder()
     graph = b.finish(b.reduce(b.input((8, 4)), kind, (0,)))
     specs = {(INPUT, 0): sharded(2, 0, ("dp_shard",)), (OUTPUT, 0): ShardingSpec(((),))}
-    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    part = partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert counts(part.graph) == {("all_reduce", ("dp_shard",)): 1}
     values = [np.random.default_rng(5).standard_normal((8, 4)).astype(np.float32)]
     (have,), (want,) = run_whole(part, values), evaluate(graph, values)
@@ -442,7 +442,7 @@ def test_a_fold_of_split_rows_is_completed(kind: str) -> None:
 def test_a_fold_that_no_reduction_completes_is_refused() -> None:
     graph, specs = scattered_graph("zeros", "max")
     with pytest.raises(ShardingError) as caught:
-        shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+        partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"
     assert caught.value.loc is not None and caught.value.loc.file == "model.py"
 
@@ -457,7 +457,7 @@ def split_rows(sizes: tuple[int, int]) -> Graph:
 def test_parts_of_an_axis_become_axes() -> None:
     """The partitioner lays 4 x 2 over an axis of 8 as (4, 2): the mesh is cut so."""
     graph = split_rows((4, 2))
-    part = shardy.partition_here(graph, FSDP8, {(INPUT, 0): sharded(1, 0, ("dp_shard",))})
+    part = partition_here(graph, FSDP8, {(INPUT, 0): sharded(1, 0, ("dp_shard",))})
     assert part.mesh.axes == (("dp_shard_0", 4), ("dp_shard_1", 2))
     assert part.mesh.shown(("dp_shard_0", "dp_shard_1")) == "dp_shard"
     assert part.mesh.shown(("dp_shard_1",)) == "dp_shard(2 of 8)"
@@ -483,7 +483,7 @@ def test_axes_out_of_mesh_order_move_one_by_one() -> None:
         (INPUT, 0): ShardingSpec((("tp", "dp_shard"), ())),
         (OUTPUT, 0): ShardingSpec(((), ("tp", "dp_shard"))),
     }
-    part = shardy.partition_here(graph, mesh, specs)
+    part = partition_here(graph, mesh, specs)
     x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     (given,), (wanted,) = run_whole(part, [x]), evaluate(graph, [x])
     np.testing.assert_array_equal(given, wanted)
@@ -495,7 +495,7 @@ def test_functions_of_the_scalar_engine_pass_shardings_through() -> None:
     graph = b.finish(b.op("tanh", b.op("erf", b.op("atan", b.op("tan", x)))))
     specs = {(INPUT, 0): sharded(2, 0, ("dp_shard",))}
     slots = (Slot("params/x", "parameter"),), (Slot("metrics/y", "metric"),)
-    part = shardy.partition_here(graph, FSDP8, specs, *slots)
+    part = partition_here(graph, FSDP8, specs, *slots)
     assert [op.name for op in part.graph.ops] == ["tan", "atan", "erf", "tanh"]
     assert all(part.specs[op.result].dims[0] == ("dp_shard",) for op in part.graph.ops)
     values = [np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)]
@@ -522,9 +522,7 @@ def test_the_child_gives_the_same_bytes_as_this_process() -> None:
     graph, specs = small_graph()
     mesh = make_mesh({"dp_shard": 4})
     child = shardy.partition(graph, mesh, specs)
-    assert encode_partitioned(child) == encode_partitioned(
-        shardy.partition_here(graph, mesh, specs)
-    )
+    assert encode_partitioned(child) == encode_partitioned(partition_here(graph, mesh, specs))
 
 
 def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:

@@ -22,13 +22,13 @@ from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.localize import localize
-from shardwright.sharding.partition import shardy
 from shardwright.sharding.partition.findings import collectives, with_findings
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.strategies.registry import recipe_of
 from tests.support.cells import diagonals
+from tests.support.partitioned import coordinates, partition_here
 from tests.support.road import leaf_error
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
@@ -88,9 +88,7 @@ def partitioned(model: str, how: Distribution) -> PartitionedGraph:
     graph, inputs, outputs = captured(model, how.settings.context == "ring")
     user = how.user(graph, inputs)
     recipe = recipe_of(graph, inputs, outputs, how.mesh, how.settings, user)
-    part = shardy.partition_here(
-        recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied
-    )
+    part = partition_here(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
     return with_findings(rewrite(part), recipe)
 
 
@@ -262,11 +260,12 @@ def test_no_collective_is_a_surprise(model: str, name: str) -> None:
     assert partitioned(model, ALL[name]).findings == ()
 
 
-def coordinates(mesh: Mesh) -> list[dict[str, int]]:
-    return [mesh.coordinates(rank) for rank in range(mesh.num_cores)]
+def all_coordinates(mesh: Mesh) -> list[dict[str, int]]:
+    return [coordinates(mesh, rank) for rank in range(mesh.num_cores)]
 
 
 def test_cutting_an_axis_moves_no_rank() -> None:
     mesh = distribution("fsdp", dp_shard=2, tp=8).mesh
-    for whole, cut in zip(coordinates(mesh), coordinates(mesh.refined("tp", (2, 4))), strict=True):
+    refined = mesh.refined("tp", (2, 4))
+    for whole, cut in zip(all_coordinates(mesh), all_coordinates(refined), strict=True):
         assert whole == {"dp_shard": cut["dp_shard"], "tp": cut["tp_0"] * 4 + cut["tp_1"]}

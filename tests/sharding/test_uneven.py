@@ -26,8 +26,8 @@ from shardwright.sharding.plan import Plan
 from shardwright.sharding.prepare.padding import pad_indices
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import padded_step
-from tests.support.plans import build_plan
 from tests.support.road import captured_graph, leaf_error, run_and_compare, worst
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import odd_llama, random_inputs
 
 TP4 = {"dp_shard": 2, "tp": 4}

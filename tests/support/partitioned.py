@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from shardwright.collectives.ops import axis_strides
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph, Value
@@ -15,6 +17,7 @@ from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
+from shardwright.sharding.partition.shardy import answer_request, partition
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from tests.support.reference_ranks import ReferenceRanks
 
@@ -45,6 +48,16 @@ def partitioned(
         outputs=tuple(outputs)
         or tuple(Slot(f"out/{i}", "metric") for i in range(len(graph.outputs))),
     )
+
+
+def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
+    """Index of `rank` along every axis."""
+    strides = axis_strides(mesh.sizes)
+    return {name: rank // strides[name] % size for name, size in mesh.axes}
+
+
+partition_here = partial(partition, unit=answer_request)
+"""`partition` without a child process; loads jaxlib, and native code may end the process."""
 
 
 def run_global(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

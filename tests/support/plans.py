@@ -1,36 +1,29 @@
-"""The plan of a step in one call, as jobs make it in several."""
+"""Reports of `plan` for small jobs, made in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from shardwright.compiler.frontend.shardings import ModuleShardings
-from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.partition.mesh import Mesh
-from shardwright.sharding.partition.partitioned import Slot
-from shardwright.sharding.partition.partitioner import PartitionUnit, ask
-from shardwright.sharding.plan import Plan, complete, partitioned, prepare
-from shardwright.sharding.prepare.one_sample import Twins
-from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.road.plan_cache import plan
+from tests.support.small_job import SIZES, write_job
 
 
-def build_plan(
-    graph: Graph,
-    inputs: Sequence[Slot],
-    outputs: Sequence[Slot],
-    mesh: Mesh,
-    *,
-    settings: StrategySettings = DEFAULTS,
-    num_microbatches: int = 1,
-    unit: PartitionUnit = ask,
-    user: ModuleShardings | None = None,
-    twins: Twins | None = None,
-) -> Plan:
-    """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
+def report_of(
+    folder: Path, layers: int = 1, sets: tuple[str, ...] = (), **tables: Mapping[str, object]
+) -> dict[str, Any]:
+    """The plan of the small llama with some settings, on units that run here."""
+    return plan(job_of(folder, layers, sets, **tables))
 
-    `unit` runs the partition unit; by default a child process of this one. `user` is what the
-    module of the step says about its distribution, `twins` the proof that it may be traced with two
-    samples where a micro-batch has one.
-    """
-    prepared = prepare(graph, inputs, outputs, mesh, settings, user, twins)
-    return complete(prepared, partitioned(prepared, unit), num_microbatches)
+
+def job_of(
+    folder: Path, layers: int = 1, sets: tuple[str, ...] = (), **tables: Mapping[str, object]
+) -> config.JobConfig:
+    """The job of the small llama with some settings."""
+    path = write_job(folder, **tables)
+    sizes = SIZES | {"num_hidden_layers": layers, "max_position_embeddings": 8}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return config.load(path, ("run.executor=inline", *sets))

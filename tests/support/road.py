@@ -21,14 +21,15 @@ from shardwright.compiler.program import StepPlan
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.rewrite import rewrite
-from shardwright.sharding.partition.shardy import answer_request, partition_here
+from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import recipe_of
 from shardwright.sim_cluster.values.result import distance as leaf_error
-from tests.support.plans import build_plan
+from tests.support.partitioned import partition_here
 from tests.support.reference_ranks import ReferenceRanks
+from tests.support.step_plans import build_plan
 
 
 def captured_graph(

@@ -30,9 +30,9 @@ from shardwright.sharding.prepare.one_sample import (
     check_means,
     is_alone,
 )
-from tests.support.plans import build_plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import Distribution, random_inputs
 
 Make = Callable[[], TrainTask]

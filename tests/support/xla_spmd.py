@@ -27,6 +27,7 @@ from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.shardy import annotated_text
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, Recipe
+from tests.support.partitioned import coordinates
 
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) (all-gather|all-reduce|all-to-all)\(")
 
@@ -96,7 +97,7 @@ def join(
     """The array whose shards by rank are `parts`."""
     whole = np.zeros(shape, parts[0].dtype)
     for rank, part in enumerate(parts):
-        at = mesh.coordinates(rank)
+        at = coordinates(mesh, rank)
         index = []
         for size, axes in zip(part.shape, spec.dims, strict=True):
             position = 0

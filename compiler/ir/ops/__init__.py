@@ -17,7 +17,7 @@ from shardwright.compiler.ir.ops.control import LoopAttrs, ShardingConstraintAtt
 from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
 from shardwright.compiler.ir.ops.dot import DotGeneralAttrs
 from shardwright.compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
-from shardwright.compiler.ir.ops.gather import GatherAttrs, ScatterAttrs
+from shardwright.compiler.ir.ops.gather import GatherAttrs, ScatterAttrs, Windows, windows_of
 from shardwright.compiler.ir.ops.host import HostEmptyAttrs, HostLoadAttrs, MoveToAttrs
 from shardwright.compiler.ir.ops.reduce import ReduceAttrs
 from shardwright.compiler.ir.ops.shape import (
@@ -70,4 +70,6 @@ __all__ = [
     "SortAttrs",
     "TransposeAttrs",
     "UnfoldAttrs",
+    "Windows",
+    "windows_of",
 ]

@@ -8,7 +8,7 @@ so that the window stays inside; a scatter drops every window that would leave t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -261,6 +261,15 @@ def _walked(op: Op) -> list[tuple[Place, ...]]:
     return found
 
 
+def _resize_gather(op: Op, shape: tuple[int, ...]) -> GatherAttrs:
+    """Windows as large as the result has them."""
+    attrs: GatherAttrs = op.attrs
+    kept = windows_of(attrs).window_dims(len(attrs.slice_sizes))
+    size_of = {d: shape[o] for d, o in zip(kept, sorted(attrs.offset_dims), strict=True)}
+    sizes = (size_of.get(d, size) for d, size in enumerate(attrs.slice_sizes))
+    return replace(attrs, slice_sizes=tuple(sizes))
+
+
 define(
     "gather",
     Kind.INDEXED,
@@ -270,6 +279,7 @@ define(
     operands=2,
     passes=FIRST,
     factors=_gather_factors,
+    resize=_resize_gather,
 )
 define(
     "scatter",

@@ -46,22 +46,26 @@ def _moved(context: Localizer, op: Op, axes: tuple[str, ...]) -> Sequence[Value]
     return context.keep(op, dataclasses.replace(op.attrs, axes=axes, group_size=size))
 
 
+def _group_along(
+    context: Localizer, op: Op, what: str, whole: Value, parts: Value
+) -> tuple[str, ...]:
+    """The axes of a group whose ranks hold, or get, parts of `whole` along the dim of `op`."""
+    axes = _group(context, op)
+    cut = _add_minor(context.dims(whole), op.attrs.dim, axes)
+    require_dims(context, op, what, cut, context.dims(parts))
+    return axes
+
+
 @localizes("all_gather")
 def _all_gather(context: Localizer, op: Op) -> Sequence[Value]:
-    axes = _group(context, op)
-    operand, result = context.dims(op.operand), context.dims(op.result)
-    whole = _add_minor(result, op.attrs.dim, axes)
-    require_dims(context, op, "the gathered dim and operand", whole, operand)
-    return _moved(context, op, axes)
+    what = "the gathered dim and operand"
+    return _moved(context, op, _group_along(context, op, what, op.result, op.operand))
 
 
 @localizes("reduce_scatter")
 def _reduce_scatter(context: Localizer, op: Op) -> Sequence[Value]:
-    axes = _group(context, op)
-    operand, result = context.dims(op.operand), context.dims(op.result)
-    scattered = _add_minor(operand, op.attrs.dim, axes)
-    require_dims(context, op, "the scattered dim and result", scattered, result)
-    return _moved(context, op, axes)
+    what = "the scattered dim and result"
+    return _moved(context, op, _group_along(context, op, what, op.operand, op.result))
 
 
 @localizes("all_reduce")
@@ -90,13 +94,11 @@ def _collective_permute(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("all_slice")
 def _all_slice(context: Localizer, op: Op) -> Sequence[Value]:
-    axes, dim = _group(context, op), op.attrs.dim
-    operand, result = context.dims(op.operand), context.dims(op.result)
-    require_dims(context, op, "the sliced dim and result", _add_minor(operand, dim, axes), result)
+    axes = _group_along(context, op, "the sliced dim and result", op.operand, op.result)
     (whole,) = context.operands(op)
     if not axes:
         return (whole,)
-    new = tuple(axes if d == dim else () for d in range(len(operand)))
+    new = tuple(axes if d == op.attrs.dim else () for d in range(op.result.type.rank))
     return (context.take_shard(whole, new, context.local_type(op.result)),)
 
 

@@ -9,11 +9,11 @@ of the group adds them to the operand.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import moved, resized
 from shardwright.compiler.ir.ops import (
     CompareAttrs,
     ConcatenateAttrs,
@@ -21,43 +21,31 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     ScatterAttrs,
     SliceAttrs,
+    windows_of,
 )
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
 
-def _batch_dims(rank: int, window: Sequence[int]) -> tuple[int, ...]:
-    """Dims of the moving tensor that walk the index tensor."""
-    return tuple(d for d in range(rank) if d not in window)
-
-
-def _check_batch(
-    context: Localizer, op: Op, moving: Value, window: Sequence[int], vector_dim: int
-) -> None:
-    """The moving tensor's batch dims must be sharded like the index tensor."""
-    indices = context.dims(op.operands[1])
-    if vector_dim < len(indices):
-        require_whole(context, op, vector_dim, indices[vector_dim], "it holds the index vector")
-    walked = tuple(axes for d, axes in enumerate(indices) if d != vector_dim)
-    dims = context.dims(moving)
-    given = tuple(dims[d] for d in _batch_dims(len(dims), window))
+def _check_indices(context: Localizer, op: Op) -> None:
+    """Dims of the indices must be sharded like those of operand and moved tensor that walk them."""
+    windows = windows_of(op.attrs)
+    operand, indices, moving = (context.dims(v) for v in (*op.operands[:2], moved(op)))
+    if windows.vector_dim < len(indices):
+        why = "it holds the index vector"
+        require_whole(context, op, windows.vector_dim, indices[windows.vector_dim], why)
+    walked = tuple(axes for d, axes in enumerate(indices) if d != windows.vector_dim)
+    given = tuple(axes for d, axes in enumerate(moving) if d not in windows.moving_dims)
     require_dims(context, op, "indices and batch dims", walked, given)
+    left = tuple(operand[d] for d in windows.operand_batching)
+    right = tuple(indices[d] for d in windows.indices_batching)
+    require_dims(context, op, "batching dims", left, right)
 
 
-def _check_batching(
-    context: Localizer, op: Op, operand_dims: Sequence[int], index_dims: Sequence[int]
-) -> None:
-    """Batching dims of operand and indices must be sharded alike."""
-    operand, indices = (context.dims(v) for v in op.operands[:2])
-    left = tuple(operand[d] for d in operand_dims)
-    require_dims(context, op, "batching dims", left, tuple(indices[d] for d in index_dims))
-
-
-def _check_disjoint(
-    context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]
-) -> None:
+def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int]) -> None:
     """An axis that splits the rows must not split the indices: those rows would be missing."""
     operand, indices = (context.dims(v) for v in op.operands[:2])
+    batching = windows_of(op.attrs).indices_batching
     rows = {axis for d in hit for axis in operand[d]}
     spread = {a for d, axes in enumerate(indices) if d not in batching for a in axes}
     if rows & spread:
@@ -69,14 +57,16 @@ def _check_disjoint(
         )
 
 
-def _component(context: Localizer, indices: Value, vector_dim: int, k: int, count: int) -> Value:
-    """Entry `k` of every index vector, keeping the vector dim."""
-    if count == 1:
-        return indices
+def _components(context: Localizer, indices: Value, vector_dim: int) -> Iterator[Value]:
+    """Every entry of all index vectors, keeping the vector dim."""
     shape = indices.type.shape
-    start = tuple(k if d == vector_dim else 0 for d in range(len(shape)))
-    limit = tuple(k + 1 if d == vector_dim else n for d, n in enumerate(shape))
-    return context.value("slice", (indices,), SliceAttrs(start, limit, (1,) * len(shape)))
+    if vector_dim == len(shape) or shape[vector_dim] == 1:
+        yield indices
+        return
+    for k in range(shape[vector_dim]):
+        start = tuple(k if d == vector_dim else 0 for d in range(len(shape)))
+        limit = tuple(k + 1 if d == vector_dim else n for d, n in enumerate(shape))
+        yield context.value("slice", (indices,), SliceAttrs(start, limit, (1,) * len(shape)))
 
 
 def _shifted(context: Localizer, component: Value, axes: tuple[str, ...], local_size: int) -> Value:
@@ -112,33 +102,28 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
     attrs: GatherAttrs = op.attrs
     operand = op.operands[0]
     dims, result = context.dims(operand), context.dims(op.result)
-    _check_batch(context, op, op.result, attrs.offset_dims, attrs.index_vector_dim)
-    _check_batching(context, op, attrs.operand_batching_dims, attrs.start_indices_batching_dims)
-    gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
-    kept = [d for d in range(len(dims)) if d not in gone]
-    sizes = list(attrs.slice_sizes)
+    _check_indices(context, op)
+    kept = windows_of(op.attrs).window_dims(len(dims))
+    sizes = attrs.slice_sizes
     for d, moving in zip(kept, attrs.offset_dims, strict=True):
         if sizes[d] == operand.type.shape[d]:
             require_dims(context, op, f"operand dim {d} and result", dims[d], result[moving])
-            sizes[d] = context.env[operand].type.shape[d]
         elif d not in attrs.start_index_map or sizes[d] != 1:
             require_whole(context, op, d, dims[d], "it takes a part")
-    parts = [d for d, size in enumerate(attrs.slice_sizes) if size < operand.type.shape[d]]
+    parts = [d for d, size in enumerate(sizes) if size < operand.type.shape[d]]
     hit = [d for d in attrs.start_index_map if dims[d] and d in parts]
-    _check_disjoint(context, op, hit, attrs.start_indices_batching_dims)
-    local = dataclasses.replace(attrs, slice_sizes=tuple(sizes))
-    return _masked_gather(context, op, local, hit) if hit else context.keep(op, local)
+    _check_disjoint(context, op, hit)
+    return _masked_gather(context, op, hit) if hit else context.keep(op)
 
 
-def _masked_gather(
-    context: Localizer, op: Op, attrs: GatherAttrs, hit: Sequence[int]
-) -> Sequence[Value]:
+def _masked_gather(context: Localizer, op: Op, hit: Sequence[int]) -> Sequence[Value]:
     """Look up the rows this rank holds, zero elsewhere."""
     operand, indices = context.operands(op)
-    dims, count = context.dims(op.operands[0]), len(attrs.start_index_map)
+    attrs: GatherAttrs = resized(op, context.local_type(op.result).shape)
+    dims = context.dims(op.operands[0])
     components, masks = [], []
-    for k, d in enumerate(attrs.start_index_map):
-        rows = _component(context, indices, attrs.index_vector_dim, k, count)
+    entries = _components(context, indices, attrs.index_vector_dim)
+    for d, rows in zip(attrs.start_index_map, entries, strict=True):
         if d in hit:
             rows = _clamped(context, rows, op.operands[0].type.shape[d])
             rows = _shifted(context, rows, dims[d], operand.type.shape[d])
@@ -155,7 +140,7 @@ def _keep_where(context: Localizer, mask: Value, found: Value, attrs: GatherAttr
     batch = tuple(n for d, n in enumerate(mask.type.shape) if d != attrs.index_vector_dim)
     if batch != mask.type.shape:
         mask = context.value("reshape", (mask,), ReshapeAttrs(batch))
-    where = _batch_dims(found.type.rank, attrs.offset_dims)
+    where = tuple(d for d in range(found.type.rank) if d not in attrs.offset_dims)
     whole = context.broadcast(mask, found.type.shape, where)
     return context.value("select", (whole, found, context.splat(0, found.type)))
 
@@ -166,10 +151,8 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     operand, _, updates = op.operands
     dims, moving = context.dims(operand), context.dims(updates)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
-    _check_batch(context, op, updates, attrs.update_window_dims, attrs.index_vector_dim)
-    _check_batching(context, op, attrs.input_batching_dims, attrs.scatter_indices_batching_dims)
-    gone = attrs.inserted_window_dims + attrs.input_batching_dims
-    kept = [d for d in range(len(dims)) if d not in gone]
+    _check_indices(context, op)
+    kept = windows_of(op.attrs).window_dims(len(dims))
     for d, m in zip(kept, attrs.update_window_dims, strict=True):
         if updates.type.shape[m] == operand.type.shape[d]:
             require_dims(context, op, f"operand dim {d} and updates", dims[d], moving[m])
@@ -178,7 +161,7 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     hit = [
         d for d in attrs.scatter_dims_to_operand_dims if dims[d] and d in attrs.inserted_window_dims
     ]
-    _check_disjoint(context, op, hit, attrs.scatter_indices_batching_dims)
+    _check_disjoint(context, op, hit)
     whole = _counted_once(context, op, _spread_axes(context, op))
     rows = _local_rows(context, op, hit)
     return context.emit("scatter", (whole, rows, context.env[updates]), attrs)
@@ -218,9 +201,9 @@ def _local_rows(context: Localizer, op: Op, hit: Sequence[int]) -> Value:
         return indices
     attrs, dims = op.attrs, context.dims(op.operands[0])
     local = context.env[op.operands[0]].type.shape
-    count = len(attrs.scatter_dims_to_operand_dims)
-    components = []
-    for k, d in enumerate(attrs.scatter_dims_to_operand_dims):
-        rows = _component(context, indices, attrs.index_vector_dim, k, count)
-        components.append(_shifted(context, rows, dims[d], local[d]) if d in hit else rows)
+    entries = _components(context, indices, attrs.index_vector_dim)
+    components = [
+        _shifted(context, rows, dims[d], local[d]) if d in hit else rows
+        for d, rows in zip(attrs.scatter_dims_to_operand_dims, entries, strict=True)
+    ]
     return _join(context, components, attrs.index_vector_dim)

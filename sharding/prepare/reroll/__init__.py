@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.partition.partitioned import Slot
@@ -57,7 +57,7 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
     packer = Packer(graph, slots, varying.shared, graph.producers())
     sections, packer, notes = _sections(varying, runs, packer)
     if not sections:
-        return _with_notes(plain, notes)
+        return replace(plain, notes=tuple(notes))
     spans = [(s.rows[0][0], s.rows[-1][-1]) for s in sections]
     packer.repeated = light_ops(graph, varying, spans)
     try:
@@ -66,14 +66,8 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
         if now > before:
             raise RefusedError(f"{now} ops would take the place of {before}")
     except RefusedError as refused:
-        return _with_notes(plain, [*notes, f"and all stays as it was: {refused}"])
-    return _with_notes(rolled, notes)
-
-
-def _with_notes(rolled: Rerolled, notes: Sequence[str]) -> Rerolled:
-    return Rerolled(
-        graph=rolled.graph, inputs=rolled.inputs, outputs=rolled.outputs, notes=tuple(notes)
-    )
+        return replace(plain, notes=(*notes, f"and all stays as it was: {refused}"))
+    return replace(rolled, notes=tuple(notes))
 
 
 def _sections(

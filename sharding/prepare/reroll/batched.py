@@ -43,7 +43,9 @@ def batched(
     """The results of `op` for `count` layers; `stacked` says which operands have a dim for them."""
     if not OPS[op.name].elementwise:
         given = [
-            v if is_stacked or _is_padding(op, i) else _repeated(level, v, count)
+            v
+            if is_stacked or (i and isinstance(op.attrs, PadAttrs))
+            else _repeated(level, v, count)
             for i, (v, is_stacked) in enumerate(zip(operands, stacked, strict=True))
         ]
         (result,) = level.append(
@@ -72,10 +74,6 @@ def _stays_scalar(op: Op, stacked: Sequence[bool]) -> bool:
 def _spread(level: Builder, value: Value, shape: Sequence[int], count: int) -> Value:
     """The scalar of each layer, or of all, in the place of every element of it."""
     return level.broadcast(value, (count, *shape), range(value.type.rank))
-
-
-def _is_padding(op: Op, operand: int) -> bool:
-    return isinstance(op.attrs, PadAttrs) and operand == 1
 
 
 def _repeated(level: Builder, value: Value, count: int) -> Value:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ReduceAttrs
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -189,8 +190,8 @@ class Emitter:
         if isinstance(term, Value):
             return self._read(term)
         match term:  # one reduction, as a scanned model has it
-            case Mapped(op=Op(name="reduce") as op) if op.attrs.kind == node.kind:
-                dims = (0, *(d + 1 for d in op.attrs.dims))
+            case Mapped(op=Op(attrs=ReduceAttrs(kind=node.kind, dims=inner))):
+                dims = (0, *(d + 1 for d in inner))
                 return self.level.reduce(self._read(term.operands[0]), node.kind, dims)
         return self.level.reduce(self._read(term), node.kind, (0,))
 

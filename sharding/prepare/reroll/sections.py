@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ReshapeAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.prepare.reroll.packs import Pack, Packer, RefusedError, Results, Values
 from shardwright.sharding.prepare.reroll.periods import Run
 
 Place = tuple[int, int]  # position in the body, result number
-REPEATING = ("broadcast_in_dim", "reshape")
-"""Ops whose result is not kept for another loop: what they read is never larger."""
+REPEATING = (BroadcastInDimAttrs, ReshapeAttrs)
+"""Of ops whose result is not kept for another loop: what they read is never larger."""
 ATTEMPTS = 3
 """Starts that are tried where layers may be cut at several ops (our choice)."""
 
@@ -77,7 +78,7 @@ class Section:
         that are no repetition.
         """
         op = self.rows[0][pack.place[0]]
-        if pack.before or op.name not in REPEATING:
+        if pack.before or not isinstance(op.attrs, REPEATING):
             return None
         source = self.sources[pack.place[0]][0]
         if isinstance(source, Own):

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.ir.ops import SortAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.traits import MOVES, PARTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
@@ -22,8 +24,6 @@ from shardwright.sharding.prepare.sorted_rows.level import Level
 from shardwright.sharding.prepare.sorted_rows.proof import OrderMattersError, is_row_sort, proven
 
 SORTED = "SW_ROWS_SORTED"
-MOVING = ("concatenate", "pad", "reshape", "reverse", "slice")
-"""Ops behind which a value has samples still, even where their label ends."""
 
 
 def sorted_per_sample(
@@ -35,7 +35,7 @@ def sorted_per_sample(
     """
     known = {value: dim for value, dim in batch.items() if value.type.rank > dim}
     counts = {value.type.shape[dim] for value, dim in known.items()}
-    if not counts or not any(op.name == "sort" for op in graph.walk()):
+    if not counts or not any(isinstance(op.attrs, SortAttrs) for op in graph.walk()):
         return graph, ()
     alike = len(counts) == 1 and any(map(is_row_sort, graph.walk()))
     labels = batch_labels(graph, known).dims
@@ -50,8 +50,10 @@ def sorted_per_sample(
 
 
 def _unfollowed(graph: Graph, labels: Mapping[Value, int]) -> set[Value]:
-    """What depends on values that have samples where no label says so."""
-    moved = [op for op in graph.walk() if op.name in MOVING and op.result not in labels]
+    """What depends on values that have samples where no label says so: behind ops that move them,
+    where the label ends.
+    """
+    moved = [op for op in graph.walk() if op.name in MOVES and op.result not in labels]
     ends = [op.result for op in moved if any(_has_several(op, v, labels) for v in op.operands)]
     return reached(graph, ends) if ends else set()
 
@@ -60,7 +62,7 @@ def _has_several(op: Op, value: Value, labels: Mapping[Value, int]) -> bool:
     """True when the result of `op` has more than one of the samples of an operand."""
     if value not in labels:
         return False
-    one = op.name == "slice" and op.result.type.shape[labels[value]] == 1
+    one = op.name in PARTS and op.result.type.shape[labels[value]] == 1
     return not one and value.type.shape[labels[value]] > 1
 
 
@@ -78,7 +80,7 @@ class _Rewrite:
 
     def run(self, level: Level) -> Graph:
         """The graph of a level, loops inside of it first."""
-        sorts = [op for op in level.graph.ops if op.name == "sort"]
+        sorts = [op for op in level.graph.ops if isinstance(op.attrs, SortAttrs)]
         mixing = [op for op in sorts if self._is_over_samples(op) and self._why_whole(op) is None]
         found, refused = proven(mixing, level)
         self.notes += [_local(shuffle.sort) for shuffle in found]

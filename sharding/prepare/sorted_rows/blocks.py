@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.facts import lookup, moved
+from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.rewrite import Level as Rewrite
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.prepare.sorted_rows.order import masks_behind
@@ -39,7 +40,7 @@ class Blocks:
                 self._sort(now)
             elif op in masks:
                 self._compare(now, *masks[op])
-            elif OPS[op.name].kind is Kind.INDEXED and self._is_local(op):
+            elif self._is_local(op):
                 self._move(now)
             else:
                 self.level.ops.append(now)
@@ -73,9 +74,11 @@ class Blocks:
         """True for rows that are looked up or written by one index, within the block they are
         of.
         """
+        if not _by_first_dim(op):
+            return False
         target, places = op.operands[0], op.operands[1]
         found = next((s for s in self.shuffles if places in s.marks and places in s.tables), None)
-        if found is None or not _by_first_dim(op) or places.type.shape[0] % self.samples:
+        if found is None or places.type.shape[0] % self.samples:
             return False
         size = target.type.shape[0]
         if size % self.samples or op.attrs.index_vector_dim < places.type.rank - 1:
@@ -92,9 +95,8 @@ class Blocks:
         blocks = [self._cut(build, v) for v in (target, *update)]
         size = target.type.shape[0] // self.samples
         local = self._within(build, places, op.attrs.index_vector_dim, size)
-        attrs = _batched_gather(op) if op.name == "gather" else _batched_scatter(op)
-        moved = build.op(op.name, blocks[0], local, *blocks[1:], attrs=attrs)
-        self._emit(op, build, [build.reshape(moved, op.result.type.shape)])
+        found = build.op(op.name, blocks[0], local, *blocks[1:], attrs=_batched(op))
+        self._emit(op, build, [build.reshape(found, op.result.type.shape)])
 
     def _cut(self, build: Builder, value: Value) -> Value:
         """A value with its first dim cut into samples and what a sample has."""
@@ -118,44 +120,35 @@ def _sorted(op: Op, blocks: Sequence[Value]) -> Op:
 
 def _by_first_dim(op: Op) -> bool:
     """True when whole slices of the first dim are moved, and positions come before them."""
-    a = op.attrs
-    if op.name == "gather":
-        plain = not a.operand_batching_dims and a.collapsed_slice_dims == a.start_index_map == (0,)
-        moved, window = op.result, a.offset_dims
-    else:
-        dims = a.inserted_window_dims == a.scatter_dims_to_operand_dims == (0,)
-        plain = not a.input_batching_dims and dims
-        moved, window = op.operands[2], a.update_window_dims
-    rank = moved.type.rank
-    return plain and tuple(window) == tuple(range(rank - len(window), rank))
+    rows = lookup(op)
+    if rows is None or rows.operand_batching or not rows.dropped_dims == rows.index_map == (0,):
+        return False
+    rank, window = moved(op).type.rank, rows.moving_dims
+    return window == tuple(range(rank - len(window), rank))
 
 
 def _later(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(d + 1 for d in dims)
 
 
-def _index_vector_dim(op: Op) -> int:
-    """The last dim of the indices, behind a new dim of samples."""
+def _batched(op: Op) -> GatherAttrs | ScatterAttrs:
+    """The attributes of a gather or scatter whose tensors have a first dim of samples; the last dim
+    of the indices is the index vector.
+    """
+    a: GatherAttrs | ScatterAttrs = op.attrs
     rank = op.operands[1].type.rank
-    return rank + int(op.attrs.index_vector_dim == rank)
-
-
-def _batched_gather(op: Op) -> object:
-    a = op.attrs
-    return replace(
-        a,
-        offset_dims=_later(a.offset_dims),
-        collapsed_slice_dims=(1,),
-        operand_batching_dims=(0,),
-        start_indices_batching_dims=(0,),
-        start_index_map=(1,),
-        index_vector_dim=_index_vector_dim(op),
-        slice_sizes=(1, *a.slice_sizes),
-    )
-
-
-def _batched_scatter(op: Op) -> object:
-    a = op.attrs
+    vector = rank + int(a.index_vector_dim == rank)
+    if isinstance(a, GatherAttrs):
+        return replace(
+            a,
+            offset_dims=_later(a.offset_dims),
+            collapsed_slice_dims=(1,),
+            operand_batching_dims=(0,),
+            start_indices_batching_dims=(0,),
+            start_index_map=(1,),
+            index_vector_dim=vector,
+            slice_sizes=(1, *a.slice_sizes),
+        )
     return replace(
         a,
         update_window_dims=_later(a.update_window_dims),
@@ -163,5 +156,5 @@ def _batched_scatter(op: Op) -> object:
         input_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
         scatter_dims_to_operand_dims=(1,),
-        index_vector_dim=_index_vector_dim(op),
+        index_vector_dim=vector,
     )

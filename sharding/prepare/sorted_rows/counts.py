@@ -15,20 +15,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardwright.compiler.dtypes import DType, cast
-from shardwright.compiler.ir.facts import behind, keeps_order
-from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, of
+from shardwright.compiler.ir.facts import behind, combination, dim_map, is_linear, keeps_order
+from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import ScatterAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.intervals import limits
-from shardwright.sharding.prepare.sorted_rows.level import MOST, SHAPING, Level, elements, varies
+from shardwright.sharding.prepare.sorted_rows.level import MOST, Level, elements, varies
 
 MOST_KEYS = 1 << 12  # different keys that are told apart (our choice)
 _SMALL = 1 << 20  # elements of a value times keys, up to which it is followed
-LINEAR = (
-    *("add", "broadcast_in_dim", "concatenate", "convert", "negate", "pad", "reduce"),
-    *("reduce_window", "reshape", "reverse", "slice", "subtract", "transpose"),
-)
-FOLDING = of(Kind.REDUCTION, Kind.WINDOW, combines=True)
 
 
 class Thresholds:
@@ -42,13 +38,9 @@ class Thresholds:
         bounded = low >= 0 and high < min(MOST_KEYS, limits(key.type.dtype)[1])
         self.num_keys = high + 1 if bounded else 0
         self.rows: int = key.type.num_elements
-        self.root = self._root(key)
+        self.root = behind(key, level.made, keeps_order)  # the keys before they were made a list
         self._counts: dict[Value, np.ndarray] | None = None
         self._exact: dict[DType, bool] = {}
-
-    def _root(self, value: Value) -> Value:
-        """The keys before they were made a list."""
-        return behind(value, self.level.made, keeps_order)
 
     def of(self, value: Value) -> np.ndarray | None:
         """The keys k of a value that counts, in every element, the rows with keys below k."""
@@ -87,13 +79,13 @@ class Thresholds:
         self, op: Op, keyed: dict[Value, np.ndarray], counts: dict[Value, np.ndarray]
     ) -> None:
         """A function of keys, or a histogram."""
-        if op.name == "scatter" and (found := self._scattered(op, keyed)) is not None:
+        if (found := self._scattered(op, keyed)) is not None:
             self._take(op, found, counts)
         elif op.name in REDUCTIONS and self._leads(op.operands[0], len(op.attrs.dims)):
             if op.attrs.kind == "add" and op.attrs.dims == tuple(range(len(op.attrs.dims))):
                 per_row = keyed[op.operands[0]].reshape(self.rows, *op.result.type.shape)
                 self._take(op, per_row[: self.num_keys], counts)
-        elif op.name in SHAPING or OPS[op.name].elementwise:
+        elif op.name in VIEWS or OPS[op.name].elementwise:
             given = [keyed[v] if v in keyed else self._alike(v) for v in op.operands]
             if self._keeps(op) and op.result.type.num_elements <= MOST:
                 arrays = [array for array in given if array is not None]
@@ -102,6 +94,8 @@ class Thresholds:
 
     def _scattered(self, op: Op, keyed: dict[Value, np.ndarray]) -> np.ndarray | None:
         """The histogram that ones added up at keys make."""
+        if not isinstance(op.attrs, ScatterAttrs):
+            return None
         target, places, update = op.operands
         start, one = elements(self.level, target), elements(self.level, update)
         plain = op.attrs.kind == "add" and target.type.rank == 1 == places.type.shape[-1]
@@ -121,10 +115,9 @@ class Thresholds:
     def _keeps(self, op: Op) -> bool:
         """True when rows stay in the leading dims."""
         shape = op.result.type.shape
-        if op.name == "broadcast_in_dim":
-            dims: tuple[int, ...] = op.attrs.dims
-            whole = op.operands[0].type.shape == shape[: len(dims)]
-            return whole and dims == tuple(range(len(dims)))
+        if (walked := dim_map(op)) is not None:
+            rank = op.operands[0].type.rank
+            return walked[:rank] == tuple(range(rank))
         return self.rows in (math.prod(shape[:d]) for d in range(len(shape) + 1))
 
     def _alike(self, value: Value) -> np.ndarray | None:
@@ -140,14 +133,12 @@ class Thresholds:
     def _sum(self, op: Op, counts: dict[Value, np.ndarray]) -> None:
         """An op that is linear in the histogram, once per unit histogram."""
         size = sum(v.type.num_elements for v in op.results) * self.num_keys
-        if op.name not in LINEAR or size > _SMALL:
-            return
-        if op.name in FOLDING and op.attrs.kind != "add":
+        if not is_linear(op) or size > _SMALL:
             return
         rest = [elements(self.level, v) for v in op.operands if v not in counts]
         if any(array is None or array.any() for array in rest):
             return
-        if op.name in FOLDING:  # with signs that cancel, a part of a sum is more than all of it
+        if combination(op):  # with signs that cancel, a part of a sum is more than all of it
             sizes = {v: np.abs(counts[v]) for v in op.operands if v in counts}
             if (self._units(op, sizes) > 1).any():
                 return

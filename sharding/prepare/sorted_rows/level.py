@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.ir.analysis import invariant_carries, known_elements
-from shardwright.compiler.ir.facts import counted_dim, stored
+from shardwright.compiler.ir.facts import counted_dim, dim_map, splat, stored
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -20,7 +20,6 @@ from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 from shardwright.sharding.indices.dims import factors
 
-SHAPING = ("broadcast_in_dim", "convert", "reshape")
 MOST = 1 << 24  # elements of a table of places; larger lists of rows are not proven
 
 
@@ -53,11 +52,9 @@ class Level:
         op = self.made.get(value)
         if op is None or value.type.shape[dim] == 1:
             return []
-        if op.name == "broadcast_in_dim" and dim in op.attrs.dims:
-            return [(op.operands[0], op.attrs.dims.index(dim))]
-        if op.name in LITERALS or op.name == "broadcast_in_dim" or not OPS[op.name].elementwise:
-            return []
-        along = [f for f in factors(op) if asked in f]
+        if (walked := dim_map(op)) is not None:
+            return [(op.operands[0], d) for d in walked[dim : dim + 1] if d is not None]
+        along = [f for f in factors(op) if asked in f] if OPS[op.name].elementwise else []
         return [(v, d) for f in along for v, d in f if v is not value]
 
     def _is_repeated(self, asked: tuple[Value, int]) -> bool:
@@ -65,31 +62,25 @@ class Level:
         op = self.made.get(value)
         if value.type.shape[dim] == 1 or op is None:
             return value.type.shape[dim] == 1
-        match op.name:
-            case "constant":
-                whole = op.attrs.is_splat or elements(self, value)
-                return whole is True or (whole is not None and not varies(whole, dim))
-            case "iota":
-                return bool(op.attrs.dim != dim)
-            case "broadcast_in_dim" if dim not in op.attrs.dims:
-                return True
-        follows = op.name == "broadcast_in_dim" or OPS[op.name].elementwise
+        if op.name in LITERALS:
+            if splat(op) is not None or counted_dim(op) is not None:
+                return counted_dim(op) != dim
+            whole = elements(self, value)
+            return whole is not None and not varies(whole, dim)
+        follows = dim_map(op) is not None or OPS[op.name].elementwise
         return follows and all(self._repeats[one] for one in self._read(asked))
 
     def peeled(self, value: Value) -> tuple[Value, tuple[int, ...]]:
         """What a value repeats, and where the dims of that are in it."""
         dims = tuple(range(value.type.rank))
-        while (op := self.made.get(value)) is not None and op.name == "broadcast_in_dim":
-            source = op.operands[0]
-            if any(n != value.type.shape[d] for n, d in _sizes(source, op)):
+        while (op := self.made.get(value)) is not None and (walked := dim_map(op)) is not None:
+            place = {d: dims[i] for i, d in enumerate(walked) if d is not None}
+            (source,) = op.operands
+            if len(place) < source.type.rank:  # a dim of it is stretched
                 break
-            dims = tuple(dims[d] for d in op.attrs.dims)
+            dims = tuple(place[d] for d in range(source.type.rank))
             value = source
         return value, dims
-
-
-def _sizes(source: Value, op: Op) -> list[tuple[int, int]]:
-    return list(zip(source.type.shape, op.attrs.dims, strict=True))
 
 
 def is_count(level: Level, value: Value, dim: int) -> bool:

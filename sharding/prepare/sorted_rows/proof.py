@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.facts import counted_dim
+from shardwright.compiler.ir.facts import combination, counted_dim, dim_map, lookup
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, UPDATES
+from shardwright.compiler.ir.ops import CompareAttrs, SortAttrs
+from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, UPDATES, VIEWS, WRITES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import Factor, factors
 from shardwright.sharding.prepare.sorted_rows.counts import Thresholds
 from shardwright.sharding.prepare.sorted_rows.level import (
-    SHAPING,
     Level,
     elements,
     is_count,
@@ -92,7 +91,7 @@ class Shuffle:
                 raise OrderMattersError("sorted rows leave the loop or the step", self.sort.loc)
 
     def _step(self, op: Op) -> None:
-        mask = self._mask(op) if op.name == "compare" else None
+        mask = self._mask(op)
         if op is self.sort:
             self._begin()
         elif mask is not None:
@@ -173,7 +172,7 @@ class Shuffle:
 
     def _is_followed(self, op: Op) -> bool:
         """False for loops, and for what writes into rows: at a place, not at a row."""
-        writes = op.name == "scatter" and op.operands[0] in self.marks
+        writes = op.name in WRITES and op.operands[0] in self.marks
         return not (op.regions or writes or op.name in UPDATES)
 
     def _is_marked(self, value: Value, dim: int) -> bool:
@@ -194,16 +193,19 @@ class Shuffle:
         clash = any(v in self.marks and not self._is_marked(v, d) for v, d in given)
         if not alike or not whole or clash:
             raise self._refused(op)
-        if op.name == "scatter" and op.attrs.kind not in ELEMENTWISE_OF:
+        if combination(op) == "replace":  # the last of several updates stays
             raise self._refused(op)
 
     def _follow_places(self, op: Op) -> None:
         """Places are calculated with, looked up at, or written to."""
-        if op.name == "gather" and self._takes_all(op, op.operands[0]):
-            return
-        if op.name == "scatter" and self._writes_all(op):
-            self.marks[op.result] = Mark(op.attrs.inserted_window_dims[0])
-            return
+        rows = lookup(op)
+        if rows is not None and rows.index_map == rows.dropped_dims and len(rows.index_map) == 1:
+            (dim,) = rows.index_map
+            if op.name in WRITES and self._writes_all(op, dim):
+                self.marks[op.result] = Mark(dim)
+                return
+            if op.name not in WRITES and self._takes_all(op, dim):
+                return
         if not self._is_of_one_place(op) or not self._tabulate(op):
             raise self._refused(op)
         if varies(self.tables[op.result].ravel(), 0):
@@ -215,8 +217,8 @@ class Shuffle:
         A table is made as if nothing were sorted. What else varies by token (a count, the order)
         would hold in it by chance: place and token are then the same number.
         """
-        dims = op.attrs.dims if op.name == "broadcast_in_dim" else ()
-        in_order = list(dims) == sorted(dims)  # or elements are those of other rows
+        dims = [d for d in dim_map(op) or () if d is not None]
+        in_order = dims == sorted(dims)  # or elements are those of other rows
         whole = op.result.type.num_elements == self.rows
         return whole and in_order and all(map(self._is_place_or_uniform, op.operands))
 
@@ -226,25 +228,17 @@ class Shuffle:
         known = self.tables[value] if value in self.tables else elements(self.level, value)
         return known is not None and not varies(known.ravel(), 0)
 
-    def _takes_all(self, op: Op, rows: Value) -> bool:
-        """True for a gather that looks every row up at its place."""
-        attrs, mark = op.attrs, self.marks.get(rows)
-        return (
-            mark is not None
-            and not mark.by_token
-            and attrs.start_index_map == attrs.collapsed_slice_dims == (mark.dim,)
-            and self._is_order(op.operands[1], by_token=True)
-        )
+    def _takes_all(self, op: Op, dim: int) -> bool:
+        """True for a gather along `dim` that looks every row up at its place."""
+        rows, places = op.operands
+        return self.marks.get(rows) == Mark(dim) and self._is_order(places, by_token=True)
 
-    def _writes_all(self, op: Op) -> bool:
-        """True for a scatter that writes every row to its place among equal ones."""
-        attrs, (target, places, update) = op.attrs, op.operands
-        dims = attrs.inserted_window_dims
+    def _writes_all(self, op: Op, dim: int) -> bool:
+        """True for a scatter along `dim` that writes every row to its place among equal ones."""
+        target, places, update = op.operands
         return (
-            dims == attrs.scatter_dims_to_operand_dims
-            and len(dims) == 1
-            and target.type.shape[dims[0]] == self.rows
-            and self.level.repeats(target, dims[0])
+            target.type.shape[dim] == self.rows
+            and self.level.repeats(target, dim)
             and self.marks.keys().isdisjoint((target, update))
             and self._is_order(places, by_token=True)
         )
@@ -256,13 +250,15 @@ class Shuffle:
             for v in op.operands
         ]
         arrays = [array for array in given if array is not None]
-        if len(arrays) < len(given) or not (op.name in SHAPING or OPS[op.name].elementwise):
+        if len(arrays) < len(given) or not (op.name in VIEWS or OPS[op.name].elementwise):
             return False
         self.tables[op.result] = OPS[op.name].reference(op, arrays)[0]
         return True
 
     def _mask(self, op: Op) -> Mask | None:
         """How a comparison of places with the borders of segments reads as one of keys."""
+        if not isinstance(op.attrs, CompareAttrs):
+            return None
         for borders, directions in ((1, POSITION_FIRST), (0, POSITION_LAST)):
             place, dims = self.level.peeled(op.operands[1 - borders])
             counted = counted_dim(self.level.made.get(place))
@@ -282,10 +278,14 @@ class Shuffle:
 
 def is_row_sort(op: Op) -> bool:
     """True for the sort of one list by one integer key, from the least on."""
-    if op.name != "sort" or op.operands[0].type.rank != 1 or len(op.attrs.keys) != 1:
+    if (
+        not isinstance(op.attrs, SortAttrs)
+        or op.operands[0].type.rank != 1
+        or len(op.attrs.keys) != 1
+    ):
         return False
     number, direction, _ = op.attrs.keys[0]
-    return bool(direction == "LT" and op.operands[number].type.dtype.is_integer)
+    return direction == "LT" and op.operands[number].type.dtype.is_integer
 
 
 def proven(sorts: Sequence[Op], level: Level) -> tuple[list[Shuffle], list[OrderMattersError]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConstantAttrs,
     DynamicSliceAttrs,
+    GatherAttrs,
     IotaAttrs,
     ReduceScatterAttrs,
     ReshapeAttrs,
@@ -133,6 +136,16 @@ def test_attributes_for_other_sizes() -> None:
         made = make_op(op.name, operands, facts.resized(op, shape))
         assert (made.result.type.shape, type(made.attrs)) == (shape, type(op.attrs))
     assert facts.resized(sliced, (8, 2)) == SliceAttrs((0, 1), (8, 5), (1, 2))
+    rows = Value(tensor_type((3, 1), DType.I32))
+    columns = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(1,),
+        start_index_map=(1,),
+        index_vector_dim=1,
+        slice_sizes=(4, 1),
+    )
+    looked_up = make_op("gather", (x, rows), columns)
+    assert facts.resized(looked_up, (3, 8)) == replace(columns, slice_sizes=(8, 1))
 
 
 def collective(name: str, attrs: object, value: Value) -> Op:
@@ -200,3 +213,15 @@ def is_linear(op: Op, held: list[np.ndarray], group: list[int]) -> bool:
     rounding = 0.05 if OPS[op.name].kind is Kind.CAST else 1e-3
     most = 1e-3 * float(np.nan_to_num(np.abs(want)).max(initial=1))
     return np.allclose(given(both), want, rtol=rounding, atol=most)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_what_looks_up_names_its_windows(case: OpCase) -> None:
+    op = op_of(case)
+    rows = facts.lookup(op)
+    assert (rows is not None) == (OPS[op.name].kind is Kind.INDEXED)
+    if rows is not None:
+        kept = rows.window_dims(op.operands[0].type.rank)
+        sizes = [facts.moved(op).type.shape[d] for d in rows.moving_dims]
+        limits = [op.operands[0].type.shape[d] for d in kept]
+        assert all(size <= limit for size, limit in zip(sizes, limits, strict=True))
