@@ -32,7 +32,7 @@ from shardwright.orchestrator.commands import nccom
 from shardwright.orchestrator.neff import neff_tools
 from shardwright.orchestrator.neff.neff_files import ProgramFile
 from shardwright.orchestrator.report import memory_report, report, step_report
-from shardwright.orchestrator.whatif import fitting
+from shardwright.orchestrator.road import fitting
 from shardwright.sharding.memory.arena import Holding, Moment
 from shardwright.sharding.memory.footprint import Footprint, category_of, check_limit, worst_stage
 from shardwright.sim_cluster.timing.step_parts import (

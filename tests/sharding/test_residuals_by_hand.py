@@ -8,9 +8,8 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.cut.residuals import (
-    _beside_forward,
     _Chooser,
     _derivable,
     choose_residuals,
@@ -144,22 +143,6 @@ def test_what_follows_from_the_batch_by_cheap_ops_alone() -> None:
     found = _derivable(graph, on_batch)
     assert {x, w, mask, masked, scaled, spread} <= found
     assert not {both, total, weights} & found
-
-
-def chain() -> tuple[Graph, list[Op]]:
-    b = Builder()
-    x = b.input((4,))
-    for name in ("negate", "tanh", "exponential", "sign"):
-        x = b.op(name, x)
-    return b.finish(x), list(b.ops)
-
-
-def test_ops_beside_the_last_of_forward() -> None:
-    graph, ops = chain()
-    assert _beside_forward(graph, set()) == set()
-    assert _beside_forward(graph, {ops[0]}) == {ops[0]}
-    assert _beside_forward(graph, {ops[0], ops[2]}) == set(ops[:3])
-    assert _beside_forward(graph, {ops[3]}) == set(ops)
 
 
 def test_what_backward_reads_and_does_in_program_order() -> None:
