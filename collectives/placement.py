@@ -25,8 +25,7 @@ from shardwright.collectives.topology import IntArray, Topology
 class Placement:
     """`slots[rank]` is the core, as `topology` numbers them, that a rank of the mesh runs on."""
 
-    name: str  # as it was asked for
-    kind: str  # what it is: linear also where there is no torus that the axes divide into
+    kind: str  # linear also where there is no torus that the axes divide into
     order: tuple[str, ...]  # axes from the outermost to the innermost
     slots: IntArray
     topology: Topology
@@ -58,11 +57,11 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
     if inside is not None:
         slots = _gray_slots(coordinates, inside, topology)
         why = "steps along an axis are steps between neighbouring chips"
-        return Placement(name, TORUS, order, slots, topology, why)
+        return Placement(TORUS, order, slots, topology, why)
     why = "cores in the order of their numbers"
     if kind == TORUS:
         why += f": {_why_linear(topology)}"
-    return Placement(name, LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
+    return Placement(LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
 
 
 def read_placement(name: str) -> tuple[str, tuple[str, ...]]:

@@ -37,8 +37,8 @@ def plain(value: Any, kind: type[Any] | None = None) -> Any:
 
 
 def made(hint: Any, value: Any) -> Any:
-    """What a type says of plain data: the inverse of `plain`, whose lists have become tuples. What
-    is of another kind stays as it is, for `check_fields` to find."""
+    """What a type says of plain data: the inverse of `plain`. What is of another kind stays as it
+    is, for `check_fields` to find."""
     origin, args, kind = typing.get_origin(hint), typing.get_args(hint), hint
     if is_dataclass(hint):
         hints = _hints(kind)
@@ -47,7 +47,7 @@ def made(hint: Any, value: Any) -> Any:
         return kind(value)
     if origin is frozenset:
         return frozenset(value)
-    if origin is tuple and args[-1] is Ellipsis and isinstance(value, tuple):
+    if origin is tuple and args[-1] is Ellipsis and isinstance(value, list | tuple):
         return tuple(made(args[0], item) for item in value)
     if origin is Mapping and isinstance(value, Mapping):
         return {key: made(args[1], item) for key, item in value.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -93,6 +93,12 @@ class AccessPattern:
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dims."""
         return tuple(size for _, size in self.dims)
+
+
+def extent(dims: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Lowest and highest element offset that (stride, size) dims touch."""
+    reach = [stride * (size - 1) for stride, size in dims]
+    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from operator import gt
 import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, extent
 from shardwright.sim_cluster.instructions.checks import check_bank
 from shardwright.sim_cluster.instructions.engines.registry import require
 from shardwright.sim_cluster.instructions.past import Access, HbmWatch
@@ -39,12 +39,6 @@ class HbmTensors:
         self.histories: list[History | None] = [None] * len(self.arrays)
         self.between: HbmWatch | None = None
         self.watch: CoreWatch | None = None
-
-
-def extent(dims: Dims) -> tuple[int, int]:
-    """Lowest and highest element offset a pattern touches."""
-    reach = [stride * (size - 1) for stride, size in dims]
-    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
 
 
 def is_dense(dims: Dims) -> bool:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from shardwright.compiler.isa.fields import made, plain
+
 COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
 COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG_CC_DMA_PACKET_SIZE
 
@@ -42,15 +44,14 @@ class Packets:
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, as manifests and reports hold it."""
-        return {"compute_bytes": self.compute_bytes, "stream_bytes": list(self.stream_bytes)}
+        found: dict[str, object] = plain(self)
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Packets:
         """Inverse of `as_dict`; what is not there has its default."""
-        return cls(
-            int(data.get("compute_bytes", COMPUTE_PACKET_BYTES)),
-            tuple(map(int, data.get("stream_bytes", (COLLECTIVE_PACKET_BYTES,)))),
-        )
+        found: Packets = made(cls, data)
+        return found
 
     def of(self, stream: int) -> int:
         """The packet of a stream."""

@@ -7,7 +7,7 @@ allows it; stores come last, so that a region may update a tensor in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.isa.program import extent
 from shardwright.compiler.isa.region import STORES, Affine, Bound, Node, RegionProgram, View
 from shardwright.compiler.support.rounding import EXACT, Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
@@ -115,12 +116,10 @@ class _Reach:
         return (..., slice(self.first, None), *(slice(None) for _ in range(self.after)))
 
 
-def _reach(bound: Bound, sizes: Sequence[int], after: int = 0) -> _Reach:
+def _reach(bound: Bound, sizes: Sequence[int], after: int) -> _Reach:
     steps = {a: s for a, s in enumerate(bound.strides) if s}
-    ends = [s * (sizes[a] - 1) for a, s in steps.items()]
-    low = bound.offset + sum(min(0, e) for e in ends)
-    high = bound.offset + sum(max(0, e) for e in ends)
-    sides = (max(0, -low), max(0, high + 1 - bound.size))
+    low, high = extent((s, sizes[a]) for a, s in steps.items())
+    sides = (max(0, -low - bound.offset), max(0, bound.offset + high + 1 - bound.size))
     first = bound.offset + sides[0]
     return _Reach(bound.offset, bound.size, bound.unit, steps, sides, first, after)
 
@@ -310,13 +309,12 @@ class _Planner:
         self, node: Node, index_atoms: Sequence[int], row_stride: int, rows: int
     ) -> Callable[[np.ndarray, int, tuple[int, ...], np.ndarray], np.ndarray]:
         """Function (array, offset, strides, rows index) -> picked elements, one axis per atom."""
-        rank = len(self.sizes)
-        others = [a for a in range(rank) if a in node.atoms and a not in index_atoms]
-        sizes = self.sizes
+        sizes, rank = self.sizes, len(self.sizes)
         along = [a for a in range(rank) if a in index_atoms]
-        order = tuple([*along, *others, *(a for a in range(rank) if a not in {*along, *others})])
+        others, rest = self._beside(along, node.atoms)
+        order = (*along, *others, *rest)
         back = tuple(order.index(a) for a in range(rank))
-        ones = (1,) * (rank - len(along) - len(others))
+        ones = (1,) * len(rest)
         index_shape, other_shape = tuple(sizes[a] for a in along), tuple(sizes[a] for a in others)
         whole_rows = split_atoms(sizes, node.attrs["view"].strides, node.atoms, index_atoms)
         spanned = self.shape(node.atoms)
@@ -337,6 +335,11 @@ class _Planner:
             return result
 
         return pick
+
+    def _beside(self, along: Sequence[int], atoms: Collection[int]) -> tuple[list[int], list[int]]:
+        """Of the atoms that are not `along` an index, those among `atoms`, and the rest."""
+        beside = [a for a in range(len(self.sizes)) if a not in along]
+        return [a for a in beside if a in atoms], [a for a in beside if a not in atoms]
 
     def _constant(self, number: int, node: Node) -> tuple[Step, bool]:
         value = ew.rounded(
@@ -474,8 +477,7 @@ class _Planner:
         atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
         picked = nodes[index].atoms
         along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
-        others = [a for a in range(rank) if a in atoms and a not in along]
-        rest = [a for a in range(rank) if a not in atoms]
+        others, rest = self._beside(along, atoms)
         turned = (*along, *others, *rest)
         put = PUT_ROWS[node.attrs["kind"]]
         full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
