@@ -66,8 +66,7 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
 
 def read_placement(name: str) -> tuple[str, tuple[str, ...]]:
     """(kind, axes from the outermost to the innermost) of a name; no axes mean those of the
-    mesh.
-    """
+    mesh."""
     kind, colon, rest = name.partition(":")
     if not colon:
         kind, rest = (name, "") if name in (TORUS, LINEAR) else (TORUS, name)
@@ -95,8 +94,7 @@ def _linear_slots(coordinates: Mapping[str, IntArray], order: Mapping[str, int])
 
 def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | None:
     """How much of each axis lies inside an instance; None when that is no power of two, or the
-    torus has a side that is not 1, 2 or 4.
-    """
+    torus has a side that is not 1, 2 or 4."""
     if not _is_hypercube(topology):
         return None
     room, found = topology.ranks_per_instance, dict.fromkeys(order, 1)
@@ -140,8 +138,7 @@ def _gray_slots(
     coordinates: Mapping[str, IntArray], inside: Mapping[str, int], topology: Topology
 ) -> IntArray:
     """The inner part of each coordinate as Gray code: one bit per step. The bits of all axes are
-    the core's address in the hypercube of the instance; the outer parts number the instance.
-    """
+    the core's address in the hypercube of the instance; the outer parts number the instance."""
     address = instance = np.zeros(1, np.int64)
     width = 0
     for axis in reversed(list(inside)):

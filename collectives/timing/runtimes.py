@@ -106,8 +106,7 @@ def runtime_named(name: str) -> Runtime:
 
 def runtime_of_date(text: str) -> Runtime:
     """The runtime of a date as tables print it: `2023-04`, `2025`, `2025-26`; the newest when there
-    is none.
-    """
+    is none."""
     found = re.search(r"\b(20\d\d)(?:-(\d\d))?\b", text)
     if not found:
         return CURRENT

@@ -25,8 +25,7 @@ STORES = ("store", "store_indexed")
 @dataclass(frozen=True, slots=True)
 class Affine:
     """`const + sum(coefficient * register)`; registers are loop counters, loaded scalars or
-    function parameters.
-    """
+    function parameters."""
 
     const: int = 0
     terms: tuple[
@@ -80,8 +79,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class View:
     """A strided window of tensor number `tensor`: element offset and one element stride per atom
-    of the region.
-    """
+    of the region."""
 
     tensor: int
     offset: Affine

@@ -28,8 +28,7 @@ Dims = tuple[tuple[int, int], ...]
 class HbmTensors:
     """The tensors of one function call: flat typed arrays, written masks (None: holds data),
     histories for races inside a region, the watches over races between regions, and between
-    physical cores where there are two.
-    """
+    physical cores where there are two."""
 
     __slots__ = ("arrays", "between", "histories", "masks", "watch")
 
@@ -99,8 +98,7 @@ class TileOperand:
 
     def write(self, clock: Clock, time: int, accumulate: bool = False) -> np.ndarray:
         """The view to write, after the race check; `accumulate` also requires old values of the
-        same engine.
-        """
+        same engine."""
         view, box, slot, offset = self._entry()
         if accumulate:
             self._check_accumulation(slot, box, offset)
@@ -168,8 +166,7 @@ def _race(what: str, conflict: str) -> SimulationError:
 
 class HbmOperand:
     """A pattern over a bound tensor; `dims` replaces the pattern's (indexed DMA uses the window of
-    all rows).
-    """
+    all rows)."""
 
     __slots__ = (
         "dims",

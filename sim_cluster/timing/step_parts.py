@@ -139,8 +139,7 @@ def _regions(macros: Mapping[str, Sequence[object]], place: Place) -> tuple[Regi
 
 def _runs(timing: Replayed, stage: int) -> Iterator[ProgramRun]:
     """The program runs of a stage in order; those that were not replayed one by one, because they
-    repeat, are one.
-    """
+    repeat, are one."""
     spans = [span for span in timing.last_of(stage).spans if span.lane == "program"]
     runs = list(runs_of(timing.step.schedules[stage]))
     missing = len(runs) - len(spans)

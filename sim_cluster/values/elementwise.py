@@ -42,8 +42,7 @@ def rounded(array: Array, dtype: DType) -> Array:
 
 def convert(array: Array, source: DType, target: DType) -> Array:
     """StableHLO convert: float to integer truncates (and saturates), anything to i1 tests against
-    zero.
-    """
+    zero."""
     if target is DType.PRED:
         nonzero: Array = array != 0
         return nonzero
@@ -288,8 +287,7 @@ SUM_PIECE = 128
 
 def function(name: str, dtype: DType) -> Function:
     """The function of elementwise `name` on operands of `dtype`. Raises SimulationError for an
-    unknown pair.
-    """
+    unknown pair."""
     table = _FLOAT if dtype.is_float else _PRED if dtype is DType.PRED else _INTEGER
     try:
         return table[name]

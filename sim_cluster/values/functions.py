@@ -36,8 +36,7 @@ L0, L1 = "L0", "L1"
 @dataclass(slots=True, eq=False)
 class CollectiveRequest:
     """One rank waits for a collective: what it sends (captured at the start) and where the result
-    goes.
-    """
+    goes."""
 
     call: CollectiveCall
     source: np.ndarray
@@ -47,8 +46,7 @@ class CollectiveRequest:
 @dataclass(slots=True)
 class _Flight:
     """A started collective: the data captured, the tensors it touches, the element offset in the
-    target.
-    """
+    target."""
 
     data: np.ndarray
     source: int
@@ -92,8 +90,7 @@ class Bound:
 
     def _new_mask(self, number: int) -> np.ndarray | None:
         """Nothing written in scratch and outputs; inputs, and what shares memory with them, hold
-        data.
-        """
+        data."""
         function, arrays = self.code.function, self.tensors.arrays
         fresh = function.tensors[number].kind in ("scratch", "output")
         given = any(function.tensors[n].kind == "input" for n in self.clashes[number])
@@ -115,8 +112,7 @@ Action = Callable[[Bound], CollectiveRequest | None]
 
 class FunctionCode:
     """A function ready to run at one level. `chip` is the on-chip memory L0 works on (shared by all
-    its regions).
-    """
+    its regions)."""
 
     def __init__(
         self,
@@ -227,8 +223,7 @@ class FunctionCode:
 
     def _watched(self, action: Action, core: int, region: Region) -> Action:
         """`action` on a physical core, its accesses to HBM known to the watch. Collectives touch
-        source and target from start to wait.
-        """
+        source and target from start to wait."""
         program = region.program
         flight = program.attrs.get("collective", -1)
         touched = self._touched_whole(program)
@@ -394,8 +389,7 @@ class FunctionCode:
 
     def _shared_targets(self) -> frozenset[int]:
         """Scratch tensors only collectives fill, as a whole: at L1 ranks may share one read-only
-        result.
-        """
+        result."""
         if self.level == L0:
             return frozenset()
         filled = {
@@ -454,8 +448,7 @@ def _require_written(
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:
     """(tensor, element offset) of a collective's operand: a whole tensor, or a dense run of it at a
-    View's offset.
-    """
+    View's offset."""
     if isinstance(operand, View):
         return operand.tensor, affine(operand.offset)
     return operand, lambda registers: 0
@@ -484,8 +477,7 @@ def _overwritten(
     array: np.ndarray, mask: np.ndarray | None, other: np.ndarray
 ) -> tuple[int, np.ndarray]:
     """(first element of `other` that shares bytes with `array`, for it and those behind it whether
-    they share bytes with elements that `mask` marks).
-    """
+    they share bytes with elements that `mask` marks)."""
     start, base = array.ctypes.data, other.ctypes.data
     low = max(start, base)
     high = min(start + array.nbytes, base + other.nbytes)

@@ -30,8 +30,7 @@ def stacked(
     state: Mapping[str, np.ndarray], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, np.ndarray]:
     """`state` with the leaves of each stack as one array. Raises SimulationError when leaves of one
-    stack have several shapes or are given in part.
-    """
+    stack have several shapes or are given in part."""
     rest = dict(state)
     for name, leaves in stacks.items():
         given = [np.asarray(rest.pop(leaf)) for leaf in leaves if leaf in rest]

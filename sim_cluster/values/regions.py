@@ -46,8 +46,7 @@ def prepare(
 ) -> Prepared:
     """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
     tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
-    moved within its rounding.
-    """
+    moved within its rounding."""
     if program.kind != "compute":
         raise SimulationError(
             "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
@@ -89,8 +88,7 @@ def affine(expression: Affine, factor: int = 1) -> Callable[[Registers], int]:
 @dataclass(slots=True)
 class _Value:
     """What planning knows of a node's array: shape, element type, and whether its memory is the
-    node's own.
-    """
+    node's own."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -100,8 +98,7 @@ class _Value:
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """Where a bounded coordinate goes: its value at index 0, size and unit of the dim, step per
-    axis, padding the dim needs, and where index 0 is in the padded dim.
-    """
+    axis, padding the dim needs, and where index 0 is in the padded dim."""
 
     start: int
     size: int
@@ -264,8 +261,7 @@ class _Planner:
 
     def _is_stored_directly(self, number: int) -> bool:
         """True when a view must become a copy: another store could change the memory before it is
-        read.
-        """
+        read."""
         read_by_store = any(n.op in STORES and number in n.inputs for n in self.program.nodes)
         return self.num_stores > 1 and read_by_store
 
@@ -438,8 +434,7 @@ class _Planner:
 
     def _reusable(self, number: int, node: Node) -> int:
         """An input whose memory the result may take: own, dead after this node, same shape and
-        storage; else -1.
-        """
+        storage; else -1."""
         shape, held = self.shape(node.atoms), ew.storage(node.dtype)
         for i in node.inputs:
             value = self.values[i]

@@ -332,8 +332,7 @@ class ValueRun:
 
     def _metrics(self) -> set[str]:
         """Reported scalars; what starts at zero is an accumulator of one core and belongs to no
-        report.
-        """
+        report."""
         buffers = self.manifest.buffers.values()
         return {b.name for b in buffers if b.role == "metric" and b.initial != "zeros"}
 
