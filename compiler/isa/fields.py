@@ -18,7 +18,7 @@ from typing import Any
 
 LARGEST = 10**36
 """Our choice: beyond every count, rate and time, and squares of it are still numbers."""
-_PLAIN = (str, bytes, type(None))
+_PLAIN = (bool, str, bytes, type(None))
 
 
 def plain(value: Any, kind: type[Any] | None = None) -> Any:
@@ -82,13 +82,11 @@ def _holds(value: Any, hint: Any, where: str) -> bool:
         return any(_fits(value, one, where) for one in typing.get_args(hint))
     if origin is not None:
         return _holds_items(value, origin, typing.get_args(hint), where)
-    if hint is bool:
-        return type(value) is bool
     if hint in (int, float):
         kinds = (int,) if hint is int else (int, float)
         return type(value) in kinds and abs(value) <= LARGEST and not math.isnan(value)
-    if hint in _PLAIN or hint is None:
-        return value is None if hint in (None, type(None)) else type(value) is hint
+    if hint in _PLAIN:
+        return type(value) is hint
     if not isinstance(hint, type) or not isinstance(value, hint):
         return not isinstance(hint, type)
     if is_dataclass(value) and not isinstance(value, enum.Enum):
