@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View, tensor_of
 from shardwright.compiler.support.rounding import Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.l0 import RegionCode
@@ -74,7 +74,7 @@ class Bound:
         if self.code.level == L0:
             self.pasts = [Past() for _ in self.code.function.subgraphs]
             self.tensors.masks = [self._new_mask(n) for n in range(len(self.tensors.arrays))]
-            self.tensors.watch = CoreWatch() if len(self.code.function.subgraphs) > 1 else None
+            self.tensors.watch = CoreWatch() if self.code.is_watched else None
         for action in self.code.actions:
             request = action(self)
             if request is not None:
@@ -135,7 +135,8 @@ class FunctionCode:
         }
         self.chip = chip if chip or level == L1 else OnChip(limits_for(function.target))
         self.codes: list[RegionCode] = []
-        self.started: set[int] = set()
+        self.started: dict[int, RegionProgram] = {}  # by collective
+        self.is_watched = level == L0 and len(function.subgraphs) > 1
         self.shared_targets = self._shared_targets()
         self.actions = [self._prepared(*at) for at in self._order()]
 
@@ -184,7 +185,7 @@ class FunctionCode:
             if array is None:
                 self._refuse("is not bound", number)
             source = arrays[tensor.alias] if tensor.alias >= 0 else None
-            if source is not None and array is not None and source.ctypes.data != array.ctypes.data:
+            if source is not None and source.ctypes.data != array.ctypes.data:
                 self._refuse("requires the memory of the input it replaces", number)
 
     def _refuse(self, what: str, number: int) -> NoReturn:
@@ -206,7 +207,7 @@ class FunctionCode:
         region = self.function.subgraphs[core][number]
         try:
             action = self._action(region, core)
-            return self._watched(action, core, region) if self._is_watched else action
+            return self._watched(action, core, region) if self.is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
                 raise
@@ -216,10 +217,6 @@ class FunctionCode:
                 None,
                 "the file is damaged; compile again or copy the bundle again",
             ) from error
-
-    @property
-    def _is_watched(self) -> bool:
-        return self.level == L0 and len(self.function.subgraphs) > 1
 
     def _watched(self, action: Action, core: int, region: Region) -> Action:
         """`action` on a physical core, its accesses to HBM known to the watch. Collectives touch
@@ -249,13 +246,8 @@ class FunctionCode:
             return [(program.attrs["view"].tensor, False)]
         if program.kind not in ("collective_start", "collective_wait"):
             return []
-        (start,) = (
-            r.program
-            for r in self.function.regions
-            if r.program.kind == "collective_start"
-            and r.program.attrs["collective"] == program.attrs["collective"]
-        )
-        return [(_place(start.attrs["source"])[0], False), (_place(start.attrs["target"])[0], True)]
+        attrs = self.started[program.attrs["collective"]].attrs
+        return [(tensor_of(attrs["source"]), False), (tensor_of(attrs["target"]), True)]
 
     def _action(self, region: Region, core: int) -> Action:
         program = region.program
@@ -324,7 +316,7 @@ class FunctionCode:
         elements = call.num_elements
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
-        self.started.add(number)
+        self.started[number] = program
         still = self.level == L1 and not self._is_written_in_flight(number, source)
 
         def start(bound: Bound) -> None:
