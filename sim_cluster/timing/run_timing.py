@@ -200,8 +200,8 @@ class ClusterLoop:
         ends = actor.index, receiver
         job = self._job(actor, op.call, frozenset(ends), ends, sends=True)
         job.arrived |= job.members
-        for member in job.members:
-            self.actors[member].queues.setdefault(job.queue, []).append(job)
+        for member in self._members(job):
+            member.queues.setdefault(job.queue, []).append(job)
         self._try_begin(job, now)
 
     def _job(
@@ -230,13 +230,16 @@ class ClusterLoop:
         """Begin when all classes have arrived and it heads the stream of each."""
         if job.start_ps >= 0 or job.arrived != job.members:
             return
-        actors = [self.actors[m] for m in sorted(job.members)]
+        actors = self._members(job)
         if any(a.queues[job.queue][0] is not job for a in actors):
             return
         job.start_ps = job.since_ps = now
         for actor in actors:
             actor.active.append(job)
             self.unsettled[actor] = None
+
+    def _members(self, job: Job) -> list[Actor]:
+        return [self.actors[member] for member in sorted(job.members)]
 
     def _settle(self, now: int) -> None:
         """Share again, once all has happened that happens at this instant, where anything is new
@@ -276,7 +279,7 @@ class ClusterLoop:
         return bank_beside(self.bank_cores, tuple((w.rings, w.claim) for w in mates))
 
     def _finished(self, job: Job, now: int) -> None:
-        actors = [self.actors[m] for m in sorted(job.members)]
+        actors = self._members(job)
         for actor in actors:
             actor.active.remove(job)
             self.unsettled[actor] = None

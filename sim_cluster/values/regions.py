@@ -473,7 +473,7 @@ class _Planner:
         picked = nodes[index].atoms
         along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
         others, rest = self._beside(along, atoms)
-        turned = (*along, *others, *rest)
+        transposed = (*along, *others, *rest)
         put = PUT_ROWS[node.attrs["kind"]]
         full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
         other_shape = tuple(self.sizes[a] for a in others)
@@ -481,8 +481,8 @@ class _Planner:
         rows, row_stride, tensor = node.attrs["rows"], node.attrs["stride"], view.tensor
 
         def store(values: Values, arrays: Arrays, registers: Registers) -> None:
-            where = values[index].transpose(turned).reshape(-1)
-            data = np.broadcast_to(values[source], full).transpose(turned)
+            where = values[index].transpose(transposed).reshape(-1)
+            data = np.broadcast_to(values[source], full).transpose(transposed)
             data = data.reshape((where.size, *other_shape))
             legal = (where >= 0) & (where < rows)
             if not legal.all():
