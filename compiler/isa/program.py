@@ -315,9 +315,8 @@ class Program:
     outputs: tuple[str, ...]  # named buffers written
     steps: tuple[Call | Repeat, ...]
     arena_bytes: int  # values between functions, and the scratch zones of calls
-    locations: tuple[
-        tuple[str, int, str], ...
-    ] = ()  # file, line, scope; regions point here by ordinal
+    # file, line, scope; regions point here by ordinal
+    locations: tuple[tuple[str, int, str], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

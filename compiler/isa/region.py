@@ -28,9 +28,8 @@ class Affine:
     function parameters."""
 
     const: int = 0
-    terms: tuple[
-        tuple[int, int], ...
-    ] = ()  # (register, coefficient), sorted by register, no zero coefficient
+    # (register, coefficient), sorted by register, no zero coefficient
+    terms: tuple[tuple[int, int], ...] = ()
 
     def value(self, registers: Mapping[int, int]) -> int:
         """The number this stands for. Raises KeyError for a register that has no value yet."""

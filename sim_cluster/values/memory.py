@@ -34,9 +34,8 @@ class CoreMemory:
         }
         self.turn = 0  # tells apart the bindings of programs to different slots
         self.arena = _poisoned(0)
-        self.bindings: dict[
-            Any, Any
-        ] = {}  # what functions bound to this memory, see `functions.py`
+        # what functions bound to this memory, see `functions.py`
+        self.bindings: dict[Any, Any] = {}
 
     def select(self, number: int) -> None:
         """Let every buffer with slots be the slot of micro-batch `number`."""

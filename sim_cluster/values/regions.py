@@ -135,9 +135,8 @@ class _Planner:
         self.outside = outside
         self.draws = draws
         self.dtypes = dtypes
-        self.sizes = program.atoms or (
-            1,
-        )  # a region of scalars gets one axis, so that values stay arrays
+        # a region of scalars gets one axis, so that values stay arrays
+        self.sizes = program.atoms or (1,)
         self.values: list[_Value] = []
         self.num_stores = sum(node.op in STORES for node in program.nodes)
         self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in STORES)

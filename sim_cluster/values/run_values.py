@@ -10,6 +10,7 @@ from the same inputs, and the distance is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,11 +67,12 @@ class HostLostError(Exception):
         self.host, self.why = host, why
 
 
+@dataclass(frozen=True, slots=True)
 class _Done:
     """A reply that is there."""
 
-    def __init__(self, answer: Any, sent: Sequence[Handle]) -> None:
-        self._answer, self._sent = answer, sent
+    _answer: Any
+    _sent: Sequence[Handle]
 
     def answer(self) -> Any:
         """See Reply."""
