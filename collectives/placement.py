@@ -61,7 +61,9 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
     why = "cores in the order of their numbers"
     if kind == TORUS:
         why += f": {_why_linear(topology)}"
-    return Placement(LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
+    strides = axis_strides(laid_out)
+    slots = sum((coordinates[a] * strides[a] for a in order), np.zeros(1, np.int64))
+    return Placement(LINEAR, order, slots, topology, why)
 
 
 def read_placement(name: str) -> tuple[str, tuple[str, ...]]:
@@ -85,11 +87,6 @@ def _coordinates(mesh: Mapping[str, int], order: Mapping[str, int]) -> dict[str,
     """The coordinate of every rank along each axis."""
     strides, ranks = axis_strides(mesh), np.arange(math.prod(mesh.values()))
     return {axis: ranks // strides[axis] % mesh[axis] for axis in order}
-
-
-def _linear_slots(coordinates: Mapping[str, IntArray], order: Mapping[str, int]) -> IntArray:
-    strides = axis_strides(order)
-    return sum((coordinates[a] * strides[a] for a in order), np.zeros(1, np.int64))
 
 
 def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | None:

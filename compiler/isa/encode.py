@@ -99,10 +99,6 @@ def pack_attrs(value: Any) -> bytes:
     return packed
 
 
-def _sorted_attrs(attrs: Mapping[str, Any]) -> bytes:
-    return pack_attrs({k: attrs[k] for k in sorted(attrs)})
-
-
 class _Encoder:
     """Pools and columns of one function."""
 
@@ -119,7 +115,7 @@ class _Encoder:
         self.constants = bytearray()
         numbers: Mapping[str, Callable[[Any], int]] = {
             "strings": self.strings.__getitem__,
-            "attrs": lambda attrs: self.attrs[_sorted_attrs(attrs)],
+            "attrs": lambda attrs: self.attrs[pack_attrs(dict(sorted(attrs.items())))],
             "affines": self.affines.__getitem__,
             "patterns": lambda pattern: -1 if pattern is None else self.patterns[pattern],
             "dtypes": DTYPES.index,
@@ -231,7 +227,7 @@ def encode_program(program: Program) -> Sections:
         | {
             "buffers": [_fields(b) for b in program.buffers],
             "steps": [_step_row(s) for s in program.steps],
-            "metadata": {k: program.metadata[k] for k in sorted(program.metadata)},
+            "metadata": dict(sorted(program.metadata.items())),
             "num_functions": len(program.functions),
         }
     )

@@ -72,7 +72,8 @@ def refine(
     tables = [*groups.values(), *shared]
     current = _numbered(colours)
     while True:
-        refined = _numbered_rows([current, *(_seen(current, table) for table in tables)])
+        columns = [current, *(_seen(current, table) for table in tables)]
+        refined = _numbered(list(zip(*(column.tolist() for column in columns), strict=True)))
         if refined.max() == current.max():
             break
         current = refined
@@ -97,11 +98,6 @@ def _numbered(colours: Sequence[Hashable]) -> IntArray:
     """Colours as numbers in the order of their first rank."""
     order: dict[Hashable, int] = {}
     return np.array([order.setdefault(c, len(order)) for c in colours])
-
-
-def _numbered_rows(columns: Sequence[IntArray]) -> IntArray:
-    """Equal rows as equal numbers, in the order of their first rank."""
-    return _numbered(list(zip(*(column.tolist() for column in columns), strict=True)))
 
 
 def _seen(current: IntArray, table: IntArray) -> IntArray:
