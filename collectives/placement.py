@@ -25,8 +25,7 @@ from shardwright.collectives.topology import IntArray, Topology
 class Placement:
     """`slots[rank]` is the core, as `topology` numbers them, that a rank of the mesh runs on."""
 
-    name: str  # as it was asked for
-    kind: str  # what it is: linear also where there is no torus that the axes divide into
+    kind: str  # linear also where there is no torus that the axes divide into
     order: tuple[str, ...]  # axes from the outermost to the innermost
     slots: IntArray
     topology: Topology
@@ -58,17 +57,18 @@ def place_mesh(name: str, mesh: Mapping[str, int], topology: Topology) -> Placem
     if inside is not None:
         slots = _gray_slots(coordinates, inside, topology)
         why = "steps along an axis are steps between neighbouring chips"
-        return Placement(name, TORUS, order, slots, topology, why)
+        return Placement(TORUS, order, slots, topology, why)
     why = "cores in the order of their numbers"
     if kind == TORUS:
         why += f": {_why_linear(topology)}"
-    return Placement(name, LINEAR, order, _linear_slots(coordinates, laid_out), topology, why)
+    strides = axis_strides(laid_out)
+    slots = sum((coordinates[a] * strides[a] for a in order), np.zeros(1, np.int64))
+    return Placement(LINEAR, order, slots, topology, why)
 
 
 def read_placement(name: str) -> tuple[str, tuple[str, ...]]:
     """(kind, axes from the outermost to the innermost) of a name; no axes mean those of the
-    mesh.
-    """
+    mesh."""
     kind, colon, rest = name.partition(":")
     if not colon:
         kind, rest = (name, "") if name in (TORUS, LINEAR) else (TORUS, name)
@@ -89,15 +89,9 @@ def _coordinates(mesh: Mapping[str, int], order: Mapping[str, int]) -> dict[str,
     return {axis: ranks // strides[axis] % mesh[axis] for axis in order}
 
 
-def _linear_slots(coordinates: Mapping[str, IntArray], order: Mapping[str, int]) -> IntArray:
-    strides = axis_strides(order)
-    return sum((coordinates[a] * strides[a] for a in order), np.zeros(1, np.int64))
-
-
 def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | None:
     """How much of each axis lies inside an instance; None when that is no power of two, or the
-    torus has a side that is not 1, 2 or 4.
-    """
+    torus has a side that is not 1, 2 or 4."""
     if not _is_hypercube(topology):
         return None
     room, found = topology.ranks_per_instance, dict.fromkeys(order, 1)
@@ -141,8 +135,7 @@ def _gray_slots(
     coordinates: Mapping[str, IntArray], inside: Mapping[str, int], topology: Topology
 ) -> IntArray:
     """The inner part of each coordinate as Gray code: one bit per step. The bits of all axes are
-    the core's address in the hypercube of the instance; the outer parts number the instance.
-    """
+    the core's address in the hypercube of the instance; the outer parts number the instance."""
     address = instance = np.zeros(1, np.int64)
     width = 0
     for axis in reversed(list(inside)):

@@ -136,8 +136,7 @@ def _fastest(
     found: Sequence[Choice], size_bytes: int, element_bytes: int, costs: CollectiveCosts
 ) -> Choice:
     """The choice with the shortest predicted time, the first of equals; its reason names the
-    others.
-    """
+    others."""
     if len(found) == 1:
         return found[0]
     times = [closed_time(c, size_bytes, element_bytes, costs).total_ps for c in found]

@@ -57,8 +57,7 @@ Rule = Callable[[int], Sequence[Steps]]  # the steps among so many members
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What an algorithm is chosen for; `size_bytes` of the larger of source and target of a
-    rank.
-    """
+    rank."""
 
     kind: CollectiveKind
     layout: Layout
@@ -102,8 +101,7 @@ class Algorithm:
 
     def steps(self, members: int) -> dict[bool, Sequence[Steps]]:
         """Steps of the half that reduces (scatters) and of the other one, in their order. Of a
-        scatter that follows from the gather they say who sends to whom, how much and how often.
-        """
+        scatter that follows from the gather they say who sends to whom, how much and how often."""
         gather = tuple(self.gather(members))
         scatter = gather[::-1] if self.scatter is None else self.scatter(members)
         return {True: scatter, False: gather}

@@ -59,8 +59,7 @@ class Recipe:
 
     def orders(self, side: int) -> tuple[IntArray, int]:
         """Orders of positions [lanes, members] along `side`; of an inner one, those that start on
-        the first place of the outermost. And the chunks of a block that its members send.
-        """
+        the first place of the outermost. And the chunks of a block that its members send."""
         grid, size = self.positions()[: 1 if side else None], self.sides[side]
         found, outer = np.moveaxis(grid, side, -1).reshape(-1, size), math.prod(self.sides[:side])
         if not self.rings or side < len(self.sides) - 1:

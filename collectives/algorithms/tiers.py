@@ -81,8 +81,7 @@ class _Lanes:
 
 def _lanes(grid: IntArray, side: int, orders: Sequence[Sequence[int]]) -> _Lanes:
     """One lane per part and place on the other sides; a member stands for all that have the same
-    place on its own side and the inner ones.
-    """
+    place on its own side and the inner ones."""
     parts, size = len(orders), grid.shape[side]
     outer = int(np.prod(grid.shape[:side], dtype=np.int64))
     table = grid.reshape(outer, size, -1)

@@ -52,15 +52,13 @@ def edge_disjoint_pair(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]] 
     return None
 
 
-def hamiltonian_orders(
-    graph: Graph, *, closed: bool, budget: int = SEARCH_BUDGET
-) -> Iterator[list[int]]:
+def hamiltonian_orders(graph: Graph, *, closed: bool) -> Iterator[list[int]]:
     """Orders that visit every node once along edges, from the smallest node; `closed` ones return
     to it."""
     start = min(graph)
     path, used = [start], {start}
     choices = [iter(graph[start])]
-    for _ in range(budget):
+    for _ in range(SEARCH_BUDGET):
         if not choices:
             return
         node = next((n for n in choices[-1] if n not in used), None)

@@ -78,8 +78,7 @@ def _routed(
 ) -> _Edges:
     """Edges with their links, and hops: that of the profile and the wire time of the links. With
     instances `home` [edges] ranks and links are those that stand there for the real ones: what goes
-    to another instance is as much as what comes from there.
-    """
+    to another instance is as much as what comes from there."""
     source, target = ends
     links = topology.route(source, target)
     away = topology.instance_of(source) != topology.instance_of(target)
@@ -134,8 +133,7 @@ def _moved(
 
 def _transfers(phases: Sequence[Phase | Steps]) -> list[list[int]]:
     """The numbers of those that are one stretch of transfers: operands read before, duplicates
-    written after.
-    """
+    written after."""
     found: list[list[int]] = []
     before: list[int] = []
     for number, phase in enumerate(phases):
@@ -208,8 +206,7 @@ class _Lanes:
 
     def chain_ps(self, sequence: Sequence[tuple[Steps, _Edges]]) -> IntArray:
         """Hops on the longest chain of every group through `sequence`: from its end, the longest
-        that starts at each place.
-        """
+        that starts at each place."""
         longest = np.zeros(int(self.places.max()) + 1, dtype=np.int64)
         for steps, edges in reversed(sequence):
             hop, to = _in_a_row(edges, steps.times, len(longest))
@@ -221,8 +218,7 @@ class _Lanes:
 
 def _in_a_row(edges: _Edges, times: int, places: int) -> tuple[IntArray, IntArray]:
     """Hops and ends of `times` steps along the same edges: their map of places, composed with
-    itself by squaring.
-    """
+    itself by squaring."""
     if times == 1:
         return edges.hop_ps, edges.to
     onward, hop = np.arange(places), np.zeros(places, dtype=np.int64)
@@ -237,8 +233,7 @@ def _in_a_row(edges: _Edges, times: int, places: int) -> tuple[IntArray, IntArra
 
 def _lanes(choice: Choice, side: int) -> _Lanes:
     """The lanes along a side of the recipes; of an inner side, those on the first instance. What
-    lies alike on other instances shares the place of the first one.
-    """
+    lies alike on other instances shares the place of the first one."""
     layout, topology = choice.layout, choice.layout.topology
     found = [choice.recipe(group).orders(side) for group in layout.representatives]
     ranks = np.concatenate(

@@ -26,9 +26,9 @@ class Runtime:
 
     name: str
     until: str
-    chip_ps: int  # every collective of ranks of one chip
-    instance_ps: int  # every collective of ranks of several chips
-    barrier_ps: int  # every time ranks of several instances meet
+    chip_ps: int = 0  # every collective of ranks of one chip
+    instance_ps: int = 0  # every collective of ranks of several chips
+    barrier_ps: int = 0  # every time ranks of several instances meet
     source: str
 
     def added_ps(
@@ -77,8 +77,6 @@ RUNTIMES = (
     Runtime(
         name="2024",
         until="2024-12",
-        chip_ps=0,
-        instance_ps=0,
         barrier_ps=40 * US,
         source="documented: barrier of 40 us from 2023-12 (release notes of aws-neuronx-"
         "collectives)",
@@ -86,9 +84,6 @@ RUNTIMES = (
     Runtime(
         name="current",
         until="",
-        chip_ps=0,
-        instance_ps=0,
-        barrier_ps=0,
         source="inferred: published small collectives of 2025 take their steps and nothing more",
     ),
 )
@@ -97,17 +92,15 @@ CURRENT = RUNTIMES[-1]
 
 def runtime_named(name: str) -> Runtime:
     """The runtime called `name`. Raises CollectiveError for an unknown one."""
-    for runtime in RUNTIMES:
-        if runtime.name == name:
-            return runtime
-    known = ", ".join(runtime.name for runtime in RUNTIMES)
-    raise CollectiveError(f"a runtime is one of {known}, got {name!r}")
+    known = {runtime.name: runtime for runtime in RUNTIMES}
+    if name not in known:
+        raise CollectiveError(f"a runtime is one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def runtime_of_date(text: str) -> Runtime:
     """The runtime of a date as tables print it: `2023-04`, `2025`, `2025-26`; the newest when there
-    is none.
-    """
+    is none."""
     found = re.search(r"\b(20\d\d)(?:-(\d\d))?\b", text)
     if not found:
         return CURRENT

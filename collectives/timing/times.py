@@ -58,8 +58,7 @@ _NOTHING = CollectiveTime(
 
 def in_step(times: Sequence[CollectiveTime]) -> CollectiveTime:
     """One algorithm on instances that are not alike: every phase takes as long as on the slowest of
-    them. `times` are what each would take if all were like it; the rest is that of the slowest.
-    """
+    them. `times` are what each would take if all were like it; the rest is that of the slowest."""
     phases = tuple(map(max, zip(*(time.phases_ps for time in times), strict=True)))
     slowest = max(times, key=lambda time: time.total_ps)
     latency, transfer = max(time.latency_ps for time in times), sum(phases)
@@ -136,8 +135,7 @@ def wires_ps(
     counted: LoadsOf = loads_of,
 ) -> tuple[tuple[int, int], ...]:
     """How long the collective keeps every link and EFA device of an instance busy, as (number,
-    picoseconds), where it is busiest; what other collectives on the same wires have to share.
-    """
+    picoseconds), where it is busiest; what other collectives on the same wires have to share."""
     if choice.layout.group_size == 1:
         return ()
     topology, loads = choice.layout.topology, counted(choice, costs)

@@ -132,7 +132,7 @@ def _reduce(
 ) -> list[Array]:
     """Results of all_reduce and reduce_scatter."""
     split = schedule.kind is CollectiveKind.REDUCE_SCATTER
-    plan = _plan(schedule, ranks)
+    plan, function = _plan(schedule, ranks), ufunc(reduction)
     pieces = len(ranks) if split else 1
     outer, dim, inner = blocks[0].shape
     result_shape = (outer, dim // pieces, inner)
@@ -140,9 +140,9 @@ def _reduce(
     elements = outer * result_shape[1] * inner
     width = -(-elements // per_block)
     if width * blocks[0].itemsize < ROW_LOOP_BYTES:
-        rows = _run_rounds(plan, _padded(blocks, pieces, per_block, width, plan), reduction)
+        rows = _run_rounds(plan, _padded(blocks, pieces, per_block, width, plan), function)
     else:
-        rows = _run_rows(plan, _pieces(blocks, pieces, per_block, width), reduction)
+        rows = _run_rows(plan, _pieces(blocks, pieces, per_block, width), function)
     made: dict[tuple[int, ...], Array] = {}
     for wanted in plan.results:
         if wanted not in made:
@@ -181,17 +181,15 @@ def _cut(flat: Array, count: int, width: int) -> list[Array]:
     return list(flat.reshape(count, width))
 
 
-def _run_rounds(plan: _Plan, table: Array, reduction: str) -> list[Array]:
+def _run_rounds(plan: _Plan, table: Array, function: np.ufunc) -> list[Array]:
     """One NumPy call per round over all its rows."""
-    function = ufunc(reduction)
     for out, a, b in plan.slices:
         table[out] = function(table[a], table[b])
     return list(table)
 
 
-def _run_rows(plan: _Plan, rows: list[Array], reduction: str) -> list[Array]:
+def _run_rows(plan: _Plan, rows: list[Array], function: np.ufunc) -> list[Array]:
     """One NumPy call per row: large rows pay no copy of the sources."""
-    function = ufunc(reduction)
     rows += list(np.empty((plan.num_accumulators, *rows[0].shape), dtype=rows[0].dtype))
     for out, a, b in plan.operations:
         for o, x, y in zip(out.tolist(), a.tolist(), b.tolist(), strict=True):

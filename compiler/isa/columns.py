@@ -6,7 +6,7 @@ its index. All rows are checked at once, before anything is made of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -136,29 +136,17 @@ def read_rows(name: str, sections: Mapping[str, Any], pools: Mapping[str, int]) 
     heads = HEADS[name]
     if len(heads) == 1:
         _check(name, heads[0], values, starts, ends, pools)
-    else:
-        _check_kinds(name, heads, values, starts, ends, pools)
+    else:  # every row against the head that its first number names
+        if (starts == ends).any():
+            raise ValueError(f"{name}: a row requires a first number")
+        kinds = values[starts]
+        for head in heads:
+            some = kinds == head.first
+            _check(name, head, values, starts[some], ends[some], pools)
+        if not np.isin(kinds, (INSTRUCTION, LOOP, END)).all():
+            raise ValueError(f"{name}: a row of an unknown kind")
     flat, bounds = values.tolist(), pairwise([0, *ends.tolist()])
     return [flat[start:end] for start, end in bounds]
-
-
-def _check_kinds(
-    name: str,
-    heads: Sequence[Head],
-    values: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    pools: Mapping[str, int],
-) -> None:
-    """Every row against the head that its first number names."""
-    if (starts == ends).any():
-        raise ValueError(f"{name}: a row requires a first number")
-    kinds = values[starts]
-    for head in heads:
-        some = kinds == head.first
-        _check(name, head, values, starts[some], ends[some], pools)
-    if not np.isin(kinds, (INSTRUCTION, LOOP, END)).all():
-        raise ValueError(f"{name}: a row of an unknown kind")
 
 
 def _check(

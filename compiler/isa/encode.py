@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -50,15 +50,12 @@ _COLUMNS = ("tensors", "code", "tiles", "nodes", "regions", "patterns", "affines
 _CODES = {kind: code for code, kind in EXTENSIONS.items()}
 
 
-class Pool(Generic[T]):
-    """Distinct items in first-use order."""
+class Pool(dict[T, int]):
+    """Distinct items with their numbers, in first-use order."""
 
-    def __init__(self) -> None:
-        self.items: dict[T, int] = {}
-
-    def add(self, item: T) -> int:
-        """Index of `item`, new or known."""
-        return self.items.setdefault(item, len(self.items))
+    def __missing__(self, item: T) -> int:
+        self[item] = number = len(self)
+        return number
 
 
 class Ragged:
@@ -102,10 +99,6 @@ def pack_attrs(value: Any) -> bytes:
     return packed
 
 
-def _sorted_attrs(attrs: Mapping[str, Any]) -> bytes:
-    return pack_attrs({k: attrs[k] for k in sorted(attrs)})
-
-
 class _Encoder:
     """Pools and columns of one function."""
 
@@ -121,10 +114,10 @@ class _Encoder:
         self.row_sums = Ragged()  # per region: instruction and second destination, in turn
         self.constants = bytearray()
         numbers: Mapping[str, Callable[[Any], int]] = {
-            "strings": self.strings.add,
-            "attrs": lambda attrs: self.attrs.add(_sorted_attrs(attrs)),
-            "affines": self.affines.add,
-            "patterns": lambda pattern: -1 if pattern is None else self.patterns.add(pattern),
+            "strings": self.strings.__getitem__,
+            "attrs": lambda attrs: self.attrs[pack_attrs(dict(sorted(attrs.items())))],
+            "affines": self.affines.__getitem__,
+            "patterns": lambda pattern: -1 if pattern is None else self.patterns[pattern],
             "dtypes": DTYPES.index,
             "engines": ENGINES.index,
             "spaces": SPACES.index,
@@ -148,7 +141,7 @@ class _Encoder:
                 self.add("code", (END,), kind=END)
             else:
                 head = (INSTRUCTION, item.opcode, item.engine, item.attrs, item.dst)
-                sources = map(self.patterns.add, item.srcs)
+                sources = map(self.patterns.__getitem__, item.srcs)
                 rest = chain(sources, item.waits, item.signals)
                 self.add("code", (*head, len(item.srcs), len(item.waits)), rest)
 
@@ -168,7 +161,7 @@ class _Encoder:
         waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
         self.behind.append((int(r.borders is not None), *waits))
         sums = ((n, i.row_sum) for n, i in enumerate(walk(r.body)) if i.row_sum is not None)
-        self.row_sums.append(x for n, p in sums for x in (n, self.patterns.add(p)))
+        self.row_sums.append(x for n, p in sums for x in (n, self.patterns[p]))
 
     def tensor(self, t: Tensor) -> None:
         head = (t.name, t.kind, t.dtype, t.alias, t.offset_bytes, len(self.constants), len(t.data))
@@ -177,10 +170,10 @@ class _Encoder:
 
     def pools(self) -> None:
         """The columns of patterns and affines, once all are known."""
-        for p in self.patterns.items:
+        for p in self.patterns:
             head = (p.space, p.buffer, p.offset, p.start)
             self.add("patterns", head, chain.from_iterable(p.dims))
-        for affine in self.affines.items:
+        for affine in self.affines:
             self.add("affines", (affine.const,), chain.from_iterable(affine.terms))
 
 
@@ -204,8 +197,8 @@ def encode_function(function: Function) -> Sections:
         after = [region.after for subgraph in function.subgraphs for region in subgraph]
         out["after"] = np.asarray(after, np.int64)
     out["constants"] = bytes(enc.constants)
-    out["strings"] = pack_attrs(list(enc.strings.items))
-    out["attrs"] = pack_attrs(list(enc.attrs.items))
+    out["strings"] = pack_attrs(list(enc.strings))
+    out["attrs"] = pack_attrs(list(enc.attrs))
     head = {name: getattr(function, name) for name in HEAD.required}
     out["function"] = pack_attrs(
         head | {"collectives": [_collective_row(c) for c in function.collectives]}
@@ -234,7 +227,7 @@ def encode_program(program: Program) -> Sections:
         | {
             "buffers": [_fields(b) for b in program.buffers],
             "steps": [_step_row(s) for s in program.steps],
-            "metadata": {k: program.metadata[k] for k in sorted(program.metadata)},
+            "metadata": dict(sorted(program.metadata.items())),
             "num_functions": len(program.functions),
         }
     )

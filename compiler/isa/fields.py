@@ -18,7 +18,7 @@ from typing import Any
 
 LARGEST = 10**36
 """Our choice: beyond every count, rate and time, and squares of it are still numbers."""
-_PLAIN = (str, bytes, type(None))
+_PLAIN = (bool, str, bytes, type(None))
 
 
 def plain(value: Any, kind: type[Any] | None = None) -> Any:
@@ -37,8 +37,8 @@ def plain(value: Any, kind: type[Any] | None = None) -> Any:
 
 
 def made(hint: Any, value: Any) -> Any:
-    """What a type says of plain data: the inverse of `plain`, whose lists have become tuples. What
-    is of another kind stays as it is, for `check_fields` to find."""
+    """What a type says of plain data: the inverse of `plain`. What is of another kind stays as it
+    is, for `check_fields` to find."""
     origin, args, kind = typing.get_origin(hint), typing.get_args(hint), hint
     if is_dataclass(hint):
         hints = _hints(kind)
@@ -47,7 +47,7 @@ def made(hint: Any, value: Any) -> Any:
         return kind(value)
     if origin is frozenset:
         return frozenset(value)
-    if origin is tuple and args[-1] is Ellipsis and isinstance(value, tuple):
+    if origin is tuple and args[-1] is Ellipsis and isinstance(value, list | tuple):
         return tuple(made(args[0], item) for item in value)
     if origin is Mapping and isinstance(value, Mapping):
         return {key: made(args[1], item) for key, item in value.items()}
@@ -82,13 +82,11 @@ def _holds(value: Any, hint: Any, where: str) -> bool:
         return any(_fits(value, one, where) for one in typing.get_args(hint))
     if origin is not None:
         return _holds_items(value, origin, typing.get_args(hint), where)
-    if hint is bool:
-        return type(value) is bool
     if hint in (int, float):
         kinds = (int,) if hint is int else (int, float)
         return type(value) in kinds and abs(value) <= LARGEST and not math.isnan(value)
-    if hint in _PLAIN or hint is None:
-        return value is None if hint in (None, type(None)) else type(value) is hint
+    if hint in _PLAIN:
+        return type(value) is hint
     if not isinstance(hint, type) or not isinstance(value, hint):
         return not isinstance(hint, type)
     if is_dataclass(value) and not isinstance(value, enum.Enum):

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.program import (
+    AccessPattern,
+    Engine,
+    Instr,
+    Loop,
+    Region,
+    Space,
+    Tile,
+    extent,
+)
 from shardwright.compiler.machine.target import Limits, load_target
 
 # An access of up to this many partitions may start at a multiple of itself (source: documented,
@@ -133,11 +142,8 @@ def start_is_legal(start: int, count: int) -> bool:
 
 
 def _inside(pattern: AccessPattern, tile: Tile) -> bool:
-    low = high = pattern.offset.const
-    for stride, size in pattern.dims[1:]:
-        low += min(0, stride * (size - 1))
-        high += max(0, stride * (size - 1))
-    return low >= 0 and high < tile.elements
+    (low, high), first = extent(pattern.dims[1:]), pattern.offset.const
+    return first + low >= 0 and first + high < tile.elements
 
 
 def _check_matmul(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -95,6 +95,12 @@ class AccessPattern:
         return tuple(size for _, size in self.dims)
 
 
+def extent(dims: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Lowest and highest element offset that (stride, size) dims touch."""
+    reach = [stride * (size - 1) for stride, size in dims]
+    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+
+
 @dataclass(slots=True)
 class Instr:
     """One engine instruction.
@@ -126,8 +132,7 @@ class Instr:
 @dataclass(slots=True)
 class Loop:
     """`for register in range(trip)`: all engines run the loop, each the instructions of its own
-    queue.
-    """
+    queue."""
 
     register: int
     trip: int
@@ -136,8 +141,7 @@ class Loop:
 
 class Border(NamedTuple):
     """Passed when `queue` has finished all its instructions of the region `back` regions before
-    this one, and of all regions before that. Every queue has one semaphore that counts regions.
-    """
+    this one, and of all regions before that. Every queue has one semaphore that counts regions."""
 
     queue: Engine
     back: int
@@ -246,8 +250,7 @@ class Function:
 
     def num_regions(self, partner: str) -> int:
         """Compute regions of core 0 beside which core 1 runs a region of kind `partner`: `compute`
-        where both have their part, `idle` where core 1 waits.
-        """
+        where both have their part, `idle` where core 1 waits."""
         pairs = zip(self.regions, self.partner or (), strict=False)
         return sum((a.program.kind, b.program.kind) == ("compute", partner) for a, b in pairs)
 
@@ -255,8 +258,7 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class ProgramBuffer:
     """Memory of a program: a named buffer of the step (`name` of the step plan) in HBM or in host
-    memory, which only transfers reach, or arena space at `offset_bytes`.
-    """
+    memory, which only transfers reach, or arena space at `offset_bytes`."""
 
     name: str
     shape: tuple[int, ...]
@@ -273,8 +275,7 @@ class ProgramBuffer:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Run a function: one program buffer per input and output of the function, one affine per
-    parameter register; its scratch zone begins at byte `scratch` of the arena.
-    """
+    parameter register; its scratch zone begins at byte `scratch` of the arena."""
 
     function: int
     inputs: tuple[int, ...]
@@ -304,8 +305,7 @@ def calls_of(steps: Sequence[Call | Repeat]) -> Iterator[Call]:
 @dataclass(slots=True)
 class Program:
     """A linked program, the content of one NEFF: functions once each, buffers, and the calls in
-    order.
-    """
+    order."""
 
     name: str
     target: str
@@ -315,9 +315,8 @@ class Program:
     outputs: tuple[str, ...]  # named buffers written
     steps: tuple[Call | Repeat, ...]
     arena_bytes: int  # values between functions, and the scratch zones of calls
-    locations: tuple[
-        tuple[str, int, str], ...
-    ] = ()  # file, line, scope; regions point here by ordinal
+    # file, line, scope; regions point here by ordinal
+    locations: tuple[tuple[str, int, str], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -25,13 +25,11 @@ STORES = ("store", "store_indexed")
 @dataclass(frozen=True, slots=True)
 class Affine:
     """`const + sum(coefficient * register)`; registers are loop counters, loaded scalars or
-    function parameters.
-    """
+    function parameters."""
 
     const: int = 0
-    terms: tuple[
-        tuple[int, int], ...
-    ] = ()  # (register, coefficient), sorted by register, no zero coefficient
+    # (register, coefficient), sorted by register, no zero coefficient
+    terms: tuple[tuple[int, int], ...] = ()
 
     def value(self, registers: Mapping[int, int]) -> int:
         """The number this stands for. Raises KeyError for a register that has no value yet."""
@@ -80,8 +78,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class View:
     """A strided window of tensor number `tensor`: element offset and one element stride per atom
-    of the region.
-    """
+    of the region."""
 
     tensor: int
     offset: Affine

@@ -64,7 +64,7 @@ def node_text(node: Node) -> str:
 
 def _attributes_text(attrs: Mapping[str, Any]) -> str:
     """Attributes in the order of their names, as files keep them; nothing for none."""
-    return f" {mapping_text({key: attrs[key] for key in sorted(attrs)})}" if attrs else ""
+    return f" {mapping_text(dict(sorted(attrs.items())))}" if attrs else ""
 
 
 def parse(text: str, name: str = FILE) -> tuple[RegionProgram, ...]:

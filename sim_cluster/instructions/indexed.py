@@ -34,8 +34,7 @@ def window(
     array: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
     """Strided view of a flat array; offset and strides in elements. Raises ValueError or TypeError
-    out of bounds.
-    """
+    out of bounds."""
     item = array.itemsize
     return np.ndarray(shape, array.dtype, array, offset * item, tuple(s * item for s in strides))
 

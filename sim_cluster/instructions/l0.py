@@ -55,8 +55,7 @@ class _LoopCode:
 @dataclass(slots=True)
 class _Call:
     """The tensors of the call that runs. Steps know it and not their RegionCode, which knows them:
-    a cycle would keep the memory of a core until the garbage collector comes by.
-    """
+    a cycle would keep the memory of a core until the garbage collector comes by."""
 
     tensors: HbmTensors
 
@@ -85,8 +84,7 @@ class RegionCode:
         self, tensors: HbmTensors, registers: Mapping[int, int], past: Past | None = None
     ) -> None:
         """Execute on bound tensors, after the regions in `past`. Registers of the caller are read,
-        never changed.
-        """
+        never changed."""
         past = past or Past()
         self.registers.clear()
         self.registers.update(registers)

@@ -13,7 +13,7 @@ from operator import gt
 import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, extent
 from shardwright.sim_cluster.instructions.checks import check_bank
 from shardwright.sim_cluster.instructions.engines.registry import require
 from shardwright.sim_cluster.instructions.past import Access, HbmWatch
@@ -28,8 +28,7 @@ Dims = tuple[tuple[int, int], ...]
 class HbmTensors:
     """The tensors of one function call: flat typed arrays, written masks (None: holds data),
     histories for races inside a region, the watches over races between regions, and between
-    physical cores where there are two.
-    """
+    physical cores where there are two."""
 
     __slots__ = ("arrays", "between", "histories", "masks", "watch")
 
@@ -39,12 +38,6 @@ class HbmTensors:
         self.histories: list[History | None] = [None] * len(self.arrays)
         self.between: HbmWatch | None = None
         self.watch: CoreWatch | None = None
-
-
-def extent(dims: Dims) -> tuple[int, int]:
-    """Lowest and highest element offset a pattern touches."""
-    reach = [stride * (size - 1) for stride, size in dims]
-    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
 
 
 def is_dense(dims: Dims) -> bool:
@@ -105,8 +98,7 @@ class TileOperand:
 
     def write(self, clock: Clock, time: int, accumulate: bool = False) -> np.ndarray:
         """The view to write, after the race check; `accumulate` also requires old values of the
-        same engine.
-        """
+        same engine."""
         view, box, slot, offset = self._entry()
         if accumulate:
             self._check_accumulation(slot, box, offset)
@@ -174,8 +166,7 @@ def _race(what: str, conflict: str) -> SimulationError:
 
 class HbmOperand:
     """A pattern over a bound tensor; `dims` replaces the pattern's (indexed DMA uses the window of
-    all rows).
-    """
+    all rows)."""
 
     __slots__ = (
         "dims",

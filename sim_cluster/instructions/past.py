@@ -22,8 +22,7 @@ from shardwright.sim_cluster.instructions.tiles import Slot
 @dataclass(slots=True)
 class Access:
     """Bytes low..high-1 of HBM that an instruction of `engine` has touched, up to time `time` of
-    its queue.
-    """
+    its queue."""
 
     engine: int
     writes: bool
@@ -34,8 +33,7 @@ class Access:
 
 class HbmWatch:
     """What a region touches of HBM, and what earlier ones have touched. `bases` are the addresses
-    of its tensors.
-    """
+    of its tensors."""
 
     def __init__(self) -> None:
         self.bases: dict[int, int] = {}
@@ -44,8 +42,7 @@ class HbmWatch:
 
     def note(self, operand: Hashable, access: Access, clock: Clock) -> None:
         """An access. Raises SimulationError SW_L0_RACE when an earlier region may still touch the
-        same bytes.
-        """
+        same bytes."""
         for past in self.before:
             if clock[past.engine] < past.time and (access.writes or past.writes):
                 require(

@@ -45,8 +45,7 @@ class OnChip:
 
 class Slot:
     """One slot of one tile: which elements hold values, who wrote them, and the accesses for the
-    race check.
-    """
+    race check."""
 
     __slots__ = (
         "_boxes",

@@ -62,8 +62,7 @@ class Network:
         self, call: CollectiveCall, patterns: Iterable[Pattern] = ()
     ) -> CollectiveDuration:
         """Time of one collective when all its groups run at once, on instances with the faults of
-        `patterns`: one algorithm for all of them, its phases in step.
-        """
+        `patterns`: one algorithm for all of them, its phases in step."""
         if call.is_transfer:
             return self._transfer(call)
         groups = self.groups(call.axes)
@@ -96,8 +95,7 @@ class Network:
     def _transfer(self, call: CollectiveCall) -> CollectiveDuration:
         """A transfer over the link of a chip, which its cores in the mesh share evenly: they run
         the same code. The chip's DMA rings for the host move it (documented beside those of the
-        cores: 2 on trn1, 4 on trn2), so that a core is only left less of its HBM.
-        """
+        cores: 2 on trn1, 4 on trn2), so that a core is only left less of its HBM."""
         size, sharers = larger_side_bytes(call, 1), self._cores_of_a_chip()
         rate = self.host_link / sharers
         total_ps = self.target.core.dma_fixed_ps + round(size / rate * PS_PER_S)

@@ -23,8 +23,7 @@ from shardwright.sim_cluster.network.collective_costs import collective_costs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """Which ranks communicate, and under which assumptions. `settings` replace thresholds and
-    constants of `CollectiveCosts`.
-    """
+    constants of `CollectiveCosts`."""
 
     target: Target
     kind: CollectiveKind
@@ -37,8 +36,7 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         """Raises UsageError: SW_NETWORK for instances without EFA, SW_USAGE for ranks that are not
-        on them.
-        """
+        on them."""
         cores, name = self.target.cores, self.target.name
         if self.instances < 1:
             raise UsageError("SW_USAGE", f"instances require at least 1, got {self.instances}")

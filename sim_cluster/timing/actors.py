@@ -136,8 +136,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Wants:
     """What a core wants while it does what it does: `code` of its own, `rings` of the HBM bank with
-    its collectives, on average, `claim` of it as code beside it sees it (even parts).
-    """
+    its collectives, on average, `claim` of it as code beside it sees it (even parts)."""
 
     code: Demand = NO_DEMAND
     rings: float = 0.0
@@ -152,6 +151,7 @@ class Actor:
 
     def __init__(self, index: int, macros: Sequence[MacroOp]) -> None:
         self.index = index
+        self.members = frozenset((index,))
         self.macros = macros
         self.position = 0
         self.factor = 1.0  # how many times as long as on a healthy core the present stretch takes
@@ -193,8 +193,7 @@ class Actor:
 
     def now_wants(self, bank_cores: int) -> Wants:
         """What it wants of its resources from now on, on a bank of so many cores. Code in lock step
-        with other code meets it at its worst, and counts as wanting all of the bank.
-        """
+        with other code meets it at its worst, and counts as wanting all of the bank."""
         stretch = self.stretch
         code = stretch.demand if stretch else NO_DEMAND
         collectives = sum((job.cost.demand.hbm for job in self.active), 0.0)

@@ -24,8 +24,7 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class RankClasses:
     """`of_rank[r]` is the class of rank r; `groups[axes][c]` the classes met by class c in its
-    group over the axes; `banks[c]` the classes of the other cores on its HBM bank.
-    """
+    group over the axes; `banks[c]` the classes of the other cores on its HBM bank."""
 
     of_rank: tuple[int, ...]
     groups: Mapping[tuple[str, ...], tuple[frozenset[int], ...]]
@@ -67,14 +66,14 @@ def refine(
     banks: Sequence[int] = (),
 ) -> RankClasses:
     """Stable classes of the ranks of `mesh` under the groups over each entry of `axes` and, where
-    given, under the bank of every rank; banks may have different numbers of ranks.
-    """
+    given, under the bank of every rank; banks may have different numbers of ranks."""
     groups = {a: np.array(ReplicaGroups.from_axes(mesh, a).groups) for a in axes}
     shared = _bank_tables(banks)
     tables = [*groups.values(), *shared]
     current = _numbered(colours)
     while True:
-        refined = _numbered_rows([current, *(_seen(current, table) for table in tables)])
+        columns = [current, *(_seen(current, table) for table in tables)]
+        refined = _numbered(list(zip(*(column.tolist() for column in columns), strict=True)))
         if refined.max() == current.max():
             break
         current = refined
@@ -85,8 +84,7 @@ def refine(
 
 def _bank_tables(banks: Sequence[int]) -> list[IntArray]:
     """The ranks of every bank as rows, one table per number of ranks on a bank: a mesh that does
-    not fill its last chip leaves a bank with fewer.
-    """
+    not fill its last chip leaves a bank with fewer."""
     ranks: dict[int, list[int]] = {}
     for rank, bank in enumerate(banks):
         ranks.setdefault(bank, []).append(rank)
@@ -102,11 +100,6 @@ def _numbered(colours: Sequence[Hashable]) -> IntArray:
     return np.array([order.setdefault(c, len(order)) for c in colours])
 
 
-def _numbered_rows(columns: Sequence[IntArray]) -> IntArray:
-    """Equal rows as equal numbers, in the order of their first rank."""
-    return _numbered(list(zip(*(column.tolist() for column in columns), strict=True)))
-
-
 def _seen(current: IntArray, table: IntArray) -> IntArray:
     """For every rank, a number for the multiset of colours of its group; -1 where it has none."""
     _, number = np.unique(np.sort(current[table], axis=1), axis=0, return_inverse=True)
@@ -117,8 +110,7 @@ def _seen(current: IntArray, table: IntArray) -> IntArray:
 
 def _met(classes: IntArray, tables: Sequence[IntArray]) -> list[list[int]]:
     """For every class, the classes of a group it is in, ascending, one entry per rank; every rank
-    is in one of the tables.
-    """
+    is in one of the tables."""
     met: dict[int, list[int]] = {}
     for table in tables:
         for members in np.unique(np.sort(classes[table], axis=1), axis=0).tolist():

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from shardwright.compiler.isa.fields import made, plain
+
 COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
 COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG_CC_DMA_PACKET_SIZE
 
@@ -23,8 +25,7 @@ COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG
 class Demand:
     """Shares of a core's DMA engines, of the links and EFA devices of an instance (by number, where
     it takes most) and of the core's even part of an HBM bank that a collective, or code on average,
-    takes when it runs alone.
-    """
+    takes when it runs alone."""
 
     dma: float
     wires: tuple[tuple[int, float], ...] = ()
@@ -34,23 +35,21 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class Packets:
     """Bytes per DMA packet: of compute, and of each collective stream (the last one serves the
-    streams behind it).
-    """
+    streams behind it)."""
 
     compute_bytes: int = COMPUTE_PACKET_BYTES
     stream_bytes: tuple[int, ...] = (COLLECTIVE_PACKET_BYTES,)
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, as manifests and reports hold it."""
-        return {"compute_bytes": self.compute_bytes, "stream_bytes": list(self.stream_bytes)}
+        found: dict[str, object] = plain(self)
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Packets:
         """Inverse of `as_dict`; what is not there has its default."""
-        return cls(
-            int(data.get("compute_bytes", COMPUTE_PACKET_BYTES)),
-            tuple(map(int, data.get("stream_bytes", (COLLECTIVE_PACKET_BYTES,)))),
-        )
+        found: Packets = made(cls, data)
+        return found
 
     def of(self, stream: int) -> int:
         """The packet of a stream."""
@@ -63,8 +62,7 @@ NO_DEMAND = Demand(0.0)
 
 def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Weighted max-min fair shares of one resource: nobody gets more than it wants, and who gets
-    less has as much per weight as anybody.
-    """
+    less has as much per weight as anybody."""
     given = list(demands)
     left, weight = 1.0, float(sum(weights))
     order = sorted(range(len(demands)), key=lambda i: demands[i] / weights[i])
@@ -82,16 +80,14 @@ def even_shares(demands: Sequence[float]) -> list[float]:
 
 def bank_shares(wanted: Sequence[float], parts: int) -> list[float]:
     """What each core gets of an HBM bank of so many even parts; `wanted` likewise. Cores are served
-    evenly (inferred: no page says).
-    """
+    evenly (inferred: no page says)."""
     return [parts * got for got in even_shares([w / parts for w in wanted])]
 
 
 @dataclass(frozen=True, slots=True)
 class Bank:
     """What a core may have of its HBM bank, in even parts: all its rings on average, and its code
-    for itself, whose bursts coincide with those of code beside it.
-    """
+    for itself, whose bursts coincide with those of code beside it."""
 
     rings: float = 1.0
     code: float = 1.0
@@ -103,8 +99,7 @@ EVEN_PART = Bank()
 @lru_cache(maxsize=16384)
 def bank_beside(parts: int, mates: tuple[tuple[float, float], ...]) -> Bank:
     """What a core may have of a bank of so many parts beside others, of which each wants so much on
-    average and as their code claims it.
-    """
+    average and as their code claims it."""
     rings, code = (
         bank_shares([float(parts), *sorted(wanted)], parts)[0]
         for wanted in ([average for average, _ in mates], [claim for _, claim in mates])
@@ -121,8 +116,7 @@ def core_rates(
 ) -> tuple[tuple[float, ...], float, float]:
     """Speed of each collective in flight on a core, 1 when undisturbed; the share of the DMA
     engines that its code has, and its HBM bandwidth in even parts. `jobs` are demands with streams;
-    code takes what is left, and in a fight what it wants as far as it is its turn.
-    """
+    code takes what is left, and in a fight what it wants as far as it is its turn."""
     weights = [*(float(packets.of(stream)) for _, stream in jobs), float(packets.compute_bytes)]
     dma = [*(demand.dma for demand, _ in jobs), code.dma]
     memory = [*(demand.hbm / bank.rings for demand, _ in jobs), code.hbm / bank.rings]

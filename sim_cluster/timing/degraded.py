@@ -57,11 +57,10 @@ def _numbers(topology: Topology, link: Link) -> list[int]:
     """Both directions of a link or device."""
     first, second = link
     if first == EFA:
-        devices = sorted(set(topology.efa_out.tolist()) - {-1})
-        arriving = sorted(set(topology.efa_in.tolist()) - {-1})
-        if int(second) >= len(devices):
-            raise _unknown(f"an EFA device below {len(devices)}", f"{EFA}{second}")
-        return [devices[int(second)], arriving[int(second)]]
+        ways = [sorted(set(d.tolist()) - {-1}) for d in (topology.efa_out, topology.efa_in)]
+        if int(second) >= len(ways[0]):
+            raise _unknown(f"an EFA device below {len(ways[0])}", f"{EFA}{second}")
+        return [devices[int(second)] for devices in ways]
     ends = zip(topology.link_source.tolist(), topology.link_target.tolist(), strict=True)
     found = [n for n, (a, b) in enumerate(ends) if (a, b) in ((first, second), (second, first))]
     if not found:

@@ -48,8 +48,7 @@ NO_FAULTS = Faults()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """What the cluster loop needs to know: slow and dead classes, jitter; `dead_cores` are the
-    cores of the dead ones.
-    """
+    cores of the dead ones."""
 
     slow: Mapping[int, float] = field(default_factory=dict)
     dead: frozenset[int] = frozenset()
@@ -122,8 +121,7 @@ def hanging(
     classes: RankClasses, health: Health, waits: Mapping[int, tuple[str, int]]
 ) -> SimulationError:
     """The end of a run with dead cores; `waits` says what each stuck class waits for, and since
-    when in picoseconds.
-    """
+    when in picoseconds."""
     gone = sorted(rank for index in health.dead for rank in classes.ranks(index))
     stuck: dict[tuple[int, str], list[int]] = {}
     for index, (what, since_ps) in waits.items():

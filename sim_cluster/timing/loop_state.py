@@ -14,16 +14,18 @@ from shardwright.sim_cluster.timing.actors import Actor, Job
 
 def loop_state(
     actors: Sequence[Actor],
-    pending: Iterable[tuple[int, int, Job | None]],
+    pending: Iterable[tuple[int, Actor | Job]],
     now: int,
     runs: int,
 ) -> object:
     """The state of `actors` at `now`, when all of them have begun `runs` program runs; `pending`
-    are their events in order: when, of which class, or of which job.
-    """
+    are their events in order: when, and of which class or job."""
     seen = _Jobs(now)
     states = tuple(_actor(actor, seen, now, runs) for actor in actors)
-    events = tuple((when - now, index, job and seen.number(job)) for when, index, job in pending)
+    events = [
+        (when - now, seen.number(mover) if isinstance(mover, Job) else -1 - mover.index)
+        for when, mover in pending
+    ]
     return states, seen.states, events
 
 

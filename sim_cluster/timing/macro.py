@@ -118,8 +118,7 @@ Evaluate = Callable[[Function, Target], Segments]
 
 def evaluated(function: Function, target: Target) -> Segments:
     """Segments at an even part of HBM; with half of the DMA engines and the whole bank; with the
-    whole bank; with half of the even part.
-    """
+    whole bank; with half of the even part."""
     whole = float(target.cores_per_bank)
     points = (Shares(), Shares(HALF_SHARE, whole), Shares(hbm=whole), Shares(hbm=HALF_SHARE))
     return segments_at(function, target, points)
@@ -236,8 +235,7 @@ def schedule_macros(
     stage: int = 0,
 ) -> tuple[MacroOp, ...]:
     """One whole step of a core of a stage: every program of its schedule with what it receives
-    before and sends after. `macros` are those of the programs by name.
-    """
+    before and sends after. `macros` are those of the programs by name."""
     out: list[MacroOp] = []
     for run in runs_of(schedule, transfers, stage):
         out += [Receive(message_call(t)) for t in run.received]

@@ -52,8 +52,7 @@ __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", 
 
 def axis_category(call: CollectiveCall, whole_axes: Mapping[str, str]) -> str:
     """The breakdown category of a collective: its axes by the names the user knows them by, `host`
-    for a transfer over its link.
-    """
+    for a transfer over its link."""
     if call.is_transfer:
         return "collective_host"
     return "_".join(("collective", *dict.fromkeys(whole_axes.get(a, a) for a in call.axes)))
@@ -67,8 +66,7 @@ def call_label(call: CollectiveCall) -> str:
 class ClusterLoop:
     """Replays all classes; `duration` prices a collective alone, for the classes of its group;
     `health` says which classes are slow or dead. Ranks of neighbouring stages of a pipeline are
-    `stage_stride` apart. `whole_axes` names, per part of a mesh axis, the axis.
-    """
+    `stage_stride` apart. `whole_axes` names, per part of a mesh axis, the axis."""
 
     def __init__(
         self,
@@ -125,12 +123,12 @@ class ClusterLoop:
 
     def _take(self, event: Event) -> None:
         """What happens at an event that still holds."""
-        now, _, index, version, job = event
-        if job is not None:
-            if job.version == version:
-                self._finished(job, now)
-        elif self.actors[index].version == version:
-            self._stretch_done(self.actors[index], now)
+        now, _, mover, version = event
+        if mover.version == version:
+            if isinstance(mover, Job):
+                self._finished(mover, now)
+            else:
+                self._stretch_done(mover, now)
 
     def _stuck(self, stuck: Sequence[int]) -> dict[int, tuple[str, int]]:
         """What stuck classes wait for, and since when."""
@@ -144,8 +142,7 @@ class ClusterLoop:
 
     def _post(self, when: int, mover: Actor | Job) -> None:
         self.sequence += 1
-        index, job = (mover.index, None) if isinstance(mover, Actor) else (-1, mover)
-        heapq.heappush(self.events, (when, self.sequence, index, mover.version, job))
+        heapq.heappush(self.events, (when, self.sequence, mover, mover.version))
 
     def _proceed(self, actor: Actor, now: int) -> None:
         """Take macro-operations until one needs time."""
@@ -203,8 +200,8 @@ class ClusterLoop:
         ends = actor.index, receiver
         job = self._job(actor, op.call, frozenset(ends), ends, sends=True)
         job.arrived |= job.members
-        for member in job.members:
-            self.actors[member].queues.setdefault(job.queue, []).append(job)
+        for member in self._members(job):
+            member.queues.setdefault(job.queue, []).append(job)
         self._try_begin(job, now)
 
     def _job(
@@ -233,7 +230,7 @@ class ClusterLoop:
         """Begin when all classes have arrived and it heads the stream of each."""
         if job.start_ps >= 0 or job.arrived != job.members:
             return
-        actors = [self.actors[m] for m in sorted(job.members)]
+        actors = self._members(job)
         if any(a.queues[job.queue][0] is not job for a in actors):
             return
         job.start_ps = job.since_ps = now
@@ -241,11 +238,13 @@ class ClusterLoop:
             actor.active.append(job)
             self.unsettled[actor] = None
 
+    def _members(self, job: Job) -> list[Actor]:
+        return [self.actors[member] for member in sorted(job.members)]
+
     def _settle(self, now: int) -> None:
         """Share again, once all has happened that happens at this instant, where anything is new
         and where the part of an HBM bank changes with it; a collective is as fast as its slowest
-        member.
-        """
+        member."""
         touched = dict.fromkeys(self._with_mates(self.unsettled))
         self.unsettled = {}
         for actor in touched:
@@ -280,7 +279,7 @@ class ClusterLoop:
         return bank_beside(self.bank_cores, tuple((w.rings, w.claim) for w in mates))
 
     def _finished(self, job: Job, now: int) -> None:
-        actors = [self.actors[m] for m in sorted(job.members)]
+        actors = self._members(job)
         for actor in actors:
             actor.active.remove(job)
             self.unsettled[actor] = None

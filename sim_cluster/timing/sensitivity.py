@@ -75,8 +75,7 @@ def assumptions(
     target: Target, profile: str = "nominal", transfers: bool = False
 ) -> dict[str, Fact]:
     """All figures that times on `target` rest on, by name; those it does not have (an EFA rate of
-    0) are left out, and that of the host's link where a step has no `transfers`.
-    """
+    0) are left out, and that of the host's link where a step has no `transfers`."""
     facts = facts_of(target)
     read = (name for name in TIMED if name in facts and (transfers or name != HOST_RATE))
     found = {name: facts[name] for name in read if _is_there(facts[name].value)}
@@ -139,8 +138,7 @@ def with_moved(target: Target, name: str, value: Any, share: float) -> Target:
 
 def _scaled(value: Any, share: float, whole: bool = False) -> Any:
     """A figure moved by `share`; lists move together. `whole` is for bytes that are compared or
-    counted one by one; a duration or rate that happens to be written as 18 moves to 14.4.
-    """
+    counted one by one; a duration or rate that happens to be written as 18 moves to 14.4."""
     if isinstance(value, list):
         return [_scaled(one, share, whole) for one in value]
     moved = value * (1 + share)

@@ -63,8 +63,7 @@ class Machine(Protocol):
 
     def run(self, stage: int, program: str, number: int) -> Iterator[Any]:
         """Run a program for micro-batch `number`; yields its part of every collective over
-        stages.
-        """
+        stages."""
 
     def join(self, parts: Sequence[Any]) -> None:
         """The collective all stages came to, with the part of each."""

@@ -22,15 +22,14 @@ from shardwright.sim_cluster.timing.actors import Actor, ClassResult, Job
 from shardwright.sim_cluster.timing.classes import RankClasses
 from shardwright.sim_cluster.timing.loop_state import loop_state
 
-Event = tuple[int, int, int, int, Job | None]  # when, in order, of which class or job, its version
+Event = tuple[int, int, Actor | Job, int]  # when, in order, whose, its version
 Numbers = dict[Hashable, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """Program runs that repeat: how many come before, how many are one repetition, how often, and
-    the mesh axes of the collectives in them.
-    """
+    the mesh axes of the collectives in them."""
 
     head: int
     programs: int
@@ -119,10 +118,9 @@ class Steady:
     ) -> _Moment:
         own = [self.actors[index] for index in sorted(part)]
         pending = [
-            (when, index, job)
-            for when, _, index, version, job in sorted(events)
-            if _belongs(index, job, part)
-            and version == (job.version if job else self.actors[index].version)
+            (when, mover)
+            for when, _, mover, version in sorted(events)
+            if version == mover.version and not part.isdisjoint(mover.members)
         ]
         return _Moment(
             now,
@@ -149,15 +147,10 @@ class Steady:
         for job in {job for actor in own for job in actor.active}:
             job.skip(later)
         events[:] = [
-            (when + later if _belongs(index, job, part) else when, order, index, version, job)
-            for when, order, index, version, job in events
+            (when if part.isdisjoint(mover.members) else when + later, order, mover, version)
+            for when, order, mover, version in events
         ]
         heapq.heapify(events)
-
-
-def _belongs(index: int, job: Job | None, part: frozenset[int]) -> bool:
-    """Whether an event is one of a part."""
-    return index in part if job is None else not part.isdisjoint(job.members)
 
 
 def _tables(result: ClassResult) -> Iterator[tuple[Hashable, dict[str, int]]]:
@@ -167,8 +160,7 @@ def _tables(result: ClassResult) -> Iterator[tuple[Hashable, dict[str, int]]]:
 
 def _numbers(result: ClassResult) -> Numbers:
     """Everything that adds up in a result. Its end does not: it is that of the last thing done,
-    and what comes after the repetitions is later than anything in them.
-    """
+    and what comes after the repetitions is later than anything in them."""
     found: Numbers = {"lone": result.lone_ps}
     for name, table in _tables(result):
         found |= {(name, key): ps for key, ps in table.items()}

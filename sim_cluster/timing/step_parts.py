@@ -107,14 +107,14 @@ def _functions(timing: Replayed) -> Iterator[FunctionTime]:
     for name, count in runs.items():
         calls[name, -1] += count
         _count(name, step.programs[name].steps, count, calls)
-    code = {place: _regions(timing.macros, place) for place in calls}
     for place, charged in last.placed_ps.items():
+        code = _first_call(timing.macros, place) if place in calls and place[1] >= 0 else ()
         yield FunctionTime(
             program=place[0],
             number=place[1],
             calls=calls[place],
             charged_ps=charged,
-            regions=code.get(place, ()) if place[1] >= 0 else (),
+            regions=tuple(region for op in code for region in op.segment.regions),
         )
 
 
@@ -133,14 +133,9 @@ def _first_call(macros: Mapping[str, Sequence[object]], place: Place) -> list[St
     return list({id(op): op for op in own}.values())
 
 
-def _regions(macros: Mapping[str, Sequence[object]], place: Place) -> tuple[RegionTime, ...]:
-    return tuple(r for op in _first_call(macros, place) for r in op.segment.regions)
-
-
 def _runs(timing: Replayed, stage: int) -> Iterator[ProgramRun]:
     """The program runs of a stage in order; those that were not replayed one by one, because they
-    repeat, are one.
-    """
+    repeat, are one."""
     spans = [span for span in timing.last_of(stage).spans if span.lane == "program"]
     runs = list(runs_of(timing.step.schedules[stage]))
     missing = len(runs) - len(spans)

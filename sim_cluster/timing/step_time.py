@@ -150,8 +150,7 @@ def time_step(
 
 class Ranks:
     """The ranks of a step on their cores: what they run, what is wrong with them, with whom they
-    share HBM.
-    """
+    share HBM."""
 
     def __init__(self, step: Step, network: Network, cores_per_bank: int) -> None:
         self.step, self.network = step, network

@@ -45,7 +45,8 @@ class Answer:
 
 def packed_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
     """The programs of a step as questions about it hold them."""
-    return {name: program_bytes(_placeless(p), {}) for name, p in sorted(programs.items())}
+    placeless = {n: replace(p, locations=(), metadata={}) for n, p in sorted(programs.items())}
+    return {name: program_bytes(program, {}) for name, program in placeless.items()}
 
 
 def encode_question(
@@ -120,10 +121,6 @@ def _trace(frame: bytes) -> bytes:
             f"the trace of a stored time cannot be unpacked: {error}",
             hint="remove what is stored: shardwright cache clean --kind time",
         ) from error
-
-
-def _placeless(program: Program) -> Program:
-    return replace(program, locations=(), metadata={})
 
 
 def _unpacked(data: bytes) -> dict[str, Any]:

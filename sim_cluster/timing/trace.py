@@ -90,8 +90,7 @@ def _of_span(span: Span, use: CollectiveUse | None) -> Slice:
 def _busy(ran: Ran, engine: str, core: int, lnc: int) -> Iterator[Slice]:
     """What an engine of a physical core does in the regions of a stretch. Busy times are sums over
     physical cores, which do the same side by side; a region is as much longer as its stretch is.
-    What does not fit into the time that a region adds began in that of the regions before.
-    """
+    What does not fit into the time that a region adds began in that of the regions before."""
     regions = ran.stretch.segment.regions
     whole = sum(region.duration_ps for region in regions)
     passed, start, free = 0, ran.start_ps, ran.start_ps

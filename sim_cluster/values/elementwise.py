@@ -42,8 +42,7 @@ def rounded(array: Array, dtype: DType) -> Array:
 
 def convert(array: Array, source: DType, target: DType) -> Array:
     """StableHLO convert: float to integer truncates (and saturates), anything to i1 tests against
-    zero.
-    """
+    zero."""
     if target is DType.PRED:
         nonzero: Array = array != 0
         return nonzero
@@ -192,8 +191,6 @@ def _mixed(x: Array) -> Array:
     return np.asarray(x ^ (x >> np.uint32(16)))
 
 
-_SHIFT_LEFT, _SHIFT_RIGHT_LOGICAL = _shift(np.left_shift), _shift(np.right_shift)
-_SHIFT_RIGHT_ARITHMETIC = _shift(np.right_shift, arithmetic=True)
 _COMMON: dict[str, Function] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -245,9 +242,9 @@ _INTEGER: dict[str, Function] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.bitwise_not,
-    "shift_left": _SHIFT_LEFT,
-    "shift_right_logical": _SHIFT_RIGHT_LOGICAL,
-    "shift_right_arithmetic": _SHIFT_RIGHT_ARITHMETIC,
+    "shift_left": _shift(np.left_shift),
+    "shift_right_logical": _shift(np.right_shift),
+    "shift_right_arithmetic": _shift(np.right_shift, arithmetic=True),
     "random_bits": _random_bits,
 }
 _PRED: dict[str, Function] = {
@@ -288,8 +285,7 @@ SUM_PIECE = 128
 
 def function(name: str, dtype: DType) -> Function:
     """The function of elementwise `name` on operands of `dtype`. Raises SimulationError for an
-    unknown pair.
-    """
+    unknown pair."""
     table = _FLOAT if dtype.is_float else _PRED if dtype is DType.PRED else _INTEGER
     try:
         return table[name]

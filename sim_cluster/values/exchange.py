@@ -25,9 +25,8 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.sim_cluster.values.functions import CollectiveRequest
 
-Schedules = Callable[
-    [CollectiveCall, int], Schedule
-]  # (call, ranks per group) -> schedule of one group
+# (call, ranks per group) -> schedule of one group
+Schedules = Callable[[CollectiveCall, int], Schedule]
 Requests = Mapping[int, CollectiveRequest]  # by rank
 Payload = Sequence[np.ndarray | None]
 """What the ranks of one host send those of another, in the order of groups and their members."""

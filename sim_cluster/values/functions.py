@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View
+from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View, tensor_of
 from shardwright.compiler.support.rounding import Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.l0 import RegionCode
@@ -36,8 +36,7 @@ L0, L1 = "L0", "L1"
 @dataclass(slots=True, eq=False)
 class CollectiveRequest:
     """One rank waits for a collective: what it sends (captured at the start) and where the result
-    goes.
-    """
+    goes."""
 
     call: CollectiveCall
     source: np.ndarray
@@ -47,8 +46,7 @@ class CollectiveRequest:
 @dataclass(slots=True)
 class _Flight:
     """A started collective: the data captured, the tensors it touches, the element offset in the
-    target.
-    """
+    target."""
 
     data: np.ndarray
     source: int
@@ -76,7 +74,7 @@ class Bound:
         if self.code.level == L0:
             self.pasts = [Past() for _ in self.code.function.subgraphs]
             self.tensors.masks = [self._new_mask(n) for n in range(len(self.tensors.arrays))]
-            self.tensors.watch = CoreWatch() if len(self.code.function.subgraphs) > 1 else None
+            self.tensors.watch = CoreWatch() if self.code.is_watched else None
         for action in self.code.actions:
             request = action(self)
             if request is not None:
@@ -92,8 +90,7 @@ class Bound:
 
     def _new_mask(self, number: int) -> np.ndarray | None:
         """Nothing written in scratch and outputs; inputs, and what shares memory with them, hold
-        data.
-        """
+        data."""
         function, arrays = self.code.function, self.tensors.arrays
         fresh = function.tensors[number].kind in ("scratch", "output")
         given = any(function.tensors[n].kind == "input" for n in self.clashes[number])
@@ -115,8 +112,7 @@ Action = Callable[[Bound], CollectiveRequest | None]
 
 class FunctionCode:
     """A function ready to run at one level. `chip` is the on-chip memory L0 works on (shared by all
-    its regions).
-    """
+    its regions)."""
 
     def __init__(
         self,
@@ -139,7 +135,8 @@ class FunctionCode:
         }
         self.chip = chip if chip or level == L1 else OnChip(limits_for(function.target))
         self.codes: list[RegionCode] = []
-        self.started: set[int] = set()
+        self.started: dict[int, RegionProgram] = {}  # by collective
+        self.is_watched = level == L0 and len(function.subgraphs) > 1
         self.shared_targets = self._shared_targets()
         self.actions = [self._prepared(*at) for at in self._order()]
 
@@ -188,7 +185,7 @@ class FunctionCode:
             if array is None:
                 self._refuse("is not bound", number)
             source = arrays[tensor.alias] if tensor.alias >= 0 else None
-            if source is not None and array is not None and source.ctypes.data != array.ctypes.data:
+            if source is not None and source.ctypes.data != array.ctypes.data:
                 self._refuse("requires the memory of the input it replaces", number)
 
     def _refuse(self, what: str, number: int) -> NoReturn:
@@ -210,7 +207,7 @@ class FunctionCode:
         region = self.function.subgraphs[core][number]
         try:
             action = self._action(region, core)
-            return self._watched(action, core, region) if self._is_watched else action
+            return self._watched(action, core, region) if self.is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
                 raise
@@ -221,14 +218,9 @@ class FunctionCode:
                 "the file is damaged; compile again or copy the bundle again",
             ) from error
 
-    @property
-    def _is_watched(self) -> bool:
-        return self.level == L0 and len(self.function.subgraphs) > 1
-
     def _watched(self, action: Action, core: int, region: Region) -> Action:
         """`action` on a physical core, its accesses to HBM known to the watch. Collectives touch
-        source and target from start to wait.
-        """
+        source and target from start to wait."""
         program = region.program
         flight = program.attrs.get("collective", -1)
         touched = self._touched_whole(program)
@@ -254,13 +246,8 @@ class FunctionCode:
             return [(program.attrs["view"].tensor, False)]
         if program.kind not in ("collective_start", "collective_wait"):
             return []
-        (start,) = (
-            r.program
-            for r in self.function.regions
-            if r.program.kind == "collective_start"
-            and r.program.attrs["collective"] == program.attrs["collective"]
-        )
-        return [(_place(start.attrs["source"])[0], False), (_place(start.attrs["target"])[0], True)]
+        attrs = self.started[program.attrs["collective"]].attrs
+        return [(tensor_of(attrs["source"]), False), (tensor_of(attrs["target"]), True)]
 
     def _action(self, region: Region, core: int) -> Action:
         program = region.program
@@ -329,7 +316,7 @@ class FunctionCode:
         elements = call.num_elements
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
-        self.started.add(number)
+        self.started[number] = program
         still = self.level == L1 and not self._is_written_in_flight(number, source)
 
         def start(bound: Bound) -> None:
@@ -394,8 +381,7 @@ class FunctionCode:
 
     def _shared_targets(self) -> frozenset[int]:
         """Scratch tensors only collectives fill, as a whole: at L1 ranks may share one read-only
-        result.
-        """
+        result."""
         if self.level == L0:
             return frozenset()
         filled = {
@@ -454,8 +440,7 @@ def _require_written(
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:
     """(tensor, element offset) of a collective's operand: a whole tensor, or a dense run of it at a
-    View's offset.
-    """
+    View's offset."""
     if isinstance(operand, View):
         return operand.tensor, affine(operand.offset)
     return operand, lambda registers: 0
@@ -484,8 +469,7 @@ def _overwritten(
     array: np.ndarray, mask: np.ndarray | None, other: np.ndarray
 ) -> tuple[int, np.ndarray]:
     """(first element of `other` that shares bytes with `array`, for it and those behind it whether
-    they share bytes with elements that `mask` marks).
-    """
+    they share bytes with elements that `mask` marks)."""
     start, base = array.ctypes.data, other.ctypes.data
     low = max(start, base)
     high = min(start + array.nbytes, base + other.nbytes)

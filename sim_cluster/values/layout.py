@@ -30,8 +30,7 @@ def stacked(
     state: Mapping[str, np.ndarray], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, np.ndarray]:
     """`state` with the leaves of each stack as one array. Raises SimulationError when leaves of one
-    stack have several shapes or are given in part.
-    """
+    stack have several shapes or are given in part."""
     rest = dict(state)
     for name, leaves in stacks.items():
         given = [np.asarray(rest.pop(leaf)) for leaf in leaves if leaf in rest]
@@ -88,12 +87,15 @@ def check_leaf(parts: Sequence[NamedBuffer], array: np.ndarray) -> np.ndarray:
         return array
     shape = list(first.global_shape)
     shape[first.part.dim] = sum(b.global_shape[first.part.dim] for b in parts)
-    if list(array.shape) != shape:
-        raise SimulationError(
-            "SW_SIM_SHAPE",
-            f"leaf {first.leaf} ({first.role}) requires shape {shape}, got {list(array.shape)}",
-        )
+    _require_shape(f"leaf {first.leaf} ({first.role})", array, shape)
     return array
+
+
+def _require_shape(what: str, array: np.ndarray, wanted: Sequence[int]) -> None:
+    if list(array.shape) != list(wanted):
+        raise SimulationError(
+            "SW_SIM_SHAPE", f"{what} requires shape {list(wanted)}, got {list(array.shape)}"
+        )
 
 
 def shard_slices(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[slice, ...]:
@@ -112,12 +114,7 @@ def shard_start(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 def check_global(buffer: NamedBuffer, array: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
     """`array` in the buffer's type. Raises SimulationError when its shape is not `wanted`."""
-    if tuple(array.shape) != tuple(wanted):
-        raise SimulationError(
-            "SW_SIM_SHAPE",
-            f"buffer {buffer.name} ({buffer.role}) requires shape {list(wanted)},"
-            f" got {list(array.shape)}",
-        )
+    _require_shape(f"buffer {buffer.name} ({buffer.role})", array, wanted)
     return array.astype(buffer.dtype.numpy, copy=False)
 
 

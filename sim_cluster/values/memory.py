@@ -21,8 +21,7 @@ from shardwright.sim_cluster.instructions.tiles import POISON
 
 class CoreMemory:
     """The HBM of one core. `named` maps buffer names to their sizes in bytes; `slots` says of which
-    buffers there are several, for as many micro-batches. `select` chooses among them.
-    """
+    buffers there are several, for as many micro-batches. `select` chooses among them."""
 
     def __init__(
         self, named: Iterable[tuple[str, int]], slots: Mapping[str, int] | None = None
@@ -35,9 +34,8 @@ class CoreMemory:
         }
         self.turn = 0  # tells apart the bindings of programs to different slots
         self.arena = _poisoned(0)
-        self.bindings: dict[
-            Any, Any
-        ] = {}  # what functions bound to this memory, see `functions.py`
+        # what functions bound to this memory, see `functions.py`
+        self.bindings: dict[Any, Any] = {}
 
     def select(self, number: int) -> None:
         """Let every buffer with slots be the slot of micro-batch `number`."""
@@ -62,8 +60,7 @@ class CoreMemory:
 
     def program_buffer(self, buffer: ProgramBuffer) -> np.ndarray:
         """The bytes of a program's buffer. Raises SimulationError when it does not fit where it is
-        placed.
-        """
+        placed."""
         size, is_named = buffer.num_bytes, buffer.kind != "arena"
         memory = self._named(buffer.name) if is_named else self.arena
         start = 0 if is_named else buffer.offset_bytes

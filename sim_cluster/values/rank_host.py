@@ -147,13 +147,12 @@ class RankHost:
             raise SimulationError(
                 "SW_SIM_LOCK_STEP", f"some ranks of {now.program} end before others"
             )
+        nothing: list[Payload] = [() for _ in self.spans]
         if not now.waiting:
             check = now.shadow.compare(self.manifest.buffers) if now.shadow else None
-            return (None, check), [() for _ in self.spans]
+            return (None, check), nothing
         call = now.waiting[now.ranks[0]].call
-        if STAGE_AXIS in call.axes:
-            return (call, None), [() for _ in self.spans]
-        return (call, None), self.meet((stage,))[1]
+        return (call, None), nothing if STAGE_AXIS in call.axes else self.meet((stage,))[1]
 
     def meet(self, stages: Sequence[int]) -> tuple[None, list[Payload]]:
         """What the ranks here send for the collective all ranks of `stages` wait for."""

@@ -7,7 +7,7 @@ allows it; stores come last, so that a region may update a tensor in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.isa.program import extent
 from shardwright.compiler.isa.region import STORES, Affine, Bound, Node, RegionProgram, View
 from shardwright.compiler.support.rounding import EXACT, Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
@@ -45,8 +46,7 @@ def prepare(
 ) -> Prepared:
     """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
     tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
-    moved within its rounding.
-    """
+    moved within its rounding."""
     if program.kind != "compute":
         raise SimulationError(
             "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
@@ -88,8 +88,7 @@ def affine(expression: Affine, factor: int = 1) -> Callable[[Registers], int]:
 @dataclass(slots=True)
 class _Value:
     """What planning knows of a node's array: shape, element type, and whether its memory is the
-    node's own.
-    """
+    node's own."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -99,8 +98,7 @@ class _Value:
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """Where a bounded coordinate goes: its value at index 0, size and unit of the dim, step per
-    axis, padding the dim needs, and where index 0 is in the padded dim.
-    """
+    axis, padding the dim needs, and where index 0 is in the padded dim."""
 
     start: int
     size: int
@@ -115,12 +113,10 @@ class _Reach:
         return (..., slice(self.first, None), *(slice(None) for _ in range(self.after)))
 
 
-def _reach(bound: Bound, sizes: Sequence[int], after: int = 0) -> _Reach:
+def _reach(bound: Bound, sizes: Sequence[int], after: int) -> _Reach:
     steps = {a: s for a, s in enumerate(bound.strides) if s}
-    ends = [s * (sizes[a] - 1) for a, s in steps.items()]
-    low = bound.offset + sum(min(0, e) for e in ends)
-    high = bound.offset + sum(max(0, e) for e in ends)
-    sides = (max(0, -low), max(0, high + 1 - bound.size))
+    low, high = extent((s, sizes[a]) for a, s in steps.items())
+    sides = (max(0, -low - bound.offset), max(0, bound.offset + high + 1 - bound.size))
     first = bound.offset + sides[0]
     return _Reach(bound.offset, bound.size, bound.unit, steps, sides, first, after)
 
@@ -139,9 +135,8 @@ class _Planner:
         self.outside = outside
         self.draws = draws
         self.dtypes = dtypes
-        self.sizes = program.atoms or (
-            1,
-        )  # a region of scalars gets one axis, so that values stay arrays
+        # a region of scalars gets one axis, so that values stay arrays
+        self.sizes = program.atoms or (1,)
         self.values: list[_Value] = []
         self.num_stores = sum(node.op in STORES for node in program.nodes)
         self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in STORES)
@@ -265,8 +260,7 @@ class _Planner:
 
     def _is_stored_directly(self, number: int) -> bool:
         """True when a view must become a copy: another store could change the memory before it is
-        read.
-        """
+        read."""
         read_by_store = any(n.op in STORES and number in n.inputs for n in self.program.nodes)
         return self.num_stores > 1 and read_by_store
 
@@ -310,13 +304,12 @@ class _Planner:
         self, node: Node, index_atoms: Sequence[int], row_stride: int, rows: int
     ) -> Callable[[np.ndarray, int, tuple[int, ...], np.ndarray], np.ndarray]:
         """Function (array, offset, strides, rows index) -> picked elements, one axis per atom."""
-        rank = len(self.sizes)
-        others = [a for a in range(rank) if a in node.atoms and a not in index_atoms]
-        sizes = self.sizes
+        sizes, rank = self.sizes, len(self.sizes)
         along = [a for a in range(rank) if a in index_atoms]
-        order = tuple([*along, *others, *(a for a in range(rank) if a not in {*along, *others})])
+        others, rest = self._beside(along, node.atoms)
+        order = (*along, *others, *rest)
         back = tuple(order.index(a) for a in range(rank))
-        ones = (1,) * (rank - len(along) - len(others))
+        ones = (1,) * len(rest)
         index_shape, other_shape = tuple(sizes[a] for a in along), tuple(sizes[a] for a in others)
         whole_rows = split_atoms(sizes, node.attrs["view"].strides, node.atoms, index_atoms)
         spanned = self.shape(node.atoms)
@@ -337,6 +330,11 @@ class _Planner:
             return result
 
         return pick
+
+    def _beside(self, along: Sequence[int], atoms: Collection[int]) -> tuple[list[int], list[int]]:
+        """Of the atoms that are not `along` an index, those among `atoms`, and the rest."""
+        beside = [a for a in range(len(self.sizes)) if a not in along]
+        return [a for a in beside if a in atoms], [a for a in beside if a not in atoms]
 
     def _constant(self, number: int, node: Node) -> tuple[Step, bool]:
         value = ew.rounded(
@@ -435,8 +433,7 @@ class _Planner:
 
     def _reusable(self, number: int, node: Node) -> int:
         """An input whose memory the result may take: own, dead after this node, same shape and
-        storage; else -1.
-        """
+        storage; else -1."""
         shape, held = self.shape(node.atoms), ew.storage(node.dtype)
         for i in node.inputs:
             value = self.values[i]
@@ -474,9 +471,8 @@ class _Planner:
         atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
         picked = nodes[index].atoms
         along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
-        others = [a for a in range(rank) if a in atoms and a not in along]
-        rest = [a for a in range(rank) if a not in atoms]
-        turned = (*along, *others, *rest)
+        others, rest = self._beside(along, atoms)
+        transposed = (*along, *others, *rest)
         put = PUT_ROWS[node.attrs["kind"]]
         full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
         other_shape = tuple(self.sizes[a] for a in others)
@@ -484,8 +480,8 @@ class _Planner:
         rows, row_stride, tensor = node.attrs["rows"], node.attrs["stride"], view.tensor
 
         def store(values: Values, arrays: Arrays, registers: Registers) -> None:
-            where = values[index].transpose(turned).reshape(-1)
-            data = np.broadcast_to(values[source], full).transpose(turned)
+            where = values[index].transpose(transposed).reshape(-1)
+            data = np.broadcast_to(values[source], full).transpose(transposed)
             data = data.reshape((where.size, *other_shape))
             legal = (where >= 0) & (where < rows)
             if not legal.all():

@@ -29,8 +29,7 @@ Running = list[Iterator[CollectiveRequest]]
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """The cores that run a program: axes of their mesh, major to minor (none: one core), and the
-    inputs that tell a core its position along some axes.
-    """
+    inputs that tell a core its position along some axes."""
 
     mesh: Mapping[str, int] = field(default_factory=dict)
     coordinates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from the same inputs, and the distance is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,11 +67,12 @@ class HostLostError(Exception):
         self.host, self.why = host, why
 
 
+@dataclass(frozen=True, slots=True)
 class _Done:
     """A reply that is there."""
 
-    def __init__(self, answer: Any, sent: Sequence[Handle]) -> None:
-        self._answer, self._sent = answer, sent
+    _answer: Any
+    _sent: Sequence[Handle]
 
     def answer(self) -> Any:
         """See Reply."""
@@ -332,8 +334,7 @@ class ValueRun:
 
     def _metrics(self) -> set[str]:
         """Reported scalars; what starts at zero is an accumulator of one core and belongs to no
-        report.
-        """
+        report."""
         buffers = self.manifest.buffers.values()
         return {b.name for b in buffers if b.role == "metric" and b.initial != "zeros"}
 

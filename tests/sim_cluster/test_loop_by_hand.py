@@ -267,7 +267,7 @@ def state_of(**changed: object) -> object:
     actor = Actor(0, [code])
     for name, value in changed.items():
         setattr(actor, name, value)
-    return loop_state([actor], [(700, 0, None)], 500, 0)
+    return loop_state([actor], [(700, actor)], 500, 0)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_whose_event_it_is_is_in_the_state() -> None:
     """Of two classes that do the same, either may be the one that is done at 700."""
     code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")
     actors = [Actor(n, [code]) for n in range(2)]
-    first, second = (loop_state(actors, [(700, n, None)], 500, 0) for n in range(2))
+    first, second = (loop_state(actors, [(700, actor)], 500, 0) for actor in actors)
     assert first != second
 
 
@@ -303,5 +303,5 @@ def test_time_itself_is_not_in_the_state() -> None:
     for now in (0, 500):
         actor = Actor(0, [code])
         actor.since_ps, actor.began_ps = now - 10, now - 20
-        states.append(loop_state([actor], [(now + 200, 0, None)], now, 0))
+        states.append(loop_state([actor], [(now + 200, actor)], now, 0))
     assert states[0] == states[1]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Border, Space, Tile
+from shardwright.compiler.isa.program import AccessPattern, Border, Space, Tile, extent
 from shardwright.compiler.isa.region import Affine
-from shardwright.sim_cluster.instructions.operands import extent, is_dense
+from shardwright.sim_cluster.instructions.operands import is_dense
 from shardwright.sim_cluster.instructions.past import Access, HbmWatch, Past
 from shardwright.sim_cluster.instructions.races import ENGINES, strided_key, strides_overlap
 from shardwright.sim_cluster.instructions.tiles import Slot, merge

@@ -225,8 +225,8 @@ def test_events_that_hold_no_more_are_in_no_state() -> None:
     job = Job(call, cost, frozenset((0, 1)), 0)
     job.version = 8
     part = frozenset((0, 1))
-    holds: list[Event] = [(700, 5, 0, 3, None), (700, 4, 1, 3, None), (600, 6, -1, 8, job)]
-    stale: list[Event] = [(650, 1, 0, 2, None), (640, 2, -1, 7, job), (610, 3, 2, 3, None)]
+    holds: list[Event] = [(700, 5, actors[0], 3), (700, 4, actors[1], 3), (600, 6, job, 8)]
+    stale: list[Event] = [(650, 1, actors[0], 2), (640, 2, job, 7), (610, 3, actors[2], 3)]
     want = steady._moment(part, 1, sorted(holds), 500)
     assert steady._moment(part, 1, stale + holds, 500) == want
     assert (want.now, want.positions) == (500, (0, 0))

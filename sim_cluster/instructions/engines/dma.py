@@ -83,8 +83,7 @@ def dma_scatter(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 def _refuse_conflicts(where: np.ndarray, values: np.ndarray) -> None:
     """Raise when one row is written twice with different values (the order of DMA writes is not
-    defined).
-    """
+    defined)."""
     _, first, inverse = np.unique(where, return_index=True, return_inverse=True)
     if len(first) == len(where):
         return

@@ -49,8 +49,7 @@ def require(condition: bool, code: str, message: str) -> None:
 
 def overwrites(zero_when: tuple[int, ...] | None) -> Callable[[Registers], bool]:
     """Whether an accumulating instruction overwrites its destination, from the registers of this
-    iteration.
-    """
+    iteration."""
     if zero_when is None:
         return lambda registers: False
     if not zero_when:
@@ -84,8 +83,7 @@ def reader(source: DType, compute: DType) -> Callable[[np.ndarray], np.ndarray]:
 
 def writer(target: DType, compute: DType) -> Callable[[np.ndarray, np.ndarray], None]:
     """Function (destination view, value) that rounds into `target`; integers saturate from
-    floats.
-    """
+    floats."""
     if compute.is_float and target is DType.PRED:
         return lambda view, value: np.not_equal(value, 0, out=view)
     if compute.is_float and target.is_integer:

@@ -70,9 +70,9 @@ def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 def _times_identity(source: np.ndarray) -> np.ndarray:
     """source^T as the sum of products with zeros and ones gives it."""
-    turned: np.ndarray = source.T
-    special = ~np.isfinite(turned)
+    transposed: np.ndarray = source.T
+    special = ~np.isfinite(transposed)
     if not special.any():
-        return turned
+        return transposed
     others = special.sum(axis=1, keepdims=True) - special
-    return np.where(others > 0, np.float32(np.nan), turned)
+    return np.where(others > 0, np.float32(np.nan), transposed)

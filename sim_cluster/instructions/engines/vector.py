@@ -116,8 +116,7 @@ def tensor_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 @executes("tensor_copy")
 def tensor_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """dst = src in the type of dst. Vector and Scalar pass integers through fp32 only when one side
-    is a float.
-    """
+    is a float."""
     same_shape(instr, 0)
     write = writer(dst, srcs[0])
     if srcs[0].is_narrow and not dst.is_float:
