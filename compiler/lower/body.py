@@ -81,7 +81,7 @@ class Body:
         self.graph = graph
         self.excess = excess
         self.known = known_scalars(graph, parameters)
-        self.num_registers = len(parameters)
+        self.num_parameters = self.num_registers = len(parameters)
         self.tasks: list[Task] = []
         self.producer: dict[Value, Task] = {}
         self.views: dict[Value, Op] = {}

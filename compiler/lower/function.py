@@ -292,7 +292,7 @@ def _attempt(given: _Try) -> Settled:
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(groups, len(counters), given.judge)
+            lowered = write_out(groups, given.judge)
             return Settled(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes

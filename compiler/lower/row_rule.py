@@ -145,11 +145,8 @@ def _spans(space: Space, task: Task) -> Spans:
 
 def _candidates(spans: Sequence[Spans]) -> list[Atom]:
     """Large atoms that all contractions walk, the largest first."""
-    shared: frozenset[Atom] | None = None
-    for one in spans:
-        if one.task.kind == CONTRACT:
-            shared = one.all if shared is None else shared & one.all
-    return sorted((a for a in shared or () if a.size >= MIN_ROWS), key=lambda a: -a.size)
+    shared = frozenset.intersection(*(one.all for one in spans if one.task.kind == CONTRACT))
+    return sorted((a for a in shared if a.size >= MIN_ROWS), key=lambda a: -a.size)
 
 
 def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:

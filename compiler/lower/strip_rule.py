@@ -96,13 +96,13 @@ def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
 
 def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:
     """Atoms every value walks, or that only reductions whose result leaves the region remove."""
-    shared: set[Atom] | None = None
+    walked = []
     for task in tasks:
         span = set(all_leaves(space.results[task.result]))
         if task.op.name in REDUCTIONS and task.number not in inner:
             span |= set(all_leaves(space.operand(task, 0)))
-        shared = span if shared is None else shared & span
-    return shared or set()
+        walked.append(span)
+    return set.intersection(*walked)
 
 
 def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
