@@ -12,17 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.ir.facts import sent_bytes
-from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View, root_of
-from shardwright.compiler.machine.network import expected_ps
-from shardwright.compiler.machine.target import Target, logical
+from shardwright.compiler.machine.target import Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import judged_ps
 
@@ -70,7 +67,7 @@ def forget() -> None:
 
 
 class Trial:
-    """Simulated picoseconds of regions on `target`; a `lower.judge.Judge`."""
+    """Simulated picoseconds of regions on a physical core of `target`."""
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target = target
@@ -80,14 +77,7 @@ class Trial:
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
         self._begun: dict[Hashable, Codes] = {}
-        there = logical(target, options.lnc, hypothetical=True)
-        self._flight_ps = cache(partial(expected_ps, there))
         self._lately = _lately(repr(target), options)
-
-    @property
-    def limit_bytes(self) -> int:
-        """HBM that a step may use."""
-        return self.target.limit_bytes
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
@@ -100,16 +90,6 @@ class Trial:
         """
         made = self.generate(program, tensors, _FIRST_REGISTER)
         return judged_ps(made.region, tensors, self.target)
-
-    def collective_ps(self, op: Op) -> int:
-        """How long a collective is expected to be in flight, as if its groups were side by side;
-        nothing without `latency_hiding`.
-        """
-        if not self.options.latency_hiding:
-            return 0
-        item, attrs = op.result.type.dtype.bytes, op.attrs
-        group, pairs = getattr(attrs, "group_size", 1), getattr(attrs, "pairs", ())
-        return self._flight_ps(op.name, sent_bytes(op), item, group, pairs)
 
     def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region with its first tiling; a search that follows goes on from there. Raises

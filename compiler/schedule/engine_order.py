@@ -65,7 +65,7 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
         numbers, tokens = _semaphores(bodies, share)
         if len(tokens) <= limits.semaphores:
             break
-    if len(tokens) > limits.semaphores:
+    else:
         raise CapacityError(
             "SW_SEMAPHORES",
             f"region {region.program.name} requires {len(tokens)} semaphores, the core has"

@@ -37,8 +37,7 @@ class Chain:
 
     def rest(self, duration_ps: int) -> None:
         """The next region does nothing for some time, behind a barrier."""
-        self._timeline.hold(self.end_ps)
-        self._timeline.hold(max(self._timeline.clock) + duration_ps)
+        self._timeline.hold(max(self.end_ps, *self._timeline.clock) + duration_ps)
         self._ended()
 
     def skip(self) -> None:

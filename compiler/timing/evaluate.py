@@ -273,16 +273,26 @@ def segments_at(
     Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
     duration is that of the slower one.
     """
-    coded = []
-    for regions in zip(*function.subgraphs, strict=True):
-        bank = _bank_share(regions)
-        shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        coded.append([_Costs(r, function.tensors, target, shared, recorded) for r in regions])
+    coded = list(_coded(function, target, points, recorded))
     return _at_each(
         len(points),
         lambda point: tuple([code.key(point) for codes in coded for code in codes]),
         lambda point: _segments(coded, point, target.core),
     )
+
+
+def _coded(
+    function: Function, target: Target, points: Sequence[Shares], recorded: bool
+) -> Iterator[list[_Costs]]:
+    """The regions of all physical cores, step by step.
+
+    The cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): one whose
+    partner is idle has all of its bandwidth (inferred).
+    """
+    for regions in zip(*function.subgraphs, strict=True):
+        bank = len(regions) if any(r.program.kind == "idle" for r in regions) else 1
+        shared = [replace(point, hbm=point.hbm * bank) for point in points]
+        yield [_Costs(r, function.tensors, target, shared, recorded) for r in regions]
 
 
 def _segments(
@@ -294,12 +304,12 @@ def _segments(
     for number, codes in enumerate(coded):
         first = codes[0].region.program
         if first.kind in _EVENTS:
-            out += joined(pending.taken(number + 1))
+            out += pending.taken(number + 1)
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
         else:
             pending.add(codes, point)
-    return tuple(out + joined(pending.taken(0)))
+    return tuple(out + pending.taken(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +328,11 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
     for regions without code. Times are those of the queues alone (`stall_recovery` left out).
     """
     pending = _Cores(target.core, len(function.subgraphs))
-    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
-        if regions[0].program.kind in _EVENTS:
+    for number, codes in enumerate(_coded(function, target, (Shares(),), recorded=False)):
+        if codes[0].region.program.kind in _EVENTS:
             pending.taken(number + 1)
-            yield [{} for _ in regions]
+            yield [{} for _ in codes]
             continue
-        shared = (Shares(hbm=_bank_share(regions)),)
-        codes = [_Costs(r, function.tensors, target, shared, False) for r in regions]
         pending.add(codes, 0)
         yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
 
@@ -335,13 +343,6 @@ def _spans(code: _Costs, chain: Chain) -> dict[str, EngineSpan]:
         return {}
     (busy,) = code.busy
     return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
-
-
-def _bank_share(regions: Sequence[Region]) -> int:
-    """Physical cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): a core
-    whose partner is idle has all of its bandwidth (inferred).
-    """
-    return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
 
 
 class _Cores:
@@ -373,11 +374,17 @@ class _Cores:
         lone = any(code.region.program.kind == "idle" for code in codes)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 
-    def taken(self, first: int) -> list[RegionTime]:
-        """Everything so far; both cores are at the same point then. `first` is the next region."""
-        found = self.times
+    def taken(self, first: int) -> list[Segment]:
+        """Everything so far, if anything; both cores are at the same point then. `first` is the
+        next region.
+        """
+        times = self.times
         self._begin(first)
-        return found
+        if not times:
+            return []
+        whole = sum(t.duration_ps for t in times), sum(t.compute_ps for t in times)
+        moved = sum(t.hbm_bytes for t in times)
+        return [Segment("compute", *whole, _busy_ps(times), moved, regions=tuple(times))]
 
     def _begin(self, first: int) -> None:
         self.first = first  # number of the first region of the stretch
@@ -405,20 +412,3 @@ def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
         for engine, ps in time.busy_ps.items():
             busy[engine] = busy.get(engine, 0) + ps
     return busy
-
-
-def joined(regions: Sequence[RegionTime]) -> list[Segment]:
-    """Regions back to back as a compute segment; none of no regions."""
-    if not regions:
-        return []
-    return [
-        Segment(
-            "compute",
-            sum(r.duration_ps for r in regions),
-            sum(r.compute_ps for r in regions),
-            _busy_ps(regions),
-            sum(r.hbm_bytes for r in regions),
-            -1,
-            tuple(regions),
-        )
-    ]
