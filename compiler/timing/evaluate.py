@@ -121,7 +121,6 @@ class _Costs:
         return out
 
     def _dma(self, instr: Instr, times: int) -> list[Timed]:
-        queue, fixed = QUEUE[instr.engine], self.core.dma_fixed_ps
         whole = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
         moved = _hbm_bytes(instr, self.tensors)
         out = []
@@ -129,26 +128,21 @@ class _Costs:
             interval = max(round(whole / share), round(moved / bytes_per_s * PS_PER_S))
             self.busy[n][instr.engine] += times * interval
             self.moves[n].append(interval)
-            out.append(
-                Timed(queue, interval, fixed, instr.waits, instr.signals, False, instr.borders)
-            )
+            out.append(_timed(instr, interval, self.core.dma_fixed_ps))
         self.hbm_bytes += times * moved
         return out
 
     def _compute(self, instr: Instr, times: int) -> list[Timed]:
-        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
         if instr.opcode in _TOKENS:
-            bare = Timed(queue, 0, 0, waits, signals, False, instr.borders)
-            return [bare] * len(self.rates)
+            return [_timed(instr, 0, 0)] * len(self.rates)
         interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
         cycles = self.core.compute_latency_cycles
         latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
-        latency += self.core.semaphore_ps if signals else 0
+        latency += self.core.semaphore_ps if instr.signals else 0
         for busy in self.busy:
             busy[instr.engine] += times * interval
-        first = Timed(queue, interval, latency, waits, signals, self.recorded, instr.borders)
-        later = first._replace(recorded=False)
-        return [first, *[later] * (len(self.rates) - 1)]
+        first = _timed(instr, interval, latency, self.recorded)
+        return [first, *[first._replace(recorded=False)] * (len(self.rates) - 1)]
 
     def key(self, point: int) -> object:
         """Equal for points at which the region costs the same."""
@@ -177,6 +171,11 @@ class _Costs:
         """Busy time of the busiest engine; loads and stores are one."""
         busy = self.busy[point]
         return max(sum(busy[e] for e in DMA), *(busy[e] for e in _COMPUTE))
+
+
+def _timed(instr: Instr, interval_ps: int, latency_ps: int, recorded: bool = False) -> Timed:
+    queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
+    return Timed(queue, interval_ps, latency_ps, waits, signals, recorded, instr.borders)
 
 
 def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime:
