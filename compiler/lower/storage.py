@@ -218,7 +218,7 @@ class Storage:
         layout: Layout | None = dense(value.type.shape)
         for view in reversed(chain):
             op = self.body.views[view]
-            source = self.body.source(view)
+            source = self.body.views[view].operand
             if layout is None:
                 break
             if keeps_order(op):
