@@ -154,7 +154,7 @@ class _Costs:
             return self.code_time(point, chain)
         name = self.region.program.name
         if self.region.program.kind == "idle":
-            chain.skip()
+            chain.ended()
             return RegionTime(name, 0, {}, 0, 0)
         chain.rest(self.core.dma_fixed_ps)  # register_load
         return RegionTime(name, self.core.dma_fixed_ps, {}, 0, 4)
@@ -362,12 +362,13 @@ class _Cores:
         for number, code in enumerate(codes):
             awaited = code.region.after - self.first
             if awaited > 0:
-                other = self.ends[1 - number][awaited - 1]
+                other = self.chains[1 - number].ends[awaited - 1]
                 self.chains[number].hold(other + self.core.semaphore_ps)
             times.append(code.time(point, self.chains[number]))
-        for ends, chain in zip(self.ends, self.chains, strict=True):
-            ends.append(chain.end_ps)
-        together = _together(times, self._now() - before)
+        duration, moved = self._now() - before, sum(t.hbm_bytes for t in times)
+        # Halves run the same code side by side: what computes is the busier one.
+        compute = min(duration, max(t.compute_ps for t in times))
+        together = RegionTime(times[0].name, duration, _busy_ps(times), compute, moved)
         if busiest := [code.busiest_ps(point) for code in codes if code.is_code]:
             together = _recovered(together, max(busiest), self.core)
         lone = any(code.region.program.kind == "idle" for code in codes)
@@ -388,20 +389,10 @@ class _Cores:
     def _begin(self, first: int) -> None:
         self.first = first  # number of the first region of the stretch
         self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
-        self.ends: list[list[int]] = [[] for _ in range(self.cores)]  # of the regions of each core
         self.times: list[RegionTime] = []
 
     def _now(self) -> int:
         return max(chain.end_ps for chain in self.chains)
-
-
-def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
-    """One region of every core as one. Halves run the same code side by side, so the time with any
-    compute engine busy is that of the busier one.
-    """
-    compute = min(duration_ps, max(t.compute_ps for t in times))
-    moved = sum(t.hbm_bytes for t in times)
-    return RegionTime(times[0].name, duration_ps, _busy_ps(times), compute, moved)
 
 
 def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
