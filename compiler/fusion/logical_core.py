@@ -59,15 +59,11 @@ class LogicalCore:
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target, self.options = target, options
+        self.limit_bytes = target.limit_bytes  # HBM that a step may use
         self._trial = Trial(target, options)
         there = logical(target, options.lnc, hypothetical=True)
         self._flight_ps = cache(partial(expected_ps, there))
         self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
-
-    @property
-    def limit_bytes(self) -> int:
-        """HBM that a step may use."""
-        return self.target.limit_bytes
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
