@@ -121,14 +121,14 @@ class LogicalCore:
         """
         times: list[float] = []
         for way in _offered(program, tensors):
-            times.append(self._sketched(way, tensors))
+            times.append(self._first_fit_ps(way, tensors))
             if math.isfinite(times[0]) and times[-1] * _EVEN <= times[0]:
                 break
         return times.index(min(times))
 
-    def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
+    def _first_fit_ps(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _time(self._trial.sketch, way, tensors)
+            return _time(self._trial.first_fit_ps, way, tensors)
         except DiagnosticError:
             return math.inf
 

@@ -71,14 +71,14 @@ class _Try:
     options: CompileOptions
     budget: Budget
     judge: Judge | None
-    alone: Collection[Value]
-    twins: list[tuple[Value, Value]] = field(default_factory=list)
-    forced: set[Value] = field(default_factory=set)
-    dense: set[Value] = field(default_factory=set)
-    apart: set[int] = field(default_factory=set)
-    early: set[Value] = field(default_factory=set)
-    row_first: bool = False
-    patience_ps: float = math.inf
+    alone: Collection[Value]  # results that share a region with nothing of their score
+    never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
+    forced: set[Value] = field(default_factory=set)  # values that need memory of their own
+    dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
+    apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
+    early: set[Value] = field(default_factory=set)  # results joined with their operand first
+    row_first: bool = False  # row regions take what they can before epilogues do
+    patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
@@ -171,8 +171,10 @@ def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
 
 def _with_copies(found: Settled, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> Settled:
     """The function again, of a graph with copies of values."""
-    graph, twins = made
-    return _settled(found.attempt.anew(graph=graph, twins=[*found.attempt.twins, *twins]))
+    graph, never_fused = made
+    return _settled(
+        found.attempt.anew(graph=graph, never_fused=[*found.attempt.never_fused, *never_fused])
+    )
 
 
 def _prompt(found: Settled, judge: Judge) -> Settled:
@@ -282,11 +284,13 @@ def _attempt(given: _Try) -> Settled:
     alone = {t.number for t in body.tasks if t.result in given.alone}
     rules = rules_of(given.options, given.budget, alone, given.row_first)
     number = {t.result: t.number for t in body.tasks}
-    twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
+    never_fused = {
+        (number[a], number[b]) for a, b in given.never_fused if a in number and b in number
+    }
     clashes: set[tuple[int, int]] = set()
     arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
     while True:
-        groups = Groups(storage, clashes | twins, given.early, arrivals, given.patience_ps)
+        groups = Groups(storage, clashes | never_fused, given.early, arrivals, given.patience_ps)
         try:
             trials = _form(given, groups, rules)
             if found := stored_wide_elsewhere(groups) - given.early:

@@ -27,7 +27,7 @@ class _Copies:
 
     before: dict[Op, list[Op]] = field(default_factory=dict)
     reads: dict[Op, dict[Value, Value]] = field(default_factory=dict)
-    twins: list[tuple[Value, Value]] = field(default_factory=list)
+    never_fused: list[tuple[Value, Value]] = field(default_factory=list)
 
 
 def remade(graph: Graph, groups: Groups) -> tuple[Graph, list[tuple[Value, Value]]] | None:
@@ -80,7 +80,7 @@ def _with_copies(
         reads = copies.reads.get(op, {})
         ops.append(with_operands(op, tuple(reads.get(v, v) for v in op.operands)))
     made = dce(with_ops(graph, ops))
-    return made, copies.twins
+    return made, copies.never_fused
 
 
 def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _Copies) -> None:
@@ -104,7 +104,9 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
                 now.setdefault(leaf, leaf)
             copies.before.setdefault(op, []).extend(repeat(recipe.ops, now))
             copies.reads.setdefault(op, {})[value] = now[value]
-            copies.twins += [(o.result, now[o.result]) for o in recipe.ops if len(o.results) == 1]
+            copies.never_fused += [
+                (o.result, now[o.result]) for o in recipe.ops if len(o.results) == 1
+            ]
 
 
 def cost(groups: Groups, budget: Budget) -> float:

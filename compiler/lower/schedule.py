@@ -17,7 +17,7 @@ from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import Hiding, queue_of
 from shardwright.compiler.lower.order import inverted
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
-from shardwright.compiler.lower.tokens import Threads
+from shardwright.compiler.lower.tokens import DependencyTokens
 from shardwright.compiler.support.walks import reached
 
 Rank = tuple[bool, bool, float]
@@ -155,7 +155,7 @@ def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ra
             )
             place[region] = needed[region]
     order = ranked.listed(place)
-    tokens = Threads(tasks, order, before, idle).tokens()
+    tokens = DependencyTokens(tasks, order, before, idle).tokens()
     if not tokens:
         return ranked, order
     behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}

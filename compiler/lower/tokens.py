@@ -17,9 +17,9 @@ from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, Task
 
 
-class Threads:
-    """The order of regions without tokens, by the layer's own collectives in it: window `w` is the
-    code behind `w` of them.
+class DependencyTokens:
+    """Which collectives wait for which. The order of regions without tokens is cut by the layer's
+    own collectives in it: window `w` is the code behind `w` of them.
 
     `tasks` are those of every region, `before` the regions it waits for, `idle` the regions no
     contraction waits for.
