@@ -24,7 +24,7 @@ from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
-from shardwright.compiler.lower.remake import cost
+from shardwright.compiler.lower.remake import Copied, cost
 from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, TURNED_LATE
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
@@ -55,9 +55,8 @@ class Signature:
     an input's memory, and the range of integers in memory that masks depend on.
     """
 
-    parameters: tuple[
-        tuple[int, int, int], ...
-    ] = ()  # (input number, low, high), register = position here
+    # (input number, low, high); the register is the position here
+    parameters: tuple[tuple[int, int, int], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
     ranges: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high)
 
@@ -169,7 +168,7 @@ def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
     return _quicker([last, first], judge, judge.searched)
 
 
-def _with_copies(found: Settled, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> Settled:
+def _with_copies(found: Settled, made: Copied) -> Settled:
     """The function again, of a graph with copies of values."""
     graph, never_fused = made
     return _settled(

@@ -16,9 +16,8 @@ from itertools import accumulate
 from shardwright.compiler.isa.region import Tensor
 
 MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
-ALIGNMENT_BYTES = (
-    256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
-)
+ALIGNMENT_BYTES = 256
+"""Of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)."""
 
 
 @dataclass(frozen=True, slots=True)
