@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 
 from shardwright.compiler.codegen.cores import cuts
 from shardwright.compiler.codegen.generate import Recipe
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.fusion.trial import Trial, meaning
+from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import Region
 from shardwright.compiler.isa.region import RegionProgram, Tensor
-from shardwright.compiler.machine.target import Target
+from shardwright.compiler.machine.network import expected_ps
+from shardwright.compiler.machine.target import Target, logical
 from shardwright.compiler.options import CompileOptions
 
 MAX_CUTS = 3  # cuts of a region that are timed, those that share most work first (our choice)
 _EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 (our choice)
-_PAIRED = ("register_load",)  # both cores follow one control flow, so both load registers
 
 Pair = tuple[RegionProgram, ...]  # what each physical core computes
 
@@ -57,13 +59,11 @@ class LogicalCore:
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target, self.options = target, options
+        self.limit_bytes = target.limit_bytes  # HBM that a step may use
         self._trial = Trial(target, options)
+        there = logical(target, options.lnc, hypothetical=True)
+        self._flight_ps = cache(partial(expected_ps, there))
         self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
-
-    @property
-    def limit_bytes(self) -> int:
-        """HBM that a step may use."""
-        return self.target.limit_bytes
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
@@ -74,8 +74,14 @@ class LogicalCore:
         return _time(self._trial.searched, self.way(program, tensors), tensors)
 
     def collective_ps(self, op: Op) -> int:
-        """How long a collective is expected to be in flight."""
-        return self._trial.collective_ps(op)
+        """How long a collective is expected to be in flight, as if its groups were side by side;
+        nothing without `latency_hiding`.
+        """
+        if not self.options.latency_hiding:
+            return 0
+        item, attrs = op.result.type.dtype.bytes, op.attrs
+        group, pairs = getattr(attrs, "group_size", 1), getattr(attrs, "pairs", ())
+        return self._flight_ps(op.name, sent_bytes(op), item, group, pairs)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
@@ -101,7 +107,8 @@ class LogicalCore:
         if self.options.lnc == 1:
             return Way(((program,),))
         if program.kind != "compute":
-            other = program if program.kind in _PAIRED else idle(program)
+            # Both cores follow one control flow, so both load registers.
+            other = program if program.kind == "register_load" else idle(program)
             return Way(((program, other),))
         key = meaning(program, tensors)
         if key not in self._ways:
@@ -114,14 +121,14 @@ class LogicalCore:
         """
         times: list[float] = []
         for way in _offered(program, tensors):
-            times.append(self._sketched(way, tensors))
+            times.append(self._first_fit_ps(way, tensors))
             if math.isfinite(times[0]) and times[-1] * _EVEN <= times[0]:
                 break
         return times.index(min(times))
 
-    def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
+    def _first_fit_ps(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _time(self._trial.sketch, way, tensors)
+            return _time(self._trial.first_fit_ps, way, tensors)
         except DiagnosticError:
             return math.inf
 

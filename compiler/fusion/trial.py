@@ -12,17 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.ir.facts import sent_bytes
-from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import RegionProgram, Tensor, View, root_of
-from shardwright.compiler.machine.network import expected_ps
-from shardwright.compiler.machine.target import Target, logical
+from shardwright.compiler.machine.target import Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import judged_ps
 
@@ -40,7 +37,7 @@ class Found:
     duration_ps: int
 
 
-class Lately:
+class Memo:
     """What came of the regions that this process has made code for on one target with the same
     options, by `meaning`. It follows from that, so a trial that knows it gives the same answers as
     one that does not.
@@ -60,34 +57,27 @@ class Lately:
 
 
 @lru_cache(maxsize=8)
-def _lately(_target: str, _options: CompileOptions) -> Lately:
-    return Lately()
+def _memo(_target: str, _options: CompileOptions) -> Memo:
+    return Memo()
 
 
 def forget() -> None:
     """Begin as a new process does, for those who time compiling."""
-    _lately.cache_clear()
+    _memo.cache_clear()
 
 
 class Trial:
-    """Simulated picoseconds of regions on `target`; a `lower.judge.Judge`."""
+    """Simulated picoseconds of regions on a physical core of `target`."""
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target = target
         self.options = options
         self._known: dict[Hashable, int | DiagnosticError] = {}
-        self._sketched: dict[Hashable, int | DiagnosticError] = {}
+        self._fitted: dict[Hashable, int | DiagnosticError] = {}
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
         self._begun: dict[Hashable, Codes] = {}
-        there = logical(target, options.lnc, hypothetical=True)
-        self._flight_ps = cache(partial(expected_ps, there))
-        self._lately = _lately(repr(target), options)
-
-    @property
-    def limit_bytes(self) -> int:
-        """HBM that a step may use."""
-        return self.target.limit_bytes
+        self._memo = _memo(repr(target), options)
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
@@ -101,17 +91,7 @@ class Trial:
         made = self.generate(program, tensors, _FIRST_REGISTER)
         return judged_ps(made.region, tensors, self.target)
 
-    def collective_ps(self, op: Op) -> int:
-        """How long a collective is expected to be in flight, as if its groups were side by side;
-        nothing without `latency_hiding`.
-        """
-        if not self.options.latency_hiding:
-            return 0
-        item, attrs = op.result.type.dtype.bytes, op.attrs
-        group, pairs = getattr(attrs, "group_size", 1), getattr(attrs, "pairs", ())
-        return self._flight_ps(op.name, sent_bytes(op), item, group, pairs)
-
-    def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def first_fit_ps(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region with its first tiling; a search that follows goes on from there. Raises
         as a call does.
         """
@@ -119,14 +99,14 @@ class Trial:
         def first() -> Found:
             return self._found(self._begin(program, tensors).first(), tensors)
 
-        def sketched() -> int:
-            return self._lately.find("first", meaning(program, tensors), first).duration_ps
+        def duration_ps() -> int:
+            return self._memo.find("first", meaning(program, tensors), first).duration_ps
 
-        return _once(self._sketched, _structure(program, tensors), sketched)
+        return _once(self._fitted, _structure(program, tensors), duration_ps)
 
     def _measure(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         if _is_row_region(program) and self.options.optlevel > 1:
-            return self.sketch(program, tensors)
+            return self.first_fit_ps(program, tensors)
         if program.kind == "compute" and key not in self._recipes:
             return self._search(key, program, tensors).duration_ps
         made = self._repeated(key, program, tensors)
@@ -162,7 +142,7 @@ class Trial:
             self._codes[meant] = made, _tensors(program)
             return self._found(made, tensors)
 
-        found = self._lately.find("searched", meant, search)
+        found = self._memo.find("searched", meant, search)
         self._recipes[key] = found.recipe
         return found
 

@@ -81,7 +81,7 @@ class Body:
         self.graph = graph
         self.excess = excess
         self.known = known_scalars(graph, parameters)
-        self.num_registers = len(parameters)
+        self.num_parameters = self.num_registers = len(parameters)
         self.tasks: list[Task] = []
         self.producer: dict[Value, Task] = {}
         self.views: dict[Value, Op] = {}
@@ -93,7 +93,6 @@ class Body:
         self._masks = positions.wanted
         self._numbers = {v: positions.ranges[v] for v in positions.numbers}
         self._moved_by: dict[Value, frozenset[int]] = {}
-        self._source: dict[Value, Value] = {}
         self._root: dict[Value, Value] = {}
         self._forced = {*forced, *dense}
         self._dense = dense
@@ -187,11 +186,11 @@ class Body:
 
     def look_through(self, result: Value, source: Value, op: Op) -> None:
         """Make `result` the view `op` of `source`."""
+        view = Op(op.name, (source,), (result,), op.attrs, loc=op.loc)
         if self.is_free(source):
-            self._add_free(Op(op.name, (source,), (result,), op.attrs, (), op.loc))
-            return
-        self.views[result] = op
-        self._source[result] = source
+            self._add_free(view)
+        else:
+            self.views[result] = view
 
     def _add_tasks(self, op: Op) -> None:
         make = registry.maker_of(op.name)
@@ -232,7 +231,7 @@ class Body:
         chain: list[Value] = []
         while value in self.views:
             chain.append(value)
-            value = self.source(value)
+            value = self.views[value].operand
         return value, chain[::-1]
 
     def loc_of(self, value: Value) -> Loc:
@@ -240,10 +239,6 @@ class Body:
         task = self.producer.get(value)
         op = self.made.get(value) or self.views.get(value) or self.constants.get(value)
         return task.op.loc if task else op.loc if op else UNKNOWN_LOC
-
-    def source(self, view: Value) -> Value:
-        """What a view looks at."""
-        return self._source[view]
 
     def is_free(self, value: Value) -> bool:
         """True when regions re-make the value instead of loading it."""

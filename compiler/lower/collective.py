@@ -45,7 +45,7 @@ def dense_source(body: Body, op: Op, source: Value) -> Value:
 def _is_one_run(body: Body, view: Value) -> bool:
     """Whether a view of what lies in one run does too."""
     if view in body.windows:
-        return body.windows[view].is_run_of(body.source(view).type.shape)
+        return body.windows[view].is_run_of(body.views[view].operand.type.shape)
     return body.views[view].name in IDENTITIES or keeps_order(body.views[view])
 
 

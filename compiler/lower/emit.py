@@ -30,6 +30,9 @@ from shardwright.compiler.lower.task import (
 )
 from shardwright.compiler.lower.views import Coordinate, Layout, align, strides_of
 
+Attrs = Mapping[str, Any]
+NONE: Attrs = MappingProxyType({})
+
 
 class Emitter:
     """Nodes of one region. `space` holds its labels, `storage` says where values live."""
@@ -84,7 +87,7 @@ class Emitter:
         inputs: Sequence[int],
         atoms: Iterable[Atom],
         dtype: DType,
-        attrs: Mapping[str, Any] = MappingProxyType({}),
+        attrs: Attrs = NONE,
     ) -> int:
         """Append a node, or find the equal one."""
         span = frozenset(atoms)
@@ -99,13 +102,7 @@ class Emitter:
         """The node of one number."""
         return self.node("constant", (), (), dtype, {"value": value})
 
-    def pointwise(
-        self,
-        op: str,
-        inputs: Sequence[int],
-        dtype: DType,
-        attrs: Mapping[str, Any] = MappingProxyType({}),
-    ) -> int:
+    def pointwise(self, op: str, inputs: Sequence[int], dtype: DType, attrs: Attrs = NONE) -> int:
         """A node at the points of its inputs."""
         return self.node(op, inputs, {a for i in inputs for a in self._spans[i]}, dtype, attrs)
 
@@ -127,11 +124,7 @@ class Emitter:
         return self.load(value, labels)
 
     def load(
-        self,
-        value: Value,
-        labels: Labels,
-        everywhere: bool = False,
-        place: Place | None = None,
+        self, value: Value, labels: Labels, everywhere: bool = False, place: Place | None = None
     ) -> int:
         """A load of `value`; `everywhere` makes it span atoms it is only repeated along, `place` is
         a part of it to load.

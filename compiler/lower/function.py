@@ -24,7 +24,7 @@ from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
-from shardwright.compiler.lower.remake import cost
+from shardwright.compiler.lower.remake import Copied, cost
 from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, TURNED_LATE
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
@@ -55,9 +55,8 @@ class Signature:
     an input's memory, and the range of integers in memory that masks depend on.
     """
 
-    parameters: tuple[
-        tuple[int, int, int], ...
-    ] = ()  # (input number, low, high), register = position here
+    # (input number, low, high); the register is the position here
+    parameters: tuple[tuple[int, int, int], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
     ranges: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high)
 
@@ -71,14 +70,14 @@ class _Try:
     options: CompileOptions
     budget: Budget
     judge: Judge | None
-    alone: Collection[Value]
-    twins: list[tuple[Value, Value]] = field(default_factory=list)
-    forced: set[Value] = field(default_factory=set)
-    dense: set[Value] = field(default_factory=set)
-    apart: set[int] = field(default_factory=set)
-    early: set[Value] = field(default_factory=set)
-    row_first: bool = False
-    patience_ps: float = math.inf
+    alone: Collection[Value]  # results that share a region with nothing of their score
+    never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
+    forced: set[Value] = field(default_factory=set)  # values that need memory of their own
+    dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
+    apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
+    early: set[Value] = field(default_factory=set)  # results joined with their operand first
+    row_first: bool = False  # row regions take what they can before epilogues do
+    patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
@@ -169,10 +168,12 @@ def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
     return _quicker([last, first], judge, judge.searched)
 
 
-def _with_copies(found: Settled, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> Settled:
+def _with_copies(found: Settled, made: Copied) -> Settled:
     """The function again, of a graph with copies of values."""
-    graph, twins = made
-    return _settled(found.attempt.anew(graph=graph, twins=[*found.attempt.twins, *twins]))
+    graph, never_fused = made
+    return _settled(
+        found.attempt.anew(graph=graph, never_fused=[*found.attempt.never_fused, *never_fused])
+    )
 
 
 def _prompt(found: Settled, judge: Judge) -> Settled:
@@ -282,17 +283,19 @@ def _attempt(given: _Try) -> Settled:
     alone = {t.number for t in body.tasks if t.result in given.alone}
     rules = rules_of(given.options, given.budget, alone, given.row_first)
     number = {t.result: t.number for t in body.tasks}
-    twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
+    never_fused = {
+        (number[a], number[b]) for a, b in given.never_fused if a in number and b in number
+    }
     clashes: set[tuple[int, int]] = set()
     arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
     while True:
-        groups = Groups(storage, clashes | twins, given.early, arrivals, given.patience_ps)
+        groups = Groups(storage, clashes | never_fused, given.early, arrivals, given.patience_ps)
         try:
             trials = _form(given, groups, rules)
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(groups, len(counters), given.judge)
+            lowered = write_out(groups, given.judge)
             return Settled(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes

@@ -6,11 +6,23 @@ that sharing memory adds later. Collectives over stages start in program order (
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.task import Task
+from shardwright.compiler.support.walks import reached
+
+
+def inverted(before: Mapping[int, Collection[int]]) -> dict[int, list[int]]:
+    """Per key, the keys that it comes before."""
+    after: dict[int, list[int]] = {key: [] for key in before}
+    for key, earlier in before.items():
+        for other in earlier:
+            after[other].append(key)
+    return after
 
 
 class Order:
@@ -44,18 +56,8 @@ class Order:
 
     def following(self, task: Task) -> set[int]:
         """Numbers of the tasks that cannot run before `task`."""
-        after: list[list[int]] = [[] for _ in self.body.tasks]
-        for other in self.body.tasks:
-            for number in self.before(other):
-                after[number].append(other.number)
-        reached: set[int] = set()
-        pending = list(after[task.number])
-        while pending:
-            number = pending.pop()
-            if number not in reached:
-                reached.add(number)
-                pending.extend(after[number])
-        return reached
+        after = inverted({other.number: self.before(other) for other in self.body.tasks})
+        return reached(after[task.number], after.__getitem__)
 
     def sorted(self) -> list[int]:
         """All task numbers in an order that respects every dependency, lowest number first among

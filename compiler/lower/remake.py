@@ -27,19 +27,21 @@ class _Copies:
 
     before: dict[Op, list[Op]] = field(default_factory=dict)
     reads: dict[Op, dict[Value, Value]] = field(default_factory=dict)
-    twins: list[tuple[Value, Value]] = field(default_factory=list)
+    never_fused: list[tuple[Value, Value]] = field(default_factory=list)
 
 
-def remade(graph: Graph, groups: Groups) -> tuple[Graph, list[tuple[Value, Value]]] | None:
-    """`graph` with copies for the regions that read quadratic values of others, and the pairs
-    (original, copy), which may not share a region. None when there is nothing to copy.
+Copied = tuple[Graph, list[tuple[Value, Value]]]
+"""A graph with copies, and the pairs (original, copy), which may not share a region."""
+
+
+def remade(graph: Graph, groups: Groups) -> Copied | None:
+    """`graph` with copies for the regions that read quadratic values of others. None when there is
+    nothing to copy.
     """
     return _with_copies(graph, groups, list(groups.parts.values()))
 
 
-def halved(
-    graph: Graph, groups: Groups, part: Part
-) -> tuple[Graph, list[tuple[Value, Value]]] | None:
+def halved(graph: Graph, groups: Groups, part: Part) -> Copied | None:
     """`remade` for a row region cut in two: what its smallest result needs stays, the rest makes
     again what it reads of that. None when the region has one result, or there is nothing to copy.
     """
@@ -66,9 +68,7 @@ def _needed(groups: Groups, part: Part, number: int) -> frozenset[int]:
     return frozenset(reached((number,), makers))
 
 
-def _with_copies(
-    graph: Graph, groups: Groups, parts: Collection[Part]
-) -> tuple[Graph, list[tuple[Value, Value]]] | None:
+def _with_copies(graph: Graph, groups: Groups, parts: Collection[Part]) -> Copied | None:
     recipes, copies = Recipes(graph, short_row=0), _Copies()  # figures of rows are on chip or kept
     for part in parts:
         _serve(graph, groups, part, recipes, copies)
@@ -80,7 +80,7 @@ def _with_copies(
         reads = copies.reads.get(op, {})
         ops.append(with_operands(op, tuple(reads.get(v, v) for v in op.operands)))
     made = dce(with_ops(graph, ops))
-    return made, copies.twins
+    return made, copies.never_fused
 
 
 def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _Copies) -> None:
@@ -104,7 +104,9 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
                 now.setdefault(leaf, leaf)
             copies.before.setdefault(op, []).extend(repeat(recipe.ops, now))
             copies.reads.setdefault(op, {})[value] = now[value]
-            copies.twins += [(o.result, now[o.result]) for o in recipe.ops if len(o.results) == 1]
+            copies.never_fused += [
+                (o.result, now[o.result]) for o in recipe.ops if len(o.results) == 1
+            ]
 
 
 def cost(groups: Groups, budget: Budget) -> float:

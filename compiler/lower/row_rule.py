@@ -24,6 +24,7 @@ from shardwright.compiler.lower.strip_rule import EPILOGUE
 from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
 
 if TYPE_CHECKING:
+    from shardwright.compiler.lower.body import Body
     from shardwright.compiler.lower.group import Groups, Part
 
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
@@ -112,7 +113,7 @@ class RowRule(Rule):
             why = _misfit(groups, members, one, roles[one.task.result], rows)
             if why is not None:
                 return Refusal("rows", f"{one.task.op.name}: {why}")
-        memory = _Memory(groups, space, spans, roles, rows)
+        memory = _Memory(space.body, spans, roles, rows)
         need = memory.peak()
         if need > self.budget.row_bytes and inner:
             need = memory.streamed(max(inner, key=lambda a: a.size))
@@ -145,11 +146,8 @@ def _spans(space: Space, task: Task) -> Spans:
 
 def _candidates(spans: Sequence[Spans]) -> list[Atom]:
     """Large atoms that all contractions walk, the largest first."""
-    shared: frozenset[Atom] | None = None
-    for one in spans:
-        if one.task.kind == CONTRACT:
-            shared = one.all if shared is None else shared & one.all
-    return sorted((a for a in shared or () if a.size >= MIN_ROWS), key=lambda a: -a.size)
+    shared = frozenset.intersection(*(one.all for one in spans if one.task.kind == CONTRACT))
+    return sorted((a for a in shared if a.size >= MIN_ROWS), key=lambda a: -a.size)
 
 
 def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
@@ -219,15 +217,12 @@ class _Memory:
 
     def __init__(
         self,
-        groups: Groups,
-        space: Space,
+        body: Body,
         spans: Sequence[Spans],
         roles: dict[Value, str],
         rows: Atom,
     ) -> None:
-        self.body, self.space, self.spans, self.roles, self.rows = (
-            groups.body, space, spans, roles, rows,
-        )  # fmt: skip
+        self.body, self.spans, self.roles, self.rows = body, spans, roles, rows
         walking = [s.all if roles[s.task.result] == SUM else s.result for s in spans]
         columns = frozenset[Atom]().union(*(_columns(s, rows) for s in spans))
         self.parallel = frozenset.intersection(*[w for w in walking if rows in w]) - columns

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import Hiding, queue_of
+from shardwright.compiler.lower.order import inverted
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
-from shardwright.compiler.lower.tokens import Threads
+from shardwright.compiler.lower.tokens import DependencyTokens
 from shardwright.compiler.support.walks import reached
 
 Rank = tuple[bool, bool, float]
@@ -98,7 +99,7 @@ def _with_late_stores(before: Mapping[int, set[int]], tasks: Tasks) -> dict[int,
     """`before`, with stores of what a collective makes for other functions behind all that computes
     with it: code would else wait for the collective only to copy its result.
     """
-    after = _after(before)
+    after = inverted(before)
     stores = {
         r for r, own in tasks.items() if not after[r] and all(t.op.name == WRITE for t in own)
     }
@@ -108,15 +109,6 @@ def _with_late_stores(before: Mapping[int, set[int]], tasks: Tasks) -> dict[int,
             if _flies(tasks[made]):
                 late[region] |= set(after[made]) - stores
     return late
-
-
-def _after(before: Mapping[int, set[int]]) -> dict[int, list[int]]:
-    """Per region, the regions that wait for it."""
-    after: dict[int, list[int]] = {r: [] for r in before}
-    for region, earlier in before.items():
-        for other in earlier:
-            after[other].append(region)
-    return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +140,7 @@ def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ra
     their results are needed, else the one that comes first in the program. Collectives that give
     way are behind the tokens they wait for.
     """
-    after = _after(before)
+    after = inverted(before)
     urgent, idle = _urgent(after, tasks), _idle(after, tasks)
     idle |= {r for r in urgent if idle.issuperset(after[r])}
     ranked = _Ranked(before, urgent, idle)
@@ -163,7 +155,7 @@ def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ra
             )
             place[region] = needed[region]
     order = ranked.listed(place)
-    tokens = Threads(tasks, order, before, idle).tokens()
+    tokens = DependencyTokens(tasks, order, before, idle).tokens()
     if not tokens:
         return ranked, order
     behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}

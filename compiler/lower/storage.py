@@ -183,7 +183,7 @@ class Storage:
         place = self.home(task.result)
         if (filled := task.window) is None:
             return place
-        layout = views.window(place.layout, filled.starts, filled.sizes, filled.steps)
+        layout = views.window(place.layout, filled)
         assert layout is not None, "the target of a write is dense"
         return Place(place.tensor, layout)
 
@@ -218,11 +218,10 @@ class Storage:
         layout: Layout | None = dense(value.type.shape)
         for view in reversed(chain):
             op = self.body.views[view]
-            source = self.body.source(view)
             if layout is None:
                 break
             if keeps_order(op):
-                layout = views.reshape(layout, source.type.shape)
+                layout = views.reshape(layout, op.operand.type.shape)
             elif (order := permutation(op)) is not None:
                 layout = views.transpose(layout, [order.index(d) for d in range(len(order))])
             elif op.name not in IDENTITIES:
@@ -286,8 +285,6 @@ def _row(layout: Layout) -> tuple[int, int]:
 
 def _through(body: Body, view: Value, layout: Layout) -> Layout | None:
     """Layout behind one view op."""
-    op = body.views[view]
     if view in body.windows:
-        w = body.windows[view]
-        return views.window(layout, w.starts, w.sizes, w.steps)
-    return views.behind(op, layout)
+        return views.window(layout, body.windows[view])
+    return views.behind(body.views[view], layout)

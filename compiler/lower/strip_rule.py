@@ -7,13 +7,12 @@ rows must be many enough for the partitions, and the values alive at a time must
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import Atom, Labels, all_leaves
+from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, extent
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
@@ -61,16 +60,18 @@ class StripRule(Rule):
         members = {t.number for t in tasks}
         inner = {t.number for t in tasks if t.op.name in REDUCTIONS and groups.is_used(t, members)}
         parallel = _parallel(space, tasks, inner)
-        biggest = max((_points(labels) for labels in space.results.values()), default=1)
+        biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
         if _wanders(space, tasks):
             return Refusal("space", "values walk indices that no value of the region joins")
         if not parallel:
-            whole = any(t.number in inner and _points(space.operand(t, 0)) > 1 for t in tasks)
+            whole = any(
+                t.number in inner and extent(all_leaves(space.operand(t, 0))) > 1 for t in tasks
+            )
             small = biggest == 1 and not whole
             return None if small else Refusal("rows", "no index is shared by all values")
         if not inner:
             return None
-        rows = math.prod(a.size for a in parallel)
+        rows = extent(parallel)
         if rows < MIN_ROWS and biggest > MIN_ROWS * rows:
             return Refusal("rows", f"{rows} rows of {biggest // rows} elements are too few")
         need, limit = _peak_bytes(space, tasks, parallel), self.budget.strip_bytes
@@ -79,30 +80,26 @@ class StripRule(Rule):
         return Refusal("budget", f"a row takes {need} bytes on chip, the limit is {limit}")
 
 
-def _points(labels: Labels) -> int:
-    return math.prod(a.size for a in all_leaves(labels))
-
-
 def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
     """Whether the indices of a region are many times those of any value: tiles would walk the
     product of spaces that have nothing to do with each other.
     """
     walked = [set(all_leaves(space.results[t.result])) for t in tasks]
     walked += [set(all_leaves(space.operand(t, k))) for t in tasks for k in range(len(t.data))]
-    most = max(math.prod(a.size for a in atoms) for atoms in walked)
-    whole = math.prod(a.size for a in set().union(*walked))
+    most = max(extent(atoms) for atoms in walked)
+    whole = extent(set().union(*walked))
     return whole > MAX_SPREAD * max(most, SMALL_POINTS)
 
 
 def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:
     """Atoms every value walks, or that only reductions whose result leaves the region remove."""
-    shared: set[Atom] | None = None
+    walked = []
     for task in tasks:
         span = set(all_leaves(space.results[task.result]))
         if task.op.name in REDUCTIONS and task.number not in inner:
             span |= set(all_leaves(space.operand(task, 0)))
-        shared = span if shared is None else shared & span
-    return shared or set()
+        walked.append(span)
+    return set.intersection(*walked)
 
 
 def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
@@ -123,4 +120,4 @@ def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom])
 
 
 def _row_bytes(labels: Labels, parallel: Collection[Atom]) -> int:
-    return _ROW_BYTES * math.prod(a.size for a in all_leaves(labels) if a not in parallel)
+    return _ROW_BYTES * extent(a for a in all_leaves(labels) if a not in parallel)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 from shardwright.compiler.ir.facts import sent_bytes
@@ -18,27 +17,24 @@ from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, Task
 
 
-@dataclass(slots=True)
-class Threads:
-    """The order of regions without tokens, by the layer's own collectives in it: window `w` is the
-    code behind `w` of them.
+class DependencyTokens:
+    """Which collectives wait for which. The order of regions without tokens is cut by the layer's
+    own collectives in it: window `w` is the code behind `w` of them.
 
     `tasks` are those of every region, `before` the regions it waits for, `idle` the regions no
     contraction waits for.
     """
 
-    tasks: Mapping[int, Sequence[Task]]
-    order: Sequence[int]
-    before: Mapping[int, Collection[int]]
-    idle: Collection[int]
-    place: dict[int, int] = field(init=False)
-    giving: list[int] = field(init=False)
-    own: list[int] = field(init=False)
-    starts: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.place = {region: at for at, region in enumerate(self.order)}
-        flying = [r for r in self.order if self.tasks[r][0].kind == COLLECTIVE]
+    def __init__(
+        self,
+        tasks: Mapping[int, Sequence[Task]],
+        order: Sequence[int],
+        before: Mapping[int, Collection[int]],
+        idle: Collection[int],
+    ) -> None:
+        self.tasks, self.order, self.before, self.idle = tasks, order, before, idle
+        self.place = {region: at for at, region in enumerate(order)}
+        flying = [r for r in order if self.tasks[r][0].kind == COLLECTIVE]
         self.giving = [r for r in flying if getattr(self._op(r).attrs, "yields", False)]
         behind = self._following([r for r in self.giving if r in self.idle])
         self.own = [r for r in flying if r not in self.giving and r not in behind]

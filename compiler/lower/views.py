@@ -17,6 +17,7 @@ from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves, unify
+from shardwright.compiler.lower.task import Window
 
 Pieces = tuple[tuple[int, int], ...]
 
@@ -107,14 +108,13 @@ def _merged(pieces: Pieces) -> Pieces:
     return tuple(joined)
 
 
-def window(
-    layout: Layout, starts: Sequence[Affine], sizes: Sequence[int], steps: Sequence[int]
-) -> Layout | None:
+def window(layout: Layout, part: Window) -> Layout | None:
     """Elements start, start + step, ... of every dim; None when a cut dim has pieces that do not
     allow it.
     """
     offset, dims = layout.offset, []
-    for pieces, start, size, step in zip(layout.dims, starts, sizes, steps, strict=True):
+    cuts = zip(layout.dims, part.starts, part.sizes, part.steps, strict=True)
+    for pieces, start, size, step in cuts:
         cut = _cut(pieces, start, size, step)
         if cut is None:
             return None
@@ -216,9 +216,9 @@ def behind(op: Op, layout: Layout) -> Layout | None:
 
 
 def _slice(layout: Layout, attrs: SliceAttrs) -> Layout | None:
-    cuts = list(zip(attrs.start, attrs.limit, attrs.stride, strict=True))
-    sizes = [len(range(*cut)) for cut in cuts]
-    return window(layout, [Affine(n) for n in attrs.start], sizes, attrs.stride)
+    cuts = zip(attrs.start, attrs.limit, attrs.stride, strict=True)
+    sizes = tuple(len(range(*cut)) for cut in cuts)
+    return window(layout, Window(tuple(map(Affine, attrs.start)), sizes, attrs.stride))
 
 
 _BEHIND: Mapping[str, Callable[[Layout, Any], Layout | None]] = {

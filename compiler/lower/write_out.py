@@ -64,20 +64,20 @@ first is what is expected; another order or cut has to be no slower in any (our 
 """
 
 
-def write_out(groups: Groups, num_parameters: int, judge: Judge | None = None) -> Lowered:
+def write_out(groups: Groups, judge: Judge | None = None) -> Lowered:
     """All regions in order; scratch is not placed yet. With a `judge`, in the order in which code
     waits the least for collectives, unless much more is held meanwhile.
     """
     code, orders = _Code(groups), Orders(groups)
     slots = orders.in_program()
-    first = _written(code, slots, num_parameters)
+    first = _written(code, slots)
     if judge is None:
         return first
     times = code.times(judge)
     _expect(first, slots, times, orders.idle)
     made, most = [first], _held_bytes(first) + judge.limit_bytes // SPARE
     for slots in orders.hiding(times) if math.isfinite(first.expected_ps) else ():
-        other = _written(code, slots, num_parameters)
+        other = _written(code, slots)
         _expect(other, slots, times, orders.idle)
         if other.is_never_slower(first) and _held_bytes(other) <= most:
             made.append(other)
@@ -122,7 +122,7 @@ class _Code:
         return time_or_inf(judge, self.of(region), self.groups.storage.tensors)
 
 
-def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered:
+def _written(code: _Code, slots: Sequence[Slot]) -> Lowered:
     """A function in the order of `slots`. Raises the errors that ask for another try: what all
     regions need is asked for at once.
     """
@@ -146,7 +146,7 @@ def _written(code: _Code, slots: Sequence[Slot], num_parameters: int) -> Lowered
         tensors=list(storage.tensors),
         inputs=tuple(storage.inputs),
         outputs=tuple(storage.outputs),
-        parameters=tuple(range(num_parameters)),
+        parameters=tuple(range(body.num_parameters)),
         num_registers=body.num_registers,
         regions=regions,
         collectives=calls,

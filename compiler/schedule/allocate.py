@@ -14,6 +14,7 @@ from itertools import accumulate
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.program import Instr, Loop, Region, Space, Tile
 from shardwright.compiler.machine.target import Limits
+from shardwright.compiler.schedule.reach import patterns_of
 
 # inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
 # point of its curve)
@@ -84,7 +85,8 @@ def lifetimes(region: Region) -> list[Life]:
         if isinstance(item, Loop):
             homes[item.register] = path
         else:
-            for number in touched(item):
+            tiles = {p.buffer for p, _ in patterns_of(item) if p.space is not Space.HBM}
+            for number in tiles:
                 uses[number].append(path)
     lives = []
     for tile, paths in zip(region.tiles, uses, strict=True):
@@ -100,11 +102,6 @@ def _paths(body: Sequence[Instr | Loop], prefix: Path) -> Iterator[tuple[Path, I
         yield path, item
         if isinstance(item, Loop):
             yield from _paths(item.body, path)
-
-
-def touched(instr: Instr) -> set[int]:
-    """Tiles an instruction reads or writes."""
-    return {p.buffer for p in (*instr.srcs, *instr.dsts) if p.space is not Space.HBM}
 
 
 @dataclass(frozen=True, slots=True)

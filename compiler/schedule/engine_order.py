@@ -65,7 +65,7 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
         numbers, tokens = _semaphores(bodies, share)
         if len(tokens) <= limits.semaphores:
             break
-    if len(tokens) > limits.semaphores:
+    else:
         raise CapacityError(
             "SW_SEMAPHORES",
             f"region {region.program.name} requires {len(tokens)} semaphores, the core has"
@@ -300,7 +300,8 @@ def _same_memory(
     iteration before.
     """
     for key, accesses in users.items():
-        if not _is_contended(accesses):
+        engines = {engine for _, engine, _ in accesses}
+        if len(engines) == 1 or not any(writes for _, _, writes in accesses):
             continue
         back, register = 0, -1
         if loop is not None and not memory.is_window(key, loop):
@@ -311,12 +312,6 @@ def _same_memory(
             queues.setdefault(engine, []).append((at, writes, fixed(span, register)))
         for mine, other in permutations(queues.items(), 2):
             _latest_uses(mine, other, back, waits)
-
-
-def _is_contended(accesses: Sequence[Use]) -> bool:
-    """Whether several queues use a memory and one of them writes."""
-    engines = {engine for _, engine, _ in accesses}
-    return len(engines) > 1 and any(writes for _, _, writes in accesses)
 
 
 _Spanned = tuple[int, bool, Span | None]  # element of a body, whether it writes, `fixed` span

@@ -9,16 +9,15 @@ of whatever is planned: regions of a function, or calls of a program.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from shardwright.compiler.isa.region import Tensor
 
 MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
-ALIGNMENT_BYTES = (
-    256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
-)
+ALIGNMENT_BYTES = 256
+"""Of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,10 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     placed first and all others again, a few times over; the best plan wins.
     """
     bound = liveness_bound(lifetimes)
-    best: tuple[list[int], int] | None = None
-    for key in _ORDERS:
-        order = sorted(range(len(lifetimes)), key=lambda i: key(lifetimes[i]))
-        found = _repaired(lifetimes, order, bound)
-        best = found if best is None or found[1] < best[1] else best
-        if best[1] <= bound:
-            break
-    assert best is not None
+    plans = _plans(lifetimes)
+    best = next(plans)
+    while best[1] > bound and (made := next(plans, None)) is not None:
+        best = min(best, made, key=lambda one: one[1])
     problems = check(lifetimes, *best)
     assert not problems, problems
     return best
@@ -88,18 +83,16 @@ _ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
 )
 
 
-def _repaired(lifetimes: Sequence[Lifetime], order: list[int], bound: int) -> tuple[list[int], int]:
-    """The best of the placements that `order` and its repairs give."""
-    best = found = _place(lifetimes, order)
-    for _ in range(MAX_REPAIRS):
-        if best[1] <= bound:
-            break
-        top = max(order, key=lambda i: found[0][i] + aligned(lifetimes[i].size_bytes))
-        order.remove(top)
-        order.insert(0, top)
-        found = _place(lifetimes, order)
-        best = min(best, found, key=lambda made: made[1])
-    return best
+def _plans(lifetimes: Sequence[Lifetime]) -> Iterator[tuple[list[int], int]]:
+    """The placements that all orders and their repairs give."""
+    for key in _ORDERS:
+        order = sorted(range(len(lifetimes)), key=lambda i: key(lifetimes[i]))
+        yield (found := _place(lifetimes, order))
+        for _ in range(MAX_REPAIRS):
+            top = max(order, key=lambda i: found[0][i] + aligned(lifetimes[i].size_bytes))
+            order.remove(top)
+            order.insert(0, top)
+            yield (found := _place(lifetimes, order))
 
 
 def _place(lifetimes: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:

@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
-    Engine,
     Instr,
     Loop,
     Region,
@@ -31,9 +29,7 @@ from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import ALIGN_BYTES, end_address, spaces
 from shardwright.compiler.schedule.reach import bytes_of, patterns_of, reach
-
-QUEUES = tuple(Engine)
-_NUMBER = {engine: number for number, engine in enumerate(QUEUES)}
+from shardwright.compiler.timing.max_plus import ENGINES, QUEUE
 
 
 def order_regions(
@@ -81,24 +77,24 @@ class _Order:
     """What every queue knows of the others, region after region, and the borders that it takes."""
 
     def __init__(self) -> None:
-        self.known: list[Known] = [[-1] * len(QUEUES) for _ in QUEUES]
+        self.known: list[Known] = [[-1] * len(ENGINES) for _ in ENGINES]
         self.ends: dict[int, list[Known]] = {}  # by region, what each queue knows behind it
 
     def pass_through(self, region: Region, past: _Past, number: int) -> None:
         """Walk through `region`, every loop once: nothing that later turns of a loop wait for is
         older than what the first one waits for. A region behind a barrier needs no borders.
         """
-        tokens = [deque([[-1] * len(QUEUES)] * count) for count in region.tokens]
+        tokens = [deque([[-1] * len(ENGINES)] * count) for count in region.tokens]
         borders: dict[Border, int] = {}
         for queue, known in enumerate(self.known):
             known[queue] = number - 1
         for instr, trips in _walk(region.body, {}):
-            known, instr.borders = self.known[_NUMBER[instr.engine]], ()
+            known, instr.borders = self.known[QUEUE[instr.engine]], ()
             for semaphore in instr.waits:
                 _learn(known, tokens[semaphore].popleft())
             if not past.is_empty:
                 for queue, last in self._taken(known, past.needed(instr, region.tiles, trips)):
-                    border = Border(QUEUES[queue], number - last)
+                    border = Border(ENGINES[queue], number - last)
                     instr.borders += (borders.setdefault(border, len(borders)),)
                     _learn(known, self.ends[last][queue])
             for semaphore in instr.signals:
@@ -134,25 +130,19 @@ def _walk(
             yield item, trips
 
 
-@dataclass(slots=True)
 class _Past:
     """What the regions since the last barrier have touched, by queue and latest region."""
 
-    tensors: Sequence[Tensor]
-    limits: Limits
-    is_empty: bool = True
-    hbm: dict[int, dict[_Touched, int]] = field(default_factory=dict)  # by memory, the last region
-    on_chip: dict[Space, np.ndarray] = field(default_factory=dict)  # [queue, `ALIGN_BYTES`]
-
-    def __post_init__(self) -> None:
+    def __init__(self, tensors: Sequence[Tensor], limits: Limits) -> None:
+        self.tensors, self.limits = tensors, limits
         self.clear()
 
     def clear(self) -> None:
         """A barrier: everything has finished."""
         self.is_empty = True
-        self.hbm = {}
-        self.on_chip = {
-            space: np.full((len(QUEUES), size // ALIGN_BYTES), -1)
+        self.hbm: dict[int, dict[_Touched, int]] = {}  # by memory, the last region
+        self.on_chip = {  # [queue, `ALIGN_BYTES`]
+            space: np.full((len(ENGINES), size // ALIGN_BYTES), -1)
             for space, size, _ in spaces(self.limits)
         }
 
@@ -162,7 +152,7 @@ class _Past:
 
     def needed(self, instr: Instr, tiles: Sequence[Tile], trips: Mapping[int, int]) -> list[int]:
         """Per queue the last region that it must have finished; -1 for none."""
-        found = [-1] * len(QUEUES)
+        found = [-1] * len(ENGINES)
         for pattern, writes in patterns_of(instr):
             if pattern.space is Space.HBM:
                 for queue, last in self._clashing(instr, pattern, writes, trips):
@@ -177,7 +167,7 @@ class _Past:
         """Note what a region touches."""
         self.is_empty = False
         for instr, trips in _walk(region.body, {}):
-            queue = _NUMBER[instr.engine]
+            queue = QUEUE[instr.engine]
             for pattern, writes in patterns_of(instr):
                 if pattern.space is Space.HBM:
                     memory, low, high = self._reach(instr, pattern, trips)

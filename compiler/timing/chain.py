@@ -30,6 +30,7 @@ class Chain:
         self._finished: list[list[int]] = []  # per region, when others see each queue behind it
         self._moved_ps = 0  # when the DMA engines can have done everything so far
         self.end_ps = 0
+        self.ends: list[int] = []  # `end_ps` behind each region
 
     def hold(self, until_ps: int) -> None:
         """The next region begins no earlier, on any queue."""
@@ -37,13 +38,8 @@ class Chain:
 
     def rest(self, duration_ps: int) -> None:
         """The next region does nothing for some time, behind a barrier."""
-        self._timeline.hold(self.end_ps)
-        self._timeline.hold(max(self._timeline.clock) + duration_ps)
-        self._ended()
-
-    def skip(self) -> None:
-        """The next region is not there."""
-        self._ended()
+        self._timeline.hold(max(self.end_ps, *self._timeline.clock) + duration_ps)
+        self.ended()
 
     def run(
         self, region: Region, body: Sequence[Timed | TimedLoop], dma_ps: int
@@ -59,7 +55,7 @@ class Chain:
             began = min(timeline.began[QUEUE[e]] for e in DMA if QUEUE[e] in timeline.began)
             self._moved_ps = max(self._moved_ps, began) + dma_ps
             timeline.delay(max(0, self._moved_ps - timeline.end_ps))
-        self._ended()
+        self.ended()
         return self.end_ps - before, timeline.recorded_ps
 
     @property
@@ -68,8 +64,10 @@ class Chain:
         began, done = self._timeline.began, self._timeline.done
         return {ENGINES[queue]: (start, done[queue]) for queue, start in began.items()}
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
+        """The next region has ended, or is not there."""
         timeline = self._timeline
         self.end_ps = max(self.end_ps, timeline.end_ps)
+        self.ends.append(self.end_ps)
         seen = zip(timeline.done, self._seen_ps, strict=True)
         self._finished.append([done + later for done, later in seen])

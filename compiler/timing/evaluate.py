@@ -121,7 +121,6 @@ class _Costs:
         return out
 
     def _dma(self, instr: Instr, times: int) -> list[Timed]:
-        queue, fixed = QUEUE[instr.engine], self.core.dma_fixed_ps
         whole = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
         moved = _hbm_bytes(instr, self.tensors)
         out = []
@@ -129,26 +128,21 @@ class _Costs:
             interval = max(round(whole / share), round(moved / bytes_per_s * PS_PER_S))
             self.busy[n][instr.engine] += times * interval
             self.moves[n].append(interval)
-            out.append(
-                Timed(queue, interval, fixed, instr.waits, instr.signals, False, instr.borders)
-            )
+            out.append(_timed(instr, interval, self.core.dma_fixed_ps))
         self.hbm_bytes += times * moved
         return out
 
     def _compute(self, instr: Instr, times: int) -> list[Timed]:
-        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
         if instr.opcode in _TOKENS:
-            bare = Timed(queue, 0, 0, waits, signals, False, instr.borders)
-            return [bare] * len(self.rates)
+            return [_timed(instr, 0, 0)] * len(self.rates)
         interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
         cycles = self.core.compute_latency_cycles
         latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
-        latency += self.core.semaphore_ps if signals else 0
+        latency += self.core.semaphore_ps if instr.signals else 0
         for busy in self.busy:
             busy[instr.engine] += times * interval
-        first = Timed(queue, interval, latency, waits, signals, self.recorded, instr.borders)
-        later = first._replace(recorded=False)
-        return [first, *[later] * (len(self.rates) - 1)]
+        first = _timed(instr, interval, latency, self.recorded)
+        return [first, *[first._replace(recorded=False)] * (len(self.rates) - 1)]
 
     def key(self, point: int) -> object:
         """Equal for points at which the region costs the same."""
@@ -160,7 +154,7 @@ class _Costs:
             return self.code_time(point, chain)
         name = self.region.program.name
         if self.region.program.kind == "idle":
-            chain.skip()
+            chain.ended()
             return RegionTime(name, 0, {}, 0, 0)
         chain.rest(self.core.dma_fixed_ps)  # register_load
         return RegionTime(name, self.core.dma_fixed_ps, {}, 0, 4)
@@ -177,6 +171,11 @@ class _Costs:
         """Busy time of the busiest engine; loads and stores are one."""
         busy = self.busy[point]
         return max(sum(busy[e] for e in DMA), *(busy[e] for e in _COMPUTE))
+
+
+def _timed(instr: Instr, interval_ps: int, latency_ps: int, recorded: bool = False) -> Timed:
+    queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
+    return Timed(queue, interval_ps, latency_ps, waits, signals, recorded, instr.borders)
 
 
 def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime:
@@ -273,16 +272,26 @@ def segments_at(
     Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
     duration is that of the slower one.
     """
-    coded = []
-    for regions in zip(*function.subgraphs, strict=True):
-        bank = _bank_share(regions)
-        shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        coded.append([_Costs(r, function.tensors, target, shared, recorded) for r in regions])
+    coded = list(_coded(function, target, points, recorded))
     return _at_each(
         len(points),
         lambda point: tuple([code.key(point) for codes in coded for code in codes]),
         lambda point: _segments(coded, point, target.core),
     )
+
+
+def _coded(
+    function: Function, target: Target, points: Sequence[Shares], recorded: bool
+) -> Iterator[list[_Costs]]:
+    """The regions of all physical cores, step by step.
+
+    The cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): one whose
+    partner is idle has all of its bandwidth (inferred).
+    """
+    for regions in zip(*function.subgraphs, strict=True):
+        bank = len(regions) if any(r.program.kind == "idle" for r in regions) else 1
+        shared = [replace(point, hbm=point.hbm * bank) for point in points]
+        yield [_Costs(r, function.tensors, target, shared, recorded) for r in regions]
 
 
 def _segments(
@@ -294,12 +303,12 @@ def _segments(
     for number, codes in enumerate(coded):
         first = codes[0].region.program
         if first.kind in _EVENTS:
-            out += joined(pending.taken(number + 1))
+            out += pending.taken(number + 1)
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
         else:
             pending.add(codes, point)
-    return tuple(out + joined(pending.taken(0)))
+    return tuple(out + pending.taken(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +327,11 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
     for regions without code. Times are those of the queues alone (`stall_recovery` left out).
     """
     pending = _Cores(target.core, len(function.subgraphs))
-    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
-        if regions[0].program.kind in _EVENTS:
+    for number, codes in enumerate(_coded(function, target, (Shares(),), recorded=False)):
+        if codes[0].region.program.kind in _EVENTS:
             pending.taken(number + 1)
-            yield [{} for _ in regions]
+            yield [{} for _ in codes]
             continue
-        shared = (Shares(hbm=_bank_share(regions)),)
-        codes = [_Costs(r, function.tensors, target, shared, False) for r in regions]
         pending.add(codes, 0)
         yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
 
@@ -335,13 +342,6 @@ def _spans(code: _Costs, chain: Chain) -> dict[str, EngineSpan]:
         return {}
     (busy,) = code.busy
     return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
-
-
-def _bank_share(regions: Sequence[Region]) -> int:
-    """Physical cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): a core
-    whose partner is idle has all of its bandwidth (inferred).
-    """
-    return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
 
 
 class _Cores:
@@ -362,40 +362,37 @@ class _Cores:
         for number, code in enumerate(codes):
             awaited = code.region.after - self.first
             if awaited > 0:
-                other = self.ends[1 - number][awaited - 1]
+                other = self.chains[1 - number].ends[awaited - 1]
                 self.chains[number].hold(other + self.core.semaphore_ps)
             times.append(code.time(point, self.chains[number]))
-        for ends, chain in zip(self.ends, self.chains, strict=True):
-            ends.append(chain.end_ps)
-        together = _together(times, self._now() - before)
+        duration, moved = self._now() - before, sum(t.hbm_bytes for t in times)
+        # Halves run the same code side by side: what computes is the busier one.
+        compute = min(duration, max(t.compute_ps for t in times))
+        together = RegionTime(times[0].name, duration, _busy_ps(times), compute, moved)
         if busiest := [code.busiest_ps(point) for code in codes if code.is_code]:
             together = _recovered(together, max(busiest), self.core)
         lone = any(code.region.program.kind == "idle" for code in codes)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 
-    def taken(self, first: int) -> list[RegionTime]:
-        """Everything so far; both cores are at the same point then. `first` is the next region."""
-        found = self.times
+    def taken(self, first: int) -> list[Segment]:
+        """Everything so far, if anything; both cores are at the same point then. `first` is the
+        next region.
+        """
+        times = self.times
         self._begin(first)
-        return found
+        if not times:
+            return []
+        whole = sum(t.duration_ps for t in times), sum(t.compute_ps for t in times)
+        moved = sum(t.hbm_bytes for t in times)
+        return [Segment("compute", *whole, _busy_ps(times), moved, regions=tuple(times))]
 
     def _begin(self, first: int) -> None:
         self.first = first  # number of the first region of the stretch
         self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
-        self.ends: list[list[int]] = [[] for _ in range(self.cores)]  # of the regions of each core
         self.times: list[RegionTime] = []
 
     def _now(self) -> int:
         return max(chain.end_ps for chain in self.chains)
-
-
-def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
-    """One region of every core as one. Halves run the same code side by side, so the time with any
-    compute engine busy is that of the busier one.
-    """
-    compute = min(duration_ps, max(t.compute_ps for t in times))
-    moved = sum(t.hbm_bytes for t in times)
-    return RegionTime(times[0].name, duration_ps, _busy_ps(times), compute, moved)
 
 
 def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
@@ -405,20 +402,3 @@ def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
         for engine, ps in time.busy_ps.items():
             busy[engine] = busy.get(engine, 0) + ps
     return busy
-
-
-def joined(regions: Sequence[RegionTime]) -> list[Segment]:
-    """Regions back to back as a compute segment; none of no regions."""
-    if not regions:
-        return []
-    return [
-        Segment(
-            "compute",
-            sum(r.duration_ps for r in regions),
-            sum(r.compute_ps for r in regions),
-            _busy_ps(regions),
-            sum(r.hbm_bytes for r in regions),
-            -1,
-            tuple(regions),
-        )
-    ]

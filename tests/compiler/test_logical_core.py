@@ -14,7 +14,7 @@ from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.generate import Codes, _Placed
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.fusion.logical_core import LogicalCore, Way
-from shardwright.compiler.fusion.trial import Trial, _lately
+from shardwright.compiler.fusion.trial import Trial, _memo
 from shardwright.compiler.isa.program import Function, Region
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.machine.target import load_target
@@ -136,10 +136,10 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     """What the sketch planned and made is not made again, and the code is that of a search alone;
     behind a cut that halves the time no other one is looked at.
     """
-    _lately.cache_clear()
+    _memo.cache_clear()
     judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
-    build, sketch = Codes._place, LogicalCore._sketched
+    build, sketch = Codes._place, LogicalCore._first_fit_ps
 
     def counted(codes: Codes, builder: Builder, ways: int) -> _Placed:
         made[id(codes)] += 1
@@ -150,14 +150,14 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
         return sketched[-1]
 
     monkeypatch.setattr(Codes, "_place", counted)
-    monkeypatch.setattr(LogicalCore, "_sketched", noted)
+    monkeypatch.setattr(LogicalCore, "_first_fit_ps", noted)
     m = Maker((2048, 2048), "exponential")
     m.store(m.node("exponential", m.load((0, 1))), (0, 1))
     judge(m.program(), m.tensors)
     assert len(sketched) == 2
     assert sketched[1] * 1.98 <= sketched[0]
     (half, *_) = judge.way(m.program(), m.tensors).pairs[0]
-    _lately.cache_clear()
+    _memo.cache_clear()
     alone = Trial(load_target(TRN2), CompileOptions(lnc=2))
     before = made.total()
     assert alone(half, m.tensors) == judge(m.program(), m.tensors)

@@ -71,7 +71,7 @@ def test_what_another_function_has_found_is_not_searched_again(
     make: Callable[[], Maker], is_judged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same code and time, wherever tensors and registers are."""
-    trial._lately.cache_clear()
+    trial._memo.cache_clear()
     maker, target, options = make(), load_target(TARGET), CompileOptions()
     searched = Trial(target, options)
     wanted = [searched(maker.program(), maker.tensors)] if is_judged else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiler.fusion.trial import Trial
+from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.rule import traffic
@@ -26,7 +26,7 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     options = CompileOptions()
     graph, state = unrolled_step(seq_len, **sizes)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
-    judge = Trial(load_target("trn1n.32xlarge"), options) if coded else None
+    judge = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
     signature = Signature(aliases=tuple((i, i) for i in range(state)))
     settled = settle(graph, signature, options, judge)
     stored = [t for t in settled.lowered.tensors if t.shape.count(seq_len) > 1]
