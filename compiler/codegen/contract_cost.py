@@ -39,7 +39,7 @@ def nanoseconds(
     blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
     groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
     row_blocks = blocks * math.prod(groups.values())
-    panels = math.prod(size[a] for a in plan.across)
+    panels = plan.space.points(plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
     depth_tiles = plan.depth_tiles
     width = math.prod(plan.extents[a] for a in plan.columns)

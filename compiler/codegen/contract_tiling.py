@@ -23,7 +23,7 @@ from shardwright.compiler.codegen.contract_plan import (
     largest_walk,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Split, Walk
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.turned_store import is_plain
@@ -88,7 +88,7 @@ class _Planner:
         self,
         space: Space,
         number: int,
-        sinks: tuple[int, ...],
+        sinks: Numbers,
         order: tuple[int, int],
         room: Room,
     ) -> None:
@@ -162,8 +162,8 @@ class _Planner:
         space: Space,
         row_split: Split,
         rows: int | None,
-        rest: tuple[int, ...],
-        beside: tuple[int, ...] = (),
+        rest: Atoms,
+        beside: Atoms = (),
     ) -> Iterator[ContractPlan]:
         """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
         depth = self.depth
@@ -223,7 +223,7 @@ class _Planner:
         for atom, points in found:
             yield {atom: points}
 
-    def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
+    def _operand(self, side: int, free: Atoms) -> Operand:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
@@ -248,7 +248,7 @@ class _Planner:
             if chunk <= most and chunk != plan.chunk:
                 yield replace(plan, chunk=chunk, variant=True)
 
-    def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
+    def _loops(self, atoms: Iterable[int]) -> Atoms:
         """Atoms that become loops of single points, major first in the result."""
         out = self.out
         return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
@@ -270,7 +270,7 @@ class _Planner:
 
         return space, replace(made, major=max(others, key=merit))
 
-    def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
+    def _columns(self, limit: int) -> tuple[Atoms, dict[int, int]]:
         """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
         width = 1
         extents: dict[int, int] = {}
@@ -337,7 +337,7 @@ class _Planner:
         item, width = self.panel_type.bytes, plan.width
         whole = plan.row_bytes * plan.block if plan.resident else 0
         slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
-        columns = math.prod(self.space.sizes[a] for a in self.n) * plan.points
+        columns = self.space.points(self.n) * plan.points
         held = plan.depth_tiles * columns * item if plan.held else 0
         left = self.budget - whole * slots - held - sums - self.epilogue_bytes * width
         if left <= 0 and (plan.held or plan.staged):

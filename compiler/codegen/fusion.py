@@ -20,6 +20,7 @@ from shardwright.compiler.codegen.domain import (
     SCALED,
     SINKS,
     SPLATS,
+    Numbers,
     Rewriting,
     Space,
     Value,
@@ -201,7 +202,7 @@ def is_product(value: Value) -> bool:
 
 def fuse(
     space: Space, wanted: Sequence[int], points: Points, rates: Rates
-) -> tuple[Space, tuple[int, ...]]:
+) -> tuple[Space, Numbers]:
     """(space, values to compute) with chains fused and placed on engines.
 
     `points(value)` are the elements per partition of a tile.

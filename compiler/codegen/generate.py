@@ -16,7 +16,7 @@ from functools import cached_property, partial
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.copies import copy_candidates, is_copy
+from shardwright.compiler.codegen.copies import copy_candidates, is_copy, turn_candidates, turns_of
 from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
@@ -32,7 +32,6 @@ from shardwright.compiler.codegen.search import (
 )
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
-from shardwright.compiler.codegen.turns import turn_candidates, turns_of
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Builder, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value, Walk
+from shardwright.compiler.codegen.domain import (
+    CODELESS,
+    SINKS,
+    Atoms,
+    Numbers,
+    PerAtom,
+    Space,
+    Value,
+    Walk,
+)
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
@@ -116,9 +125,7 @@ def _runs(size: int, partitions: int) -> list[int]:
 class _Planner:
     """Extents for one partition atom, and the tilings they make."""
 
-    def __init__(
-        self, space: Space, values: tuple[int, ...], partition: int | None, room: Room
-    ) -> None:
+    def __init__(self, space: Space, values: Numbers, partition: int | None, room: Room) -> None:
         self.space = space
         self.values = values
         self.nodes = [space[n] for n in values]
@@ -229,15 +236,15 @@ class _Planner:
         spanned = value.atoms | value.over if value.op in SINKS else value.atoms
         return [a for a in spanned if a != self.partition]
 
-    def _tiles(self, extents: Mapping[int, int]) -> list[int]:
+    def _tiles(self, extents: PerAtom) -> list[int]:
         """Elements per partition of every value's tile."""
         return [math.prod([extents[a] for a in atoms]) for atoms in self.spanned]
 
-    def _row_bytes(self, extents: Mapping[int, int]) -> int:
+    def _row_bytes(self, extents: PerAtom) -> int:
         rows = zip(self._tiles(extents), self.nodes, strict=True)
         return max(elements * v.dtype.bytes for elements, v in rows)
 
-    def _fits(self, extents: Mapping[int, int], slots: tuple[int, int]) -> bool:
+    def _fits(self, extents: PerAtom, slots: tuple[int, int]) -> bool:
         tiles = self._tiles(extents)
         if max(tiles) > self.limits.dim_stride_max:
             return False
@@ -254,9 +261,7 @@ class _Planner:
                 freed[at].append(number)
         return freed
 
-    def _footprint(
-        self, tiles: Sequence[int], extents: Mapping[int, int], slots: tuple[int, int]
-    ) -> int:
+    def _footprint(self, tiles: Sequence[int], extents: PerAtom, slots: tuple[int, int]) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
         rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
@@ -270,7 +275,7 @@ class _Planner:
         return peak
 
     def _bytes_each(
-        self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
+        self, number: int, value: Value, extents: PerAtom, slots: tuple[int, int]
     ) -> int:
         """SBUF bytes per element of a value's tile."""
         if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
@@ -304,7 +309,7 @@ class _Tiling:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: tuple[int, ...], slots: tuple[int, int]) -> StripPlan:
+    def _plan(self, order: Atoms, slots: tuple[int, int]) -> StripPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
         return StripPlan(
             space=self.space,
@@ -323,7 +328,7 @@ class _Tiling:
 
     # loop order
 
-    def _order(self, ranked: Sequence[int]) -> tuple[int, ...] | None:
+    def _order(self, ranked: Sequence[int]) -> Atoms | None:
         """Looped atoms, outermost first: what a sum runs over last, before it the partitions."""
         looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)

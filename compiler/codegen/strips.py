@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 
@@ -28,11 +28,11 @@ class StripPlan:
     """
 
     space: Space
-    values: tuple[int, ...]
+    values: Numbers
     partition: int | None
-    axes: tuple[int, ...]
+    axes: Atoms
     extents: dict[int, int]
-    order: tuple[int, ...]
+    order: Atoms
     slots: tuple[int, int]
     cost: float
     variant: bool = False  # see `Candidate`

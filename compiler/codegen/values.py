@@ -22,7 +22,7 @@ from shardwright.compiler.codegen.domain import (
     Value,
     Walk,
 )
-from shardwright.compiler.codegen.masks import NEGATED
+from shardwright.compiler.codegen.positions import NEGATED
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine

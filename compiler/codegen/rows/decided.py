@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.codegen.domain import SCALED, SPLATS, Value
+from shardwright.compiler.codegen.domain import SCALED, SPLATS, Numbers, Value
 from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.plan import RowPlan
@@ -31,11 +31,11 @@ class Decided:
         """The value whose code fills the tile of a value."""
         return self.same.get(number, number)
 
-    def inputs(self, number: int) -> tuple[int, ...]:
+    def inputs(self, number: int) -> Numbers:
         """What a value reads."""
         return tuple(dict.fromkeys(self.values[number].inputs))
 
-    def sharing(self, number: int) -> tuple[int, ...]:
+    def sharing(self, number: int) -> Numbers:
         """A value and those that lie in its tile."""
         return (number, *(n for n, owner in self.same.items() if owner == number))
 

@@ -18,10 +18,9 @@ from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.levels import Stage
-from shardwright.compiler.codegen.rows.online import Running
+from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.products import Products, Shared, placed
-from shardwright.compiler.codegen.rows.rescale import copied, rescale, start_of
 from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
@@ -152,13 +151,13 @@ class Group(Products):
     def _tiles_of(self, stage: Stage, place: Scope) -> None:
         """A stage of the row tiles of `place`, one after the other."""
         moving = [r for r in self.running if r.column in stage.values]
-        before = [copied(self, r, self._running(r, place), place) for r in moving]
+        before = [copied(self, r, placed(self.held[r.column], place), place) for r in moving]
         if stage.inner is None:
             self._block(stage, place)
         else:
             self._sweep(stage, [place], stage.inner)
         for r, held in zip(moving, before, strict=True):
-            moved = (held, self._running(r, place))
+            moved = (held, placed(self.held[r.column], place))
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
 
     def _takes_turns(self, stage: Stage) -> bool:
@@ -197,14 +196,10 @@ class Group(Products):
             scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
         return scope
 
-    def _running(self, running: Running, place: Scope) -> Held:
-        return placed(self.held[running.column], place)
-
     def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
         """Where a row tile adds up a fold, and its columns."""
-        atom = self.plan.inner(number)
         held = self.partial.get(number, self.held[number])
-        return placed(held, place), 1 if atom is None else self.space.sizes[atom]
+        return placed(held, place), self.space.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
         """What running passes begin with: `folds` of all row tiles of the band."""
@@ -213,8 +208,8 @@ class Group(Products):
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
-                    tile, place = self.builder.tiles[held.tile], Held(held.tile, {})
-                    out = self.scope.flat(place, tile.partitions, tile.elements)
+                    tile, whole = self.builder.tiles[held.tile], Held(held.tile, {})
+                    out = self.scope.flat(whole, tile.partitions, tile.elements)
                     self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
@@ -243,8 +238,7 @@ class Group(Products):
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
-            size = 1 if atom is None else self.scope.extent(atom)
-            loaded = value.op in ("load", "load_indexed")
+            size, loaded = self.scope.extent(atom), value.op in ("load", "load_indexed")
             held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
             if atom is not None:
                 first = self.scope.boxes[atom].origin * -1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Numbers, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 
@@ -22,7 +22,7 @@ class Stage:
 
     level: int
     inner: int | None
-    values: tuple[int, ...]
+    values: Numbers
 
 
 @dataclass(frozen=True, slots=True)

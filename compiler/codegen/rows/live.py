@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import Numbers, Space
 from shardwright.compiler.codegen.rows.facts import Fact, Known, exact, facts, is_low, span_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 
@@ -51,7 +51,7 @@ class Rows:
     """
 
     space: Space
-    numbers: tuple[int, ...]
+    numbers: Numbers
     whole: Facts
     row: int
     span: Range

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.builder import NO_ATOM
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Value
 from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.balance import Balance, Work
+from shardwright.compiler.codegen.rows.engines import Balance, Work, overwritten
 from shardwright.compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
-from shardwright.compiler.codegen.rows.overwritten import overwritten
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.codegen.search import Room
@@ -128,9 +128,9 @@ class RowPlan:
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
     strips: frozenset[int]  # values that are kept whole for later stages
     read_whole: frozenset[int]  # strips that a sum reads while it is swept along another atom
-    vectors: tuple[int, ...]  # values without the row atom, made once for all rows
+    vectors: Numbers  # values without the row atom, made once for all rows
     turned: dict[int, DType]  # element type in which contractions need a value transposed
-    order: tuple[int, ...]  # parallel loops, outermost first
+    order: Atoms  # parallel loops, outermost first
     fold: dict[int, int]  # neighbours of an inner atom that share a partition of panels
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
     engines: Balance  # who does what more than one engine can do
@@ -157,31 +157,34 @@ class RowPlan:
         """Whether a pass works with what is not complete yet."""
         return any(one.running for one in self.passes)
 
+    @property
+    def stream(self) -> int:
+        """The streamed atom, or that there is none."""
+        return self.streamed.atom if self.streamed else NO_ATOM
+
     def points(self, atom: int) -> int:
         """Points of an atom that are on chip at a time."""
-        size = self.space.sizes[atom]
-        mine = self.streamed is not None and atom == self.streamed.atom
-        return min(size, self.streamed.length) if self.streamed and mine else size
+        size, streamed = self.space.sizes[atom], self.streamed
+        return min(size, streamed.length) if streamed and streamed.atom == atom else size
 
     def points_of_sum(self, atom: int) -> int:
         """Points of an atom that a sum over rows has on chip at a time."""
-        apart = self.streamed is not None and self.streamed.outside
-        return self.points(atom) if apart else self.space.sizes[atom]
+        outside = self.streamed and self.streamed.outside
+        return self.points(atom) if outside else self.space.sizes[atom]
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed atom."""
-        return self.streamed is not None and self.streamed.atom in self.space[number].atoms
+        return self.stream in self.space[number].atoms
 
     def carries(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom, segment by segment."""
-        over = self.space[number].over
-        return self.streamed is not None and self.streamed.atom in over
+        return self.stream in self.space[number].over
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
         return inner_of(self.roles, self.space[number])
 
-    def panel_atoms(self, number: int, operand: int) -> tuple[int, ...]:
+    def panel_atoms(self, number: int, operand: int) -> Atoms:
         """What a panel of an operand of contraction `number` spans beside k."""
         (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
@@ -234,7 +237,11 @@ def _for_row(
     if any(p.ways > 1 for p in fitting):
         return fitting
     atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, passing, atom)
+    # Products over the streamed atom are added up in parts, so they are fp32.
+    sinks = _sinks_of(made, (*roles.rows, *roles.late))
+    wide, last = wide_products(made, sinks, roles.row, atom)
+    wide_roles = roles_for(wide, last, roles.row)
+    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, passing, atom)
     outside = [
         plan
         for atom in _complete_apart(made, roles)
@@ -266,13 +273,6 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
 
 def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
     return [n for n in numbers if space[n].op in SINKS]
-
-
-def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
-    """`space` with products over `atom` in fp32, as they are added up in parts."""
-    sinks = _sinks_of(space, (*roles.rows, *roles.late))
-    space, last = wide_products(space, sinks, roles.row, atom)
-    return space, roles_for(space, last, roles.row)
 
 
 def _planned(
@@ -403,9 +403,7 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(
-    space: Space, sinks: Sequence[int], roles: Roles, room: Room
-) -> tuple[Space, tuple[int, ...]]:
+def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> tuple[Space, Numbers]:
     def points(value: Value) -> int:
         most = room.limits.moving_max
         return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)
@@ -438,7 +436,7 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
     return found
 
 
-def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
+def _parallel_order(space: Space, roles: Roles) -> Atoms:
     """Parallel loops: those that choose other panels outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
     chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}

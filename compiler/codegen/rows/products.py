@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Held, Scope, divided
+from shardwright.compiler.codegen.builder import Held, Scope, ZeroWhen, divided
 from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.rows.balance import Copy
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
-from shardwright.compiler.codegen.rows.overwritten import READ_PSUM
+from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
 from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
@@ -82,7 +81,7 @@ class Products(Frame):
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
 
-        def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
+        def multiply(place: Scope, chunk: Affine, depth: int, zero: ZeroWhen) -> None:
             stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.codegen.domain import CODELESS
-from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
@@ -97,7 +96,7 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 
 def _width(plan: RowPlan, number: int) -> int:
-    inner = inner_of(plan.roles, plan.space[number])
+    inner = plan.inner(number)
     return 1 if inner is None else plan.points(inner)
 
 
