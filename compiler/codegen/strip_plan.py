@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.builder import Builder, pieces
+from shardwright.compiler.codegen.builder import pieces
 from shardwright.compiler.codegen.domain import (
     CODELESS,
     SINKS,
@@ -52,12 +52,8 @@ _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reducti
 
 def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Candidate]:
     """Tilings of everything `sinks` need. Raises CompileError when there is none."""
-
-    def emit(plan: StripPlan, builder: Builder) -> None:
-        emit_strips(builder, plan)
-
     plans = plan_strips(*join_views(space, sinks, room.tensors), room)
-    made = {id(p): Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans}
+    made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 

@@ -60,7 +60,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
     return found
 
 
-def emit_strips(builder: Builder, plan: StripPlan) -> None:
+def emit_strips(plan: StripPlan, builder: Builder) -> None:
     """Append the code of a strip region to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 

@@ -72,7 +72,7 @@ class Group(Products):
     ) -> None:
         super().__init__(plan, scope, shared, rows)
         self.height = height
-        self.parts = pieces(scope.extent(plan.roles.row), height)
+        self.parts = pieces(scope.extent(plan.row), height)
         self.count = sum(p.trip for p in self.parts)
         self.partial: dict[int, Held] = {}
         self.reducer: Engine | None = None
@@ -184,11 +184,11 @@ class Group(Products):
     def _is_product_sum(self, number: int) -> bool:
         """Whether a value is a sum over rows, and not one that keeps them."""
         mine = number in self.plan.roles.sums
-        return mine and self.sums.layouts[number].tall != self.plan.roles.row
+        return mine and self.sums.layouts[number].tall != self.plan.row
 
     def _enter(self, part: Piece) -> Scope:
         """The code for tiles of the group that have `part.extent` rows."""
-        row = self.plan.roles.row
+        row = self.plan.row
         scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
@@ -262,7 +262,7 @@ class Group(Products):
         home, count, tiles = (
             (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
         )
-        rows = rows or min(self.height, home.extent(self.plan.roles.row))
+        rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
     def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
@@ -412,7 +412,7 @@ class Group(Products):
 
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
-        if layout.tall == self.plan.roles.row:
+        if layout.tall == self.plan.row:
             moving = self.operand(self.space[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
@@ -451,7 +451,7 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
     """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
     masks decide which columns are needed, several, so that each has its own.
     """
-    size = plan.space.sizes[plan.roles.row]
+    size = plan.space.sizes[plan.row]
     count = size // step
     each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
     found = []

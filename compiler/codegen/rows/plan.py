@@ -40,7 +40,8 @@ class _Form:
     lean: bool = False  # panels and sums are held once
     again: bool = False  # values are made again instead of kept
     alone: bool = False  # a group ends before the next one begins
-    length: int = 0  # columns of a segment of a streamed row
+    streamed: int = NO_ATOM  # the atom that is walked in segments
+    length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
     online: bool = False  # fewer passes over the segments
     outside: bool = False  # segments are walked around all rows
@@ -158,6 +159,11 @@ class RowPlan:
         return any(one.running for one in self.passes)
 
     @property
+    def row(self) -> int:
+        """The row atom."""
+        return self.roles.row
+
+    @property
     def stream(self) -> int:
         """The streamed atom, or that there is none."""
         return self.streamed.atom if self.streamed else NO_ATOM
@@ -205,34 +211,29 @@ def _operand_type(space: Space, number: int) -> DType:
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(
-    space: Space, sinks: Iterable[int], room: Room, passing: bool = True
-) -> list[RowPlan]:
-    """Plans for everything `sinks` need, the one with most row tiles in flight first; Scalar may
-    make sums in `passing`.
+def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
+    """Plans for everything `sinks` need, the one with most row tiles in flight first.
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
     for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
         try:
-            return _for_row(row_space, last, roles, room, passing)
+            return _for_row(row_space, last, roles, room)
         except CapacityError as error:
             failure = failure or error
     assert failure is not None
     raise failure
 
 
-def _for_row(
-    space: Space, last: Sequence[int], roles: Roles, room: Room, passing: bool
-) -> list[RowPlan]:
+def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
     """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
     roles = roles_for(made, _sinks_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
-    plans = _planned(made, roles, forms, room, passing)
+    plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
     if any(p.ways > 1 for p in fitting):
         return fitting
@@ -241,11 +242,11 @@ def _for_row(
     sinks = _sinks_of(made, (*roles.rows, *roles.late))
     wide, last = wide_products(made, sinks, roles.row, atom)
     wide_roles = roles_for(wide, last, roles.row)
-    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, passing, atom)
+    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, atom)
     outside = [
         plan
         for atom in _complete_apart(made, roles)
-        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, passing, atom)
+        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, atom)
     ]
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
     found = [*_fitting(outside, room), *found]
@@ -276,45 +277,39 @@ def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
 
 
 def _planned(
-    space: Space,
-    roles: Roles,
-    forms: Sequence[_Form],
-    room: Room,
-    passing: bool,
-    streamed: int = -1,
+    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_ATOM
 ) -> list[RowPlan]:
     """A plan for every form."""
+    forms = [replace(form, streamed=streamed) for form in forms]
     made = {
-        form.sweeps: _swept(space, roles, form, room, passing, streamed)
+        form.sweeps: _swept(space, roles, form, room)
         for form in {form.sweeps: form for form in forms}.values()
     }
-    plans = [_formed(made[form.sweeps], form, streamed, room.limits) for form in forms]
+    plans = [_formed(made[form.sweeps], form, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
-def _swept(
-    space: Space, roles: Roles, form: _Form, room: Room, passing: bool, streamed: int
-) -> RowPlan:
+def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
         whole=frozenset() if form.lean else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if form.lean else frozenset(),
-        early=form.again or streamed >= 0,
-        streamed=streamed,
+        early=form.again or form.streamed != NO_ATOM,
+        streamed=form.streamed,
         online=form.online,
     )
     if form.apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
-    if streamed >= 0:
+    if form.streamed != NO_ATOM:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.again:
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
     over = overwritten(space, roles, levels.run, {*strips, *turned})
-    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, passing, room)
+    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -360,20 +355,20 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     return frozenset(free.difference(space.slice(set(roles.shared) - free)))
 
 
-def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPlan:
+def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
     in order, and so has then the other operand; so have segments.
     """
     ways, block = form.ways, limits.contraction_max * form.ways
-    ordered, sizes = {*_ordered(plan), streamed}, plan.space.sizes
+    ordered, sizes = {*_ordered(plan), form.streamed}, plan.space.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
-    segments = Streamed(streamed, form.length, form.tiles, form.outside)
+    segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
     return replace(
         plan,
         ways=ways,
         fold=dict.fromkeys(folded, ways) if ways > 1 else {},
-        streamed=segments if streamed >= 0 else None,
+        streamed=segments if form.streamed != NO_ATOM else None,
         young_first=form.young_first,
         alone=form.alone,
     )

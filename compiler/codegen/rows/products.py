@@ -46,7 +46,7 @@ class Products(Frame):
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: tuple[int, int]) -> None:
-        super().__init__(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
+        super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.panels, self.whole = shared.panels, shared.whole
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
@@ -121,7 +121,7 @@ class Products(Frame):
         """The transposed operand of a product: (where, elements between chunks, between rows)."""
         if number in self.whole:
             panel = self.whole[number]
-            row = {self.plan.roles.row: panel.column_step}
+            row = {self.plan.row: panel.column_step}
             held = placed(Held(panel.held.tile, row, panel.held.offset), scope)
             return held, panel.chunk_step, panel.column_step
         return placed(self.turned[tall], scope), self.rows(scope), 1

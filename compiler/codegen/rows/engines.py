@@ -1,0 +1,252 @@
+"""Which engine does what of a row, and which values stay in PSUM for Vector.
+
+Work moves from the busiest engine while that helps: reductions can go from Vector to GpSimd, copies
+with a scale from Scalar to Vector, copies out of PSUM either way. What a row tile costs is counted
+over all its columns; instructions of GpSimd have a high price of their own.
+
+Vector reads two operands at a time where one is in PSUM and one in SBUF, and at half the rate where
+both are in SBUF. So what follows from a product alone takes over its bank where Vector combines it
+with a value in SBUF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, SCALED, Space, Value
+from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.rows.roles import Roles, inner_of
+from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
+from shardwright.compiler.isa.program import Engine
+
+# unknown: no rule is printed for GpSimd; the default of `isa/costs.py` (150 + N cycles).
+_GPSIMD_CYCLES = 150
+_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What leaves PSUM for SBUF: product `number`, or with `turned` the transposes of a value."""
+
+    number: int
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Reductions for GpSimd, sums that Scalar makes in passing, copies for Vector, not Scalar."""
+
+    gpsimd: frozenset[int]
+    by_product: frozenset[int]
+    vector_copies: frozenset[Copy]
+
+
+@dataclass
+class Work:
+    """Nanoseconds of every engine for one row tile, and what may move."""
+
+    space: Space
+    roles: Roles
+    run: Mapping[int, int]  # what is computed, by level (`levels.py`)
+    turned: Collection[int]
+    pairs: Collection[int]
+    ways: int  # row tiles that take turns in a block
+    room: Room
+
+    def __post_init__(self) -> None:
+        space, roles = self.space, self.roles
+        self.chosen: dict[int | Copy, Engine] = {
+            n: self._engine(n) for n in self.run if self._counts(n)
+        }
+        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
+        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in self.turned}
+        self.busy = dict.fromkeys(_ENGINES, 0.0)
+        self._costs: dict[tuple[int | Copy, Engine], dict[Engine, float]] = {}
+        for work, engine in self.chosen.items():
+            self._add(self.busy, work, engine, 1)
+        for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
+            added = space.points(space[n].atoms & roles.inner)
+            cycles = added / self.room.limits.partitions / self.ways
+            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
+
+    def balanced(self) -> Balance:
+        """Who does what; the engines of copies with a scale are set in `space`."""
+        while self.improve():
+            pass
+        values, chosen = self.space.values, self.chosen.items()
+        for n, engine in chosen:
+            if isinstance(n, int) and values[n].op == SCALED:
+                values[n] = replace(values[n], attrs={**values[n].attrs, "engine": engine.value})
+        return Balance(
+            frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
+            frozenset(n for n, e in chosen if self.is_reduction(n) and e is Engine.SCALAR),
+            frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
+        )
+
+    def _is_copied(self, number: int) -> bool:
+        """Whether a product surely leaves PSUM: it is rounded, or a single column."""
+        value = self.space[number]
+        return value.dtype is not DType.F32 or self._points(value) == 1
+
+    def improve(self) -> bool:
+        """Make the one move that helps most; False when none does."""
+        before = max(self.busy.values())
+        best: tuple[float, int, int | Copy, Engine] | None = None
+        for n, engine in self.chosen.items():
+            for target in self._targets(n, engine):
+                after = dict(self.busy)
+                self._add(after, n, engine, -1)
+                self._add(after, n, target, 1)
+                # Of equals the later one: what follows a maximum waits for it.
+                number = n.number if isinstance(n, Copy) else n
+                option = (max(after.values()), -number, n, target)
+                if option[0] < before and (best is None or option[:2] < best[:2]):
+                    best = option
+        if best is None:
+            return False
+        _, _, n, target = best
+        self._add(self.busy, n, self.chosen[n], -1)
+        self._add(self.busy, n, target, 1)
+        self.chosen[n] = target
+        return True
+
+    def is_reduction(self, n: int | Copy) -> TypeGuard[int]:
+        """Whether a row is reduced, not added to other rows."""
+        if isinstance(n, Copy) or n in self.roles.sums:
+            return False
+        return self.space[n].op == "reduce"
+
+    def _targets(self, n: int | Copy, engine: Engine) -> tuple[Engine, ...]:
+        """Where else a work can go."""
+        if isinstance(n, Copy):
+            return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
+        value = self.space[n]
+        if self.is_reduction(n):
+            reads_psum = value.inputs[0] in self.roles.panels
+            found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
+            found += [Engine.SCALAR] if self._is_by_product(value) else []
+            return tuple(e for e in found if e is not engine)
+        movable = value.op == SCALED and value.attrs["func"] == "identity"
+        return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
+
+    def _add(self, busy: dict[Engine, float], n: int | Copy, engine: Engine, sign: int) -> None:
+        """Count work, or with a `sign` of -1 no longer."""
+        if (n, engine) not in self._costs:
+            self._costs[n, engine] = self._cost(n, engine)
+        for one, ns in self._costs[n, engine].items():
+            busy[one] += sign * ns
+
+    def _cost(self, n: int | Copy, engine: Engine) -> dict[Engine, float]:
+        """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
+        if self.is_reduction(n) and engine is Engine.SCALAR:
+            read = max(self._points(self.space[i]) for i in self.space[n].inputs)
+            cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
+            return {one: self._ns(one, cycles) for one in (Engine.SCALAR, Engine.VECTOR)}
+        return {engine: self._time(n, engine)}
+
+    def _counts(self, n: int) -> bool:
+        """Selects and predicates are left out: most are decided by where the tile lies."""
+        value = self.space[n]
+        mine = value.op not in ("select", "compare", "contract", "load", "store")
+        return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
+
+    def _engine(self, n: int) -> Engine:
+        value = self.space[n]
+        by_product = self.is_reduction(n) and self._is_by_product(value)
+        return Engine.SCALAR if by_product else fusion.engine_of(value)
+
+    def _is_by_product(self, value: Value) -> bool:
+        return self.room.passing and fusion.is_by_product(self.space, value)
+
+    def _points(self, value: Value) -> int:
+        return self.space.points(value.atoms & self.roles.inner)
+
+    def _time(self, n: int | Copy, engine: Engine) -> float:
+        if isinstance(n, Copy):
+            return self._ns(engine, self._points(self.space[n.number]))
+        value = self.space[n]
+        cycles = fusion.cycles(self.space, value, self._points)
+        if n in self.pairs:
+            cycles = self._points(value)  # one of the two is in PSUM
+        if value.op == "divide" and self._points(self.space[value.inputs[1]]) == 1:
+            cycles = self._points(value)  # a product with the reciprocal of a single column
+        if engine is Engine.GPSIMD:
+            read = max(self._points(self.space[i]) for i in value.inputs)
+            cycles += _GPSIMD_CYCLES * -(-read // self.room.limits.moving_max)
+        return self._ns(engine, cycles)
+
+    def _ns(self, engine: Engine, cycles: float) -> float:
+        return self.room.rates.engine_ns(engine, cycles)
+
+
+READ_PSUM = FROM_PSUM | nodes_of(NodeKind.CHOICE, NodeKind.REDUCTION)
+"""Nodes of rows whose code reads PSUM."""
+# Pairs that take as long as one operand where one of them is in PSUM (isa/costs.py).
+_PAIRS = BINARY - nodes_of(NodeKind.LONG)
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """The product whose bank a value takes over (`bank_of`), and the pairs of values that are read
+    at the full rate for it.
+    """
+
+    bank_of: Mapping[int, int]
+    pairs: frozenset[int]
+
+
+def overwritten(
+    space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
+) -> Overwritten:
+    """Of a row region whose values in `kept` have tiles beyond their block."""
+    found = _Banks(space, roles, run, kept)
+    bank_of: dict[int, int] = {}
+    pairs: set[int] = set()
+    for pair in sorted(n for n in run if space[n].op in _PAIRS):
+        inputs = space[pair].inputs
+        for n, other in (inputs[::-1], inputs):  # the one made last waits least for its reader
+            product = found.product_of(n)
+            in_sbuf = other not in (n, *roles.panels, *bank_of)
+            if product is not None and in_sbuf and found.is_block(other, product):
+                bank_of[n] = product
+                pairs.add(pair)
+                break
+    return Overwritten(bank_of, frozenset(pairs))
+
+
+class _Banks:
+    """What may lie in the banks of the products of a region."""
+
+    def __init__(
+        self, space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
+    ) -> None:
+        self.space, self.roles, self.run, self.kept = space, roles, run, kept
+        self.users = space.users((*roles.rows, *roles.sums))
+
+    def product_of(self, number: int) -> int | None:
+        """The product that a value alone follows from, if its bank may hold both."""
+        value, values = self.space[number], self.space.values
+        if any(values[i].op == MASK for i in value.inputs):
+            return None  # GpSimd applies it
+        wide = [i for i in value.inputs if values[i].atoms == value.atoms]
+        products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
+        if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:
+            return None
+        (product,) = products
+        mine = self.is_block(number, product) and self.is_block(product, product)
+        return product if mine and self._reach_psum([number, *self.users[number]]) else None
+
+    def is_block(self, number: int, product: int) -> bool:
+        """Whether a value is fp32 and made block by block in the sweep of a product."""
+        value, source = self.space[number], self.space[product]
+        beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
+        return beside and value.dtype is DType.F32 and number not in self.kept
+
+    def _reach_psum(self, numbers: Iterable[int]) -> bool:
+        ops = {n: self.space[n].op for n in numbers}
+        return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())
