@@ -186,9 +186,7 @@ class Scope:
         return scope
 
     def beside(self, body: list[Instr | Loop], lane: int) -> Scope:
-        """Code in `body`, a loop of this place or the place itself, with tiles that live in one
-        iteration here and that only the same lane takes.
-        """
+        """Code in `body`, a loop of this place or itself, with tiles that only its lane takes."""
         scope = self.straight({})
         scope.body, scope.lane = body, lane
         return scope
@@ -237,9 +235,7 @@ class Scope:
         return places
 
     def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
-        """The code for one piece of this scope's box of an atom; what is added up over the atom
-        `begins` there unless it did before this scope.
-        """
+        """One piece of this scope's box of an atom; sums over it begin there if it `begins`."""
         begun, scope = self.first.get(atom, ()), self.enter(atom, piece)
         at = scope.boxes[atom].origin
         scope.boxes[atom] = Box(self.boxes[atom].origin + at, piece.extent)
@@ -350,9 +346,7 @@ class Scope:
     def matmul(
         self, dst: AccessPattern, srcs: Sequence[AccessPattern], zero_when: ZeroWhen
     ) -> None:
-        """A product of [k, rows] and [k, columns] to PSUM [rows, columns], added to what is there
-        unless all registers of `zero_when` are 0.
-        """
+        """[k, rows]^T x [k, columns] into PSUM, over what is there if `zero_when` are all 0."""
         self.add("matmul", Engine.TENSOR, dst, srcs, zero_when=zero_when)
 
     def add_up(self, dst: AccessPattern, src: AccessPattern, zero_when: ZeroWhen) -> None:

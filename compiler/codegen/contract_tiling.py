@@ -152,9 +152,7 @@ class _Planner:
             yield from self._formed(space, single, made.major, (made.major, rows), (rows,))
 
     def _beside(self, rows: int | None) -> Iterator[int]:
-        """Numbers of neighbouring rows of the result that may lie on one partition: where they
-        follow each other in memory and are short.
-        """
+        """Numbers of neighbouring, short rows of the result that may lie on one partition."""
         out, size = self.out, self.space.sizes
         if rows is None or out is None:
             return
@@ -250,9 +248,7 @@ class _Planner:
             yield from self._variants(tiled)
 
     def _variants(self, plan: ContractPlan) -> Iterator[ContractPlan]:
-        """For a thorough search, other chunks of k: what is turned at a time, and how soon the next
-        transfer starts, decide how well the engines overlap.
-        """
+        """Other chunks of k, which decide how well engines overlap, for a thorough search."""
         most = min(plan.space.sizes.get(plan.depth_split.major, 1), 2 * plan.chunk)
         for chunk in _CHUNKS if self.room.thorough else ():
             if chunk <= most and chunk != plan.chunk:
@@ -433,7 +429,7 @@ class _Planner:
         issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
         evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
         products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
-        # The queue of the tensor engine waits for copies of what it transposes: half on each of two.
+        # The queue of the tensor engine waits for copies of what it turns: half on each engine.
         products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
         if plan.accumulator_slots == 1:  # and for accumulators that are all in use
             products += rates.engine_ns(Engine.VECTOR, evicted)

@@ -211,9 +211,7 @@ class Rewriting:
         return self.number[i]
 
     def made(self, n: int, value: Value) -> int:
-        """Append what becomes of `value`, number `n` in the old space with inputs in the new one;
-        returns its new number.
-        """
+        """Append what becomes of old value `n`, its inputs new ones; returns its new number."""
         return self.add(value)
 
     def add(self, value: Value) -> int:

@@ -133,10 +133,7 @@ class Codes:
         self._times: dict[int, int] = {}  # by the identity of a region, which `_made` keeps alive
 
     def searched(self) -> Generated:
-        """The fastest code with the largest share of SBUF that anything fits in.
-
-        Raises CapacityError when nothing does.
-        """
+        """The fastest code with the largest share of SBUF that fits. Raises CapacityError."""
         return self._fastest(self.effort)
 
     def first(self) -> Generated:
@@ -181,9 +178,7 @@ class Codes:
     def _with_loads_apart(
         self, made: Generated, chosen: Sequence[Candidate], ways: int, effort: Effort
     ) -> Generated | None:
-        """The same code with loads that wait for no other tile, where that is faster: the loads of
-        the next iteration then begin while this one is still at work.
-        """
+        """The same code with loads that wait for no other tile, where that is faster."""
         tried = effort.loads_apart and self.kinds & {"strip", "row"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None

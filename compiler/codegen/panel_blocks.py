@@ -83,9 +83,7 @@ class BlockLoader:
     def _fetched(
         self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
     ) -> Iterator[tuple[Scope, Held, Held]]:
-        """Every block of rows that `atoms` count: where its code goes, its place in the panel, and
-        its rows on chip.
-        """
+        """Every block of rows that `atoms` count: code, place in the panel, rows on chip."""
         for place, at in blocks_within(scope, block.loops(atoms), {}):
             rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
             target = place.flat(rows, block.partitions, block.run)

@@ -210,9 +210,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that wait to be turned: one block of them, and per looped atom (elements between blocks,
-    points of the atom in a block).
-    """
+    """Rows that wait: a block, and per looped atom (elements between blocks, points of one)."""
 
     first: Held
     steps: Mapping[int, tuple[int, int]]

@@ -57,9 +57,7 @@ class _Position:
 
 
 def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
-    """The least and the largest number of a walk where each atom stays in its range (first, end);
-    None where registers move it.
-    """
+    """The range of a walk where each atom stays in its own (first, end); None with registers."""
     if walk.offset.terms:
         return None
     low = high = walk.offset.const
@@ -137,9 +135,7 @@ def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
 
 
 def fold_counters(space: Space) -> None:
-    """Turn the counter of every generator of random bits that is a sum of counts and numbers into
-    one count, and a number where some are loaded.
-    """
+    """Turn counters of generators of random bits into one count each, and what is loaded."""
     space.values = _Folding(space).run().values
 
 

@@ -181,9 +181,7 @@ _LEAST_ELEMENTS = 2 * MIN_CYCLES
 def in_passing(
     frame: Frame, value: Value, source: Held, target: Held, scope: Scope, looped: bool
 ) -> bool:
-    """Make the sums of rows of `source` those of the activation that wrote it, and add them to
-    `target`; False, and nothing is changed, where that is not possible.
-    """
+    """Add the sums of rows of `source` as its activation makes them; False where it cannot."""
     maker = _maker(frame, value, source, target, scope)
     if maker is None:
         return False

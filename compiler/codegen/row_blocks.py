@@ -79,9 +79,7 @@ class RowBlock:
 
 
 def spread(count: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """How far `count` neighbouring points reach along each of `sizes`, innermost first: all of
-    some, an even part of the next; None when they end elsewhere.
-    """
+    """How far `count` neighbouring points reach along `sizes` (innermost first); None if uneven."""
     reach = []
     for size in sizes:
         if count % size and size % count:

@@ -94,10 +94,7 @@ def _append(space: Space, node: Node, inputs: Numbers) -> int:
 
 
 def _inverse(value: Value) -> Value | None:
-    """1 / constant, where that is a normal number: a multiply takes an eighth of a divide's cycles.
-
-    The product may differ from the quotient in the last bit.
-    """
+    """1 / constant if normal: an eighth of a divide's cycles, and maybe another last bit."""
     number = value.attrs.get("value") if value.op == "constant" else None
     if not value.dtype.is_float or not number or not _TINY < abs(1 / float(number)) < _HUGE:
         return None
@@ -183,9 +180,7 @@ def _only_stored(space: Space, readers: Iterable[int]) -> bool:
 
 
 def _widens(source: Value, value: Value) -> bool:
-    """A load converted to fp32 without loss: engines compute in fp32 whatever float they read, and
-    a DMA that converts moves the longer type.
-    """
+    """A load converted to fp32 without loss: engines read any float, a DMA moves the short type."""
     widens = source.dtype.bytes < value.dtype.bytes and value.dtype is DType.F32
     return source.op == "load" and source.dtype.is_float and widens
 
@@ -255,9 +250,7 @@ def _keeps_order(value: Value, outer: int, inner: int) -> bool:
 
 
 def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
-    """`space` with two atoms as one, `inner`, for the values `numbers`; None where those do not
-    walk them as one. Other values are not to be used afterwards.
-    """
+    """`space` with two atoms as one for the values `numbers`; None where they do not walk so."""
     if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
         return None
     joined = replace(space, sizes=dict(space.sizes), values=list(space.values))

@@ -78,9 +78,7 @@ def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPla
 
 
 def _turns_extremes(plan: StripPlan) -> bool:
-    """True when a maximum or minimum crosses the partitions: the tensor engine turns it around by
-    products with 0 and 1, and an infinity times 0 is NaN.
-    """
+    """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
     nodes = (plan.space[n] for n in plan.values)
     return any(
         v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes

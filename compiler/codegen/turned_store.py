@@ -67,9 +67,7 @@ def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) ->
 
 
 def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
-    """Fill `rows`: a transpose takes every `each`-th column of the tile, one row of each partition;
-    as many as fit share a bank and a copy.
-    """
+    """Fill `rows`: a transpose takes every `each`-th column, as many as fit share a bank."""
     sizes, strides = block.every(held.strides)
     (columns,) = merge_dims(sizes, [strides])
     several = PSUM_COLUMNS // block.row

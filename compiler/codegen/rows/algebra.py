@@ -21,9 +21,7 @@ _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that d
 def columns_first(
     space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]
 ) -> tuple[Space, Numbers]:
-    """(space in which sums of rows over `inner` atoms and others take the inner ones first, and in
-    one step each, numbers of `sinks` in it).
-    """
+    """(space with sums over rows and `inner` atoms in two steps, inner first, new `sinks`)."""
     return _InSteps(space, sinks, row, inner).rewritten()
 
 

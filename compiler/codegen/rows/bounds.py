@@ -24,9 +24,7 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A column as sign * (what clamps and choices make of the running `extreme`): at any time at
-    or beyond the extreme so far, or at its own last value.
-    """
+    """A column: sign * the running `extreme`, clamped or chosen: always beyond that so far."""
 
     extreme: int
     sign: float

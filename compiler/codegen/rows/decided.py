@@ -19,9 +19,7 @@ from shardwright.compiler.codegen.rows.plan import RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """`values` of a stage as they are in some columns. Values in `same` lie in the tile of the one
-    they map to, which is made in the tile of its `home` if it has one.
-    """
+    """`values` of a stage in some columns; those in `same` lie in another's tile, at its `home`."""
 
     values: Mapping[int, Value] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)

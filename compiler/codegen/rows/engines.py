@@ -192,9 +192,7 @@ _PAIRS = BINARY - nodes_of(NodeKind.LONG)
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """The product whose bank a value takes over (`bank_of`), and the pairs of values that are read
-    at the full rate for it.
-    """
+    """The product whose bank a value takes over, and pairs that are read at the full rate so."""
 
     bank_of: Mapping[int, int]
     pairs: frozenset[int]

@@ -43,9 +43,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Row tiles that share the segments of a streamed atom: `count` of them, with what they carry
-    from segment to segment and from pass to pass.
-    """
+    """`count` row tiles that share segments, and what they carry from one to the next."""
 
     scope: Scope
     count: int
@@ -334,9 +332,7 @@ class Group(Products):
         return int(step.number not in self.panels and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`, where the selects of `choices` are
-        decided; in a skewed sweep those of one phase.
-        """
+        """The values of a stage in the boxes of `scope`; in a skewed sweep those of one phase."""
         kept, flight = self.held, self.flight
         self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= flight.held if flight else {}

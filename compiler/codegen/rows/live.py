@@ -46,9 +46,7 @@ def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The points `span` of the row atom; `numbers` are the values of the region that facts are
-    made of, `whole` what is known of them everywhere.
-    """
+    """The points `span` of the row atom; `whole` is what is known of `numbers` everywhere."""
 
     space: Space
     numbers: Numbers

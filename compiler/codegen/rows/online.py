@@ -259,9 +259,7 @@ _SIGN = {"max": -1.0, "min": 1.0}
 
 
 def start_of(value: Value) -> float:
-    """What a fold of a running pass begins with: a finite number, so that a segment in which all of
-    a row is -inf adds exp(-inf) and not exp(-inf + inf).
-    """
+    """What a fold begins with: finite, so that a row of -inf adds exp(-inf), not a NaN."""
     return _SIGN.get(value.attrs.get("kind", "add"), 0.0) * LARGEST[value.dtype]
 
 

@@ -97,9 +97,7 @@ def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
 
 
 def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
-    """(space, the atom that counts groups of `fold` neighbours): a partition holds a group, so that
-    transfers move runs of `fold` rows. -1 without folding.
-    """
+    """(space, the atom that counts groups of `fold` neighbours on a partition; -1: none)."""
     if fold == 1:
         return space, -1
     space, made = split(space, atom, fold)

@@ -256,9 +256,7 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
 
 
 def _complete_apart(space: Space, roles: Roles) -> list[int]:
-    """The longest inner atom of which every segment has sums over rows of its own: all sums span
-    it, rows add up nothing over it, and what they store spans it too.
-    """
+    """The longest inner atom of which every segment has sums and stores of its own."""
     values = space.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in SINKS)]
     spanned = roles.inner.intersection(*(values[n].atoms for n in ends))

@@ -26,9 +26,7 @@ from shardwright.compiler.isa.region import Affine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the row tiles of a parallel point have in common; `segments` are the runs of columns of
-    atoms that are on chip in part.
-    """
+    """What row tiles of a parallel point share; `segments`: runs of atoms on chip in part."""
 
     panels: Mapping[int, Panel]
     whole: Mapping[int, Panel]

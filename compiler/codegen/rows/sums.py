@@ -40,9 +40,7 @@ class Layout:
 
 
 class Block(NamedTuple):
-    """A PSUM bank of a sum: `rows` from `row` on of its `tall` atom, in chunks side by side, and
-    `columns` from `column` on of its `wide` one.
-    """
+    """A bank of a sum: `rows` of its `tall` atom in chunks side by side by `columns` of `wide`."""
 
     row: int
     rows: int
