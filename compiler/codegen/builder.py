@@ -14,13 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import Split, Walk
+from shardwright.compiler.codegen.domain import PerAtom, Split, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, Tensor, root_of
 from shardwright.compiler.machine.target import Limits
 
 Dims = tuple[tuple[int, int], ...]
+ZeroWhen = tuple[int, ...] | None
+"""Registers that are all 0 where a sum begins; None where it has begun before."""
 NO_ATOM = -1  # where a split has no major part
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)
 
@@ -61,7 +63,7 @@ class Held:
     """A value on chip: tile number, element offset in the slot, element stride per spanned atom."""
 
     tile: int
-    strides: Mapping[int, int]
+    strides: PerAtom
     offset: Affine = field(default_factory=Affine)
 
     def at(self, index: Mapping[int, Affine]) -> Held:
@@ -94,7 +96,7 @@ class Builder:
         self.next_register += 1
         return self.next_register - 1
 
-    def scope(self, extents: Mapping[int, int]) -> Scope:
+    def scope(self, extents: PerAtom) -> Scope:
         """The place behind all code so far, at the first points of all atoms."""
         boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_ATOM}
         return Scope(self, self.body, boxes)
@@ -171,7 +173,7 @@ class Scope:
         self.register = register
         self.trip = trip
         self.sizes: dict[int, int] = {}  # atoms that are shorter here (the tail of a split)
-        self.first: dict[int, tuple[int, ...] | None] = {}  # see `enter`
+        self.first: dict[int, ZeroWhen] = {}  # see `enter`
         self.lane = 0  # of straight code whose lanes run side by side, each with tiles of its own
         self._free: dict[tuple[object, ...], list[int]] = {}
 
@@ -183,9 +185,7 @@ class Scope:
         return scope
 
     def beside(self, body: list[Instr | Loop], lane: int) -> Scope:
-        """Code in `body`, a loop of this place or the place itself, with tiles that live in one
-        iteration here and that only the same lane takes.
-        """
+        """Code in `body`, a loop of this place or itself, with tiles that only its lane takes."""
         scope = self.straight({})
         scope.body, scope.lane = body, lane
         return scope
@@ -224,9 +224,7 @@ class Scope:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
         return scope
 
-    def nested(
-        self, sizes: Mapping[int, int], extents: Mapping[int | None, int] | Mapping[int, int]
-    ) -> list[Scope]:
+    def nested(self, sizes: PerAtom, extents: Mapping[int | None, int] | PerAtom) -> list[Scope]:
         """The code for all pieces of the atoms of `extents`, the first one outermost."""
         places = [self]
         for atom, extent in extents.items():
@@ -236,9 +234,7 @@ class Scope:
         return places
 
     def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
-        """The code for one piece of this scope's box of an atom; what is added up over the atom
-        `begins` there unless it did before this scope.
-        """
+        """One piece of this scope's box of an atom; sums over it begin there if it `begins`."""
         begun, scope = self.first.get(atom, ()), self.enter(atom, piece)
         at = scope.boxes[atom].origin
         scope.boxes[atom] = Box(self.boxes[atom].origin + at, piece.extent)
@@ -246,7 +242,7 @@ class Scope:
         scope.first = {**scope.first, atom: first}
         return scope
 
-    def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
+    def zero_when(self, atoms: Iterable[int]) -> ZeroWhen:
         """When a sum over `atoms` overwrites its destination here: `zero_when` of instructions."""
         registers: tuple[int, ...] = ()
         for atom in sorted(atoms):
@@ -347,16 +343,12 @@ class Scope:
         self.add("transpose", Engine.TENSOR, dst, (src,))
 
     def matmul(
-        self, dst: AccessPattern, srcs: Sequence[AccessPattern], zero_when: tuple[int, ...] | None
+        self, dst: AccessPattern, srcs: Sequence[AccessPattern], zero_when: ZeroWhen
     ) -> None:
-        """A product of [k, rows] and [k, columns] to PSUM [rows, columns], added to what is there
-        unless all registers of `zero_when` are 0.
-        """
+        """[k, rows]^T x [k, columns] into PSUM, over what is there if `zero_when` are all 0."""
         self.add("matmul", Engine.TENSOR, dst, srcs, zero_when=zero_when)
 
-    def add_up(
-        self, dst: AccessPattern, src: AccessPattern, zero_when: tuple[int, ...] | None
-    ) -> None:
+    def add_up(self, dst: AccessPattern, src: AccessPattern, zero_when: ZeroWhen) -> None:
         """Sums over the last dim of `src`, added to `dst` unless registers `zero_when` are 0."""
         attrs = {"op": "add", "num_reduced": 1, "zero_when": zero_when}
         self.add("tensor_reduce", Engine.VECTOR, dst, (src,), **attrs)

@@ -8,10 +8,10 @@ need a loop of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Space, Split, Walk
+from shardwright.compiler.codegen.domain import Atoms, PerAtom, Space, Split, Walk
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
 from shardwright.compiler.codegen.space import contiguous_run
@@ -33,7 +33,7 @@ class Operand:
     """
 
     number: int
-    free: tuple[int, ...]
+    free: Atoms
     natural: bool
 
 
@@ -58,35 +58,35 @@ class ContractPlan:
     row_split: Split  # of m, `rows` its minor part
     depth: int  # the atom on the partitions of the operands
     depth_split: Split  # of k, `depth` its minor part
-    columns: tuple[int, ...]  # n atoms of a panel, major to minor
-    extents: Mapping[int, int]  # points at a time of the atoms `columns`, `group` and `beside`
-    outer: tuple[int, ...]  # batch and other m atoms
-    across: tuple[int, ...] = ()  # other n atoms
-    along: tuple[int, ...] = ()  # other k atoms
+    columns: Atoms  # n atoms of a panel, major to minor
+    extents: PerAtom  # points at a time of the atoms `columns`, `group` and `beside`
+    outer: Atoms  # batch and other m atoms
+    across: Atoms = ()  # other n atoms
+    along: Atoms = ()  # other k atoms
     block: int = 1  # row tiles in SBUF at a time
     chunk: int = 1  # k tiles in SBUF at a time
     resident: bool = False  # all of k of the stationary block stays
     staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
     held: bool = False  # the whole moving operand stays over all row blocks
-    group: tuple[int, ...] = ()  # batch atoms
+    group: Atoms = ()  # batch atoms
     panel_type: DType  # of both operands in SBUF
     stationary_slots: int = 1  # tiles of SBUF for the stationary block
     accumulator_slots: int = 2  # tiles of PSUM for products
     turning_slots: int = 2  # banks of PSUM for transposed operands
     cost: float = 0.0  # nanoseconds
-    beside: tuple[int, ...] = ()
+    beside: Atoms = ()
     whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
     @property
-    def shared(self) -> tuple[int, ...]:
+    def shared(self) -> Atoms:
         """Outer loops that choose another moving operand."""
         moves = self.space[self.moving.number].atoms
         return tuple(a for a in self.outer if a in moves)
 
     @property
-    def out_axes(self) -> tuple[int, ...]:
+    def out_axes(self) -> Atoms:
         """Atoms along a row of the result, major to minor."""
         return (*self.group, *self.beside, *self.columns)
 
@@ -113,8 +113,7 @@ class ContractPlan:
     @property
     def depth_tiles(self) -> int:
         """Tiles of all of k."""
-        along = math.prod(self.space.sizes[a] for a in self.along)
-        return tile_count(self.space, self.depth_split) * along
+        return tile_count(self.space, self.depth_split) * self.space.points(self.along)
 
     @property
     def height(self) -> int:
@@ -135,13 +134,13 @@ class ContractPlan:
     @property
     def sums(self) -> int:
         """Chunks of k that are added up."""
-        size, made = self.space.sizes, self.depth_split
-        chunks = math.ceil(size.get(made.major, 1) / self.chunk) + (1 if made.tail else 0)
-        return chunks * math.prod(size[a] for a in self.along)
+        made, full = self.depth_split, self.space.sizes.get(self.depth_split.major, 1)
+        chunks = math.ceil(full / self.chunk) + (1 if made.tail else 0)
+        return chunks * self.space.points(self.along)
 
 
 def natural_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: Mapping[int, int], item: int
+    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerAtom, item: int
 ) -> tuple[int, RowBlock | None]:
     """(elements of a run when a natural operand is loaded with one row to a partition, the block of
     rows that is faster) in boxes of `extents`; k atoms included, `item` bytes per element.
@@ -162,7 +161,7 @@ def natural_rows(
 
 
 def direct_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: Mapping[int, int], item: int
+    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerAtom, item: int
 ) -> tuple[int, RowBlock | None]:
     """The same for a direct operand: k counts its rows, and the block holds all of a tile of k."""
     free = [a for a in operand.free if walk.stride(a)]
@@ -181,7 +180,7 @@ def direct_rows(
     return run, block
 
 
-def row_atom(plan: ContractPlan, operand: Operand, extents: Mapping[int, int]) -> int:
+def row_atom(plan: ContractPlan, operand: Operand, extents: PerAtom) -> int:
     """The free atom that lies on the partitions while a natural operand waits for its transpose."""
     row = max(operand.free, key=lambda a: (extents[a], a == operand.free[-1]))
     return plan.row_split.minor if row == plan.row_split.major else row

@@ -1,10 +1,10 @@
 """Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
 
 The m atoms land on the partitions of the result and n along its rows, so exchanging the operands
-stores the transposed result at no cost; both ways are planned and the cheaper estimate
-(`contract_cost.py`) wins. A block of m tiles stays in SBUF while panels of the moving operand pass
-by, or the whole moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank
-per product, added up in SBUF.
+stores the transposed result at no cost; both ways are planned and the cheaper estimate wins. A
+block of m tiles stays in SBUF while panels of the moving operand pass by, or the whole moving
+operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product, added up in
+SBUF.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from shardwright.compiler.codegen.contract_cost import nanoseconds
 from shardwright.compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
+    direct_rows,
     even_tile,
     is_natural,
     largest_walk,
+    natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Split, Walk
+from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.turned_store import is_plain
-from shardwright.compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
+from shardwright.compiler.codegen.turned_store import is_plain, turned_block
+from shardwright.compiler.codegen.whole_panel import (
+    can_be_whole,
+    fetch_ns,
+    is_load,
+    is_short,
+    panel_bytes,
+    whole_elements,
+)
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import Engine
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
@@ -53,6 +63,7 @@ _FEWEST_ROWS = 32  # partitions of a result with several rows on each (our choic
 _LONGEST_BYTES = 8192  # of their run: what is longer moves no faster (our choice)
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
 _TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
+_OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 
 
 def plan_contraction(
@@ -88,7 +99,7 @@ class _Planner:
         self,
         space: Space,
         number: int,
-        sinks: tuple[int, ...],
+        sinks: Numbers,
         order: tuple[int, int],
         room: Room,
     ) -> None:
@@ -141,9 +152,7 @@ class _Planner:
             yield from self._formed(space, single, made.major, (made.major, rows), (rows,))
 
     def _beside(self, rows: int | None) -> Iterator[int]:
-        """Numbers of neighbouring rows of the result that may lie on one partition: where they
-        follow each other in memory and are short.
-        """
+        """Numbers of neighbouring, short rows of the result that may lie on one partition."""
         out, size = self.out, self.space.sizes
         if rows is None or out is None:
             return
@@ -162,8 +171,8 @@ class _Planner:
         space: Space,
         row_split: Split,
         rows: int | None,
-        rest: tuple[int, ...],
-        beside: tuple[int, ...] = (),
+        rest: Atoms,
+        beside: Atoms = (),
     ) -> Iterator[ContractPlan]:
         """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
         depth = self.depth
@@ -199,8 +208,7 @@ class _Planner:
                 )
                 for resident, held in product((True, False), repeat=2):
                     for tiled in self._blockings(replace(plan, resident=resident, held=held)):
-                        cost = nanoseconds(tiled, self.placed, self.stores, self.room)
-                        yield replace(tiled, cost=cost)
+                        yield replace(tiled, cost=self._nanoseconds(tiled))
 
     def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
         """Batch atoms whose neighbouring points share panels, with how many do: none, and those
@@ -223,7 +231,7 @@ class _Planner:
         for atom, points in found:
             yield {atom: points}
 
-    def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
+    def _operand(self, side: int, free: Atoms) -> Operand:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
@@ -240,15 +248,13 @@ class _Planner:
             yield from self._variants(tiled)
 
     def _variants(self, plan: ContractPlan) -> Iterator[ContractPlan]:
-        """For a thorough search, other chunks of k: what is turned at a time, and how soon the next
-        transfer starts, decide how well the engines overlap.
-        """
+        """Other chunks of k, which decide how well engines overlap, for a thorough search."""
         most = min(plan.space.sizes.get(plan.depth_split.major, 1), 2 * plan.chunk)
         for chunk in _CHUNKS if self.room.thorough else ():
             if chunk <= most and chunk != plan.chunk:
                 yield replace(plan, chunk=chunk, variant=True)
 
-    def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
+    def _loops(self, atoms: Iterable[int]) -> Atoms:
         """Atoms that become loops of single points, major first in the result."""
         out = self.out
         return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
@@ -270,7 +276,7 @@ class _Planner:
 
         return space, replace(made, major=max(others, key=merit))
 
-    def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
+    def _columns(self, limit: int) -> tuple[Atoms, dict[int, int]]:
         """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
         width = 1
         extents: dict[int, int] = {}
@@ -337,7 +343,7 @@ class _Planner:
         item, width = self.panel_type.bytes, plan.width
         whole = plan.row_bytes * plan.block if plan.resident else 0
         slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
-        columns = math.prod(self.space.sizes[a] for a in self.n) * plan.points
+        columns = self.space.points(self.n) * plan.points
         held = plan.depth_tiles * columns * item if plan.held else 0
         left = self.budget - whole * slots - held - sums - self.epilogue_bytes * width
         if left <= 0 and (plan.held or plan.staged):
@@ -370,3 +376,96 @@ class _Planner:
             row = plan.space.sizes[plan.depth] * item
             enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / row))
         return enough
+
+    # cost
+
+    def _nanoseconds(self, plan: ContractPlan) -> float:
+        """Estimated time of a plan: the tensor engine, DMA and the copies out of PSUM overlap; the
+        longest of them shows, and a part of the others.
+        """
+        size, tensors, rates = plan.space.sizes, self.room.tensors, self.room.rates
+        blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
+        groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
+        row_blocks = blocks * math.prod(groups.values())
+        panels = plan.space.points(plan.across)
+        panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
+        depth_tiles = plan.depth_tiles
+        width = math.prod(plan.extents[a] for a in plan.columns)
+        height = 1 if plan.rows is None else size[plan.rows]
+        rows = plan.block * height
+        once = math.prod(groups[a] for a in plan.shared)
+        points, beside = plan.points, math.prod(plan.extents[a] for a in plan.beside)
+        turns = beside + (plan.lines.tail if plan.beside else 0)
+        passes = row_blocks * (1 if plan.resident else panels)
+        loads = (
+            (plan.stationary, self.placed[0], passes, rows * points * beside),
+            (
+                plan.moving,
+                self.placed[1],
+                (once if plan.held else row_blocks) * panels,
+                width * points,
+            ),
+        )
+        turned = moved = 0.0
+        for operand, walk, runs, free in loads:
+            if plan.whole and operand is plan.stationary and walk is not None:
+                fetched = math.prod(groups.values())
+                taken, columns = fetch_ns(plan, walk, tensors[walk.tensor].dtype.bytes)
+                moved += fetched * taken
+                turned += fetched * columns * whole_elements(plan)
+                continue
+            elements = runs * depth_tiles * size[plan.depth] * free
+            if walk is None:
+                turned += elements / size[plan.depth] * operand.natural
+                continue
+            item = tensors[walk.tensor].dtype.bytes
+            run, partitions, columns = _loaded(plan, operand, walk, item)
+            turned += elements * columns
+            moved += rates.transfer_ns(elements * item, run, partitions)
+        total = row_blocks * rows * panels * width * points * beside
+        for out, plain in self.stores:
+            taken, columns = self._stored_ns(plan, out, plain, total)
+            moved, turned = moved + taken, turned + columns
+        issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
+        evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
+        products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
+        # The queue of the tensor engine waits for copies of what it turns: half on each engine.
+        products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
+        if plan.accumulator_slots == 1:  # and for accumulators that are all in use
+            products += rates.engine_ns(Engine.VECTOR, evicted)
+        copies = evicted * (plan.sums if plan.staged else 1) + turned / 2
+        copied = rates.engine_ns(Engine.VECTOR, copies)
+        shown = (products, moved, copied)
+        return max(shown) + _OVERLAP * (sum(shown) - max(shown))
+
+    def _stored_ns(
+        self, plan: ContractPlan, out: Walk, plain: bool, total: int
+    ) -> tuple[float, float]:
+        """(time to store `total` elements of a result in a place, columns transposed before)."""
+        item, height = self.room.tensors[out.tensor].dtype.bytes, 1
+        extents = plan.extents
+        if plan.rows is not None:
+            height = plan.space.sizes[plan.rows]
+            extents = {**extents, plan.rows: height}
+        block = turned_block(plan, out, extents, item) if plain else None
+        if block is not None:
+            taken = self.room.rates.transfer_ns(total * item, block.run * item, block.partitions)
+            return taken, total / block.partitions
+        run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
+        return self.room.rates.transfer_ns(total * item, run, height), 0.0
+
+
+def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int, float]:
+    """(bytes of a run, partitions, transposed columns per element) of a panel load."""
+    size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
+    extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
+    if plan.rows is not None:
+        extents[plan.rows] = size[plan.rows]
+    extents = {a: extents[a] for a in (plan.depth, *operand.free)}
+    extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
+    rows = natural_rows if operand.natural else direct_rows
+    run, block = rows(plan, operand, walk, extents, item)
+    if block is None or plan.space[operand.number].op != "load":
+        return run * item, depth, operand.natural / depth
+    columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth
+    return block.run * item, block.partitions, columns

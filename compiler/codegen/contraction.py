@@ -166,9 +166,7 @@ class _Nest:
         self._finish(scope, total, rows, width)
 
     def _rows_at_once(self, scope: Scope, rows: int) -> None:
-        """All of k is at hand: products of a row tile go to one SBUF tile, as what their reader
-        makes of them where it can, then its epilogue.
-        """
+        """All of k is at hand: products of a row tile go to one SBUF tile, then its epilogue."""
         stationary, moving = self._operands(scope)
         frame, late = self._begin(scope)
         inner, row = scope.counted(rows)
@@ -221,9 +219,7 @@ class _Nest:
     def _bank_products(
         self, by_row: Scope, row: Affine, stationary: Held, moving: Held, collect: Collect
     ) -> None:
-        """One row tile by all columns of the panel, a PSUM bank at a time: some columns of a batch
-        point, or several points, or several rows of a partition.
-        """
+        """One row tile by all columns: columns, points or rows of a partition fill each bank."""
         plan = self.plan
         if not plan.beside:
             self._banks_along(by_row, row, plan.group, (stationary, moving), collect)

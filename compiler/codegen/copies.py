@@ -1,14 +1,30 @@
-"""Pure copies: a view stored through another view is a DMA from HBM to HBM, whatever the
-strides.
+"""Copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides, where
+runs are long; else a strip, or a copy that is turned.
+
+A turned copy has other innermost indices on its two sides: blocks are transposed on the tensor
+engine, so that both transfers move rows. `along` is innermost in the source, `across` in the
+target. Rows of the source lie on the partitions by `across`, are turned 128 by 128, and leave with
+`along` on the partitions. Where one of the two is short but the other continues it in memory, a
+partition holds several rows (`rows`), which then make one run; a turned block takes every `rows`-th
+element. An infinity becomes NaN in its row, as with every transpose on the tensor engine
+(docs/numerics.md, `saturate_infinity`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
-from shardwright.compiler.codegen.builder import Builder, merge_dims
-from shardwright.compiler.codegen.domain import Space, Value
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, merge_dims
+from shardwright.compiler.codegen.domain import Space, Value, Walk
+from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.strip_plan import strip_candidates
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.program import AccessPattern, Engine
 from shardwright.compiler.isa.region import Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
@@ -75,3 +91,205 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)
     scope.load(scope.hbm(target, out), scope.hbm(source, into))
+
+
+# Rows that reach the plateau of the DMA curve (hardware.json), and half of that.
+_RUN_BYTES = (4096, 2048)
+_MIN_ELEMENTS = 1 << 14  # of a copy: below that a few descriptors do (our choice)
+_MIN_SIZE = 16  # of both indices: narrower blocks fill too little of a partition (our choice)
+_GROUP = 4  # turned blocks of 128 columns fill a bank of PSUM
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An innermost index: atom, size, and how many of it a partition of the other side holds."""
+
+    atom: int
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A copy of `source` to `target`, in blocks of `length` along and `width` across."""
+
+    source: Walk
+    target: Walk
+    dtype: DType
+    along: Side
+    across: Side
+    length: int
+    width: int
+
+
+def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
+    """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
+    value, load = space[sink], copied(space, sink, tensors)
+    if load is None or load.access.bounds or load.atoms != value.atoms:
+        return []
+    source, target = load.access, value.access
+    inner = [[a for a in value.atoms if w.stride(a) == 1] for w in (source, target)]
+    if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
+        return []
+    along, across = inner[0][0], inner[1][0]
+    small = min(space.sizes[along], space.sizes[across]) < _MIN_SIZE
+    if small or space.elements(value) < _MIN_ELEMENTS or load.dtype.bytes < DType.BF16.bytes:
+        return []
+    runs = (n // load.dtype.bytes for n in _RUN_BYTES)
+    return [_tiled(space, source, target, load.dtype, (along, across), run) for run in runs]
+
+
+def _tiled(
+    space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
+) -> Turn:
+    """Blocks whose rows have about `run` elements."""
+    along, across = inner
+    n, m = space.sizes[along], space.sizes[across]
+    rows_across = _rows(m, run // n) if source.stride(across) == n else 1
+    rows_along = _rows(n, run // m) if target.stride(along) == m else 1
+    length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
+    width = m if rows_along > 1 else min(m, _blocks(run, 128 * rows_across))
+    sides = Side(along, n, rows_along), Side(across, m, rows_across)
+    return Turn(source, target, dtype, *sides, length, width)
+
+
+def _rows(size: int, most: int) -> int:
+    """The largest divisor of `size` up to `most`."""
+    return max((r for r in range(1, most + 1) if size % r == 0), default=1)
+
+
+def _blocks(run: int, least: int) -> int:
+    """A multiple of `least` of at least about `run` elements, or one."""
+    return max(1, run // least) * least
+
+
+def turn_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+    """Turned copies beside the tilings of a strip."""
+    (sink,) = sinks
+    turned = [
+        Candidate(_cost(space, turn, room), partial(_emit, space, turn), plan=turn)
+        for turn in turns_of(space, sink, room.tensors)
+        if _bytes(turn) <= room.budget
+    ]
+    return [*turned, *strip_candidates(space, sinks, room)]
+
+
+def _bytes(turn: Turn) -> int:
+    """SBUF bytes per partition: two slots of each side."""
+    tiles = math.ceil(turn.width / (128 * turn.across.rows))
+    outs = math.ceil(turn.length / (128 * turn.along.rows))
+    rows = tiles * turn.across.rows * turn.length + outs * turn.along.rows * turn.width
+    return 2 * rows * turn.dtype.bytes
+
+
+def _cost(space: Space, turn: Turn, room: Room) -> float:
+    total = space.points({*turn.source.strides, *turn.target.strides})
+    moved = 0.0
+    for side, run in ((turn.across, turn.length), (turn.along, turn.width)):
+        rows = min(128, side.size // side.rows)
+        item = turn.dtype.bytes
+        moved += room.rates.transfer_ns(total * item, run * side.rows * item, rows)
+    columns = total / min(128, turn.along.size // turn.along.rows)
+    passes = 4 if turn.dtype is DType.F32 else 1
+    turned = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
+    return max(moved, turned, room.rates.engine_ns(Engine.VECTOR, columns / 2))
+
+
+def _emit(space: Space, turn: Turn, builder: Builder) -> None:
+    atoms = sorted(
+        {*turn.source.strides, *turn.target.strides}, key=lambda a: -abs(turn.target.stride(a))
+    )
+    extents = dict.fromkeys(atoms, 1)
+    extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
+    for place in builder.scope(extents).nested(space.sizes, extents):
+        _Block(turn, place).emit()
+
+
+class _Block:
+    """One block: rows in, blocks turned, rows out."""
+
+    def __init__(self, turn: Turn, scope: Scope) -> None:
+        self.turn, self.scope = turn, scope
+        self.length = scope.extent(turn.along.atom)
+        self.width = scope.extent(turn.across.atom)
+
+    def emit(self) -> None:
+        turn, scope = self.turn, self.scope
+        across, along = self.width // turn.across.rows, self.length // turn.along.rows  # partitions
+        rows = [self._load(at, min(128, across - at)) for at in range(0, across, 128)]
+        engines = (Engine.VECTOR, Engine.SCALAR)
+        for number, first in enumerate(range(0, along, 128)):
+            count = min(128, along - first)
+            elements = turn.along.rows * self.width
+            out = scope.tile("out", count, elements, turn.dtype)
+            jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
+            for at, low in enumerate(range(0, len(jobs), _GROUP)):
+                engine = engines[(at + number) % 2]
+                self._turn(rows, out, jobs[low : low + _GROUP], (first, count), engine)
+            self._store(out, first, count)
+
+    def _load(self, first: int, count: int) -> tuple[Held, int]:
+        """`count` partitions of rows of the source from number `first` on."""
+        turn = self.turn
+        held = self.scope.tile("rows", count, turn.across.rows * self.length, turn.dtype)
+        near, far = self._ends(turn.source, turn.across, self.length, held, (first, count))
+        self.scope.load(near, far)
+        return held, count
+
+    def _store(self, held: Held, first: int, count: int) -> None:
+        turn = self.turn
+        near, far = self._ends(turn.target, turn.along, self.width, held, (first, count))
+        self.scope.store(far, near)
+
+    def _ends(
+        self, walk: Walk, side: Side, run: int, held: Held, part: tuple[int, int]
+    ) -> tuple[AccessPattern, AccessPattern]:
+        """(on chip, in HBM) of partitions `part` (first, count) of rows of `run` elements."""
+        (first, count), step = part, walk.stride(side.atom)
+        hbm, chip = merge_dims([side.rows, run], [[step, 1], [run, 1]])
+        far = self.scope.hbm(walk, ((step * side.rows, count), *hbm))
+        far = replace(far, offset=far.offset + first * side.rows * step)
+        return self.scope.on_chip(held, count, chip), far
+
+    def _turn(
+        self,
+        rows: Sequence[tuple[Held, int]],
+        out: Held,
+        jobs: Sequence[tuple[int, int, int]],
+        part: tuple[int, int],
+        engine: Engine,
+    ) -> None:
+        """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
+        turn, scope, (first, count) = self.turn, self.scope, part
+        bank = scope.psum("turned", 1, 2)
+        wide = turn.across.rows
+        places = []
+        for at, (tile, row, step) in enumerate(jobs):
+            held, columns = rows[tile]
+            offset = row * self.length + first * turn.along.rows + step
+            source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
+            block = scope.flat(bank, count, columns, at * 128)
+            scope.transpose(block, source)
+            places.append((step * self.width + tile * 128 * wide + row, columns))
+        for low, high, delta in _even(places):
+            columns = places[low][1]
+            into, to = merge_dims([high - low, columns], [[128, 1], [delta, wide]])
+            target = scope.on_chip(out, count, to, places[low][0])
+            scope.copy(engine, target, scope.on_chip(bank, count, into, low * 128))
+
+
+def _even(places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(first, last + 1, distance) of ranges of (place, columns) at even distances."""
+    found, low = [], 0
+    while low < len(places):
+        high = low + 1
+        delta = places[high][0] - places[low][0] if high < len(places) else 0
+        while (
+            high < len(places)
+            and places[high][1] == places[low][1]
+            and places[high][0] - places[high - 1][0] == delta
+        ):
+            high += 1
+        found.append((low, high, delta))
+        low = high
+    return found

@@ -11,10 +11,15 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.region import Affine, Node
 
+Atoms = tuple[int, ...]
+Numbers = tuple[int, ...]
+"""Of values of a space."""
+PerAtom = Mapping[int, int]
+"""Strides, extents or sizes by atom."""
 ACTIVATIONS = nodes_of(NodeKind.CURVED)
 UNARY = nodes_of(NodeKind.UNARY)
 BINARY = nodes_of(NodeKind.BINARY)
-MASK = "mask"  # a predicate over positions (`masks.py`)
+MASK = "mask"  # a predicate over positions (`positions.py`)
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
 CODELESS = (*SPLATS, MASK)  # made where they are read
@@ -32,7 +37,7 @@ class Limited:
     start: int
     size: int
     unit: int
-    strides: Mapping[int, int]
+    strides: PerAtom
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Walk:
     """How an address (or an iota value) moves: start, and a step per atom that moves it."""
 
     offset: Affine
-    strides: Mapping[int, int]
+    strides: PerAtom
     tensor: int = -1
     bounds: tuple[Limited, ...] = ()
 
@@ -54,7 +59,7 @@ class Count:
     """An integer: start + a step per atom + a factor per loaded number (by value)."""
 
     start: Affine = field(default_factory=Affine)
-    steps: Mapping[int, int] = field(default_factory=dict)
+    steps: PerAtom = field(default_factory=dict)
     loaded: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -80,7 +85,7 @@ class Count:
         return None if other.number is None else self.times(other.number)
 
 
-def _added(a: Mapping[int, int], b: Mapping[int, int]) -> dict[int, int]:
+def _added(a: PerAtom, b: PerAtom) -> dict[int, int]:
     total = {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
     return {key: value for key, value in total.items() if value}
 
@@ -92,7 +97,7 @@ class Value:
     """
 
     op: str
-    inputs: tuple[int, ...]
+    inputs: Numbers
     atoms: frozenset[int]
     dtype: DType
     walk: Walk | None = None
@@ -162,6 +167,10 @@ class Space:
                 found.update(dict.fromkeys(value.inputs, n))
         return found
 
+    def size(self, atom: int | None) -> int:
+        """Size of an atom, 1 for none."""
+        return 1 if atom is None else self.sizes[atom]
+
     def points(self, atoms: Iterable[int]) -> int:
         """Points of some atoms (tails not counted)."""
         return math.prod(self.sizes[a] for a in atoms)
@@ -202,9 +211,7 @@ class Rewriting:
         return self.number[i]
 
     def made(self, n: int, value: Value) -> int:
-        """Append what becomes of `value`, number `n` in the old space with inputs in the new one;
-        returns its new number.
-        """
+        """Append what becomes of old value `n`, its inputs new ones; returns its new number."""
         return self.add(value)
 
     def add(self, value: Value) -> int:

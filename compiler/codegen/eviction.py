@@ -65,9 +65,7 @@ def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
 
 
 def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:
-    """Who copies products out of PSUM: the engine with less to do in the epilogue, else Vector, as
-    Scalar also copies operands that are turned.
-    """
+    """Who copies products out of PSUM: the engine with less to do in the epilogue, else Vector."""
     rates, values = plan.rates, plan.space.values
     assert rates is not None
     busy = {Engine.VECTOR: 0.0, Engine.SCALAR: 0.0}

@@ -20,6 +20,7 @@ from shardwright.compiler.codegen.domain import (
     SCALED,
     SINKS,
     SPLATS,
+    Numbers,
     Rewriting,
     Space,
     Value,
@@ -115,9 +116,7 @@ class _Fuser(Rewriting):
         return replace(like, op=SCALED, inputs=tuple(inputs), attrs=attrs)
 
     def _by_inverse(self, value: Value) -> Value:
-        """A quotient by a value of fewer points, as a sum of a row, is a product with its inverse:
-        a divide takes as many cycles as several products.
-        """
+        """A quotient by a value of fewer points as a product with its inverse, which is cheaper."""
         x, divisor = value.inputs
         few = 1 < _FEW * self.points(self.values[divisor]) <= self.points(value)
         if value.op != "divide" or not few or self._is_row(divisor):
@@ -201,11 +200,8 @@ def is_product(value: Value) -> bool:
 
 def fuse(
     space: Space, wanted: Sequence[int], points: Points, rates: Rates
-) -> tuple[Space, tuple[int, ...]]:
-    """(space, values to compute) with chains fused and placed on engines.
-
-    `points(value)` are the elements per partition of a tile.
-    """
+) -> tuple[Space, Numbers]:
+    """(space, values to compute) with chains fused and placed; `points` per partition of a tile."""
     fused, _, values = _fused(space, wanted, points)
     _balance(fused, values, points, rates)
     return fused, tuple(values)

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.copies import copy_candidates, is_copy
+from shardwright.compiler.codegen.copies import copy_candidates, is_copy, turn_candidates, turns_of
 from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
@@ -32,7 +32,6 @@ from shardwright.compiler.codegen.search import (
 )
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
-from shardwright.compiler.codegen.turns import turn_candidates, turns_of
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for
@@ -134,10 +133,7 @@ class Codes:
         self._times: dict[int, int] = {}  # by the identity of a region, which `_made` keeps alive
 
     def searched(self) -> Generated:
-        """The fastest code with the largest share of SBUF that anything fits in.
-
-        Raises CapacityError when nothing does.
-        """
+        """The fastest code with the largest share of SBUF that fits. Raises CapacityError."""
         return self._fastest(self.effort)
 
     def first(self) -> Generated:
@@ -182,9 +178,7 @@ class Codes:
     def _with_loads_apart(
         self, made: Generated, chosen: Sequence[Candidate], ways: int, effort: Effort
     ) -> Generated | None:
-        """The same code with loads that wait for no other tile, where that is faster: the loads of
-        the next iteration then begin while this one is still at work.
-        """
+        """The same code with loads that wait for no other tile, where that is faster."""
         tried = effort.loads_apart and self.kinds & {"strip", "row"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None

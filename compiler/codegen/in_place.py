@@ -73,10 +73,7 @@ def _meet(space: Space, a: Walk, b: Walk) -> bool:
 
 
 def reaches(steps: Iterable[tuple[int, int]], distance: int) -> bool:
-    """Whether sum(step * x) == distance with 0 <= x < size for some x of every (step, size).
-
-    Exact up to a budget of steps, beyond it True.
-    """
+    """Whether sum(step * x) == distance for some 0 <= x < size each; True beyond a budget."""
     bounds: dict[int, list[int]] = {}  # steps of one length: how often at least, and at most
     for step, size in steps:
         low_high = bounds.setdefault(abs(step), [0, 0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import CODELESS, PARTS, Rewriting, Space, Value
+from shardwright.compiler.codegen.domain import CODELESS, PARTS, Numbers, Rewriting, Space, Value
 from shardwright.compiler.isa.region import Tensor
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
@@ -27,7 +27,7 @@ _NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed")
 class _Group:
     """Loads or stores by rising offset; each starts `step` elements behind the one before."""
 
-    members: tuple[int, ...]
+    members: Numbers
     step: int
 
 
@@ -91,7 +91,7 @@ class _Joiner(Rewriting):
         first = max(space.sizes, default=-1) + 1
         lengths = sorted({len(g.members) for g in groups})
         self.joint = {length: first + i for i, length in enumerate(lengths)}
-        self.loads: dict[tuple[int, ...], int] = {}
+        self.loads: dict[Numbers, int] = {}
 
     def joined(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
         """The new space, and the numbers of `sinks` in it."""
@@ -109,7 +109,7 @@ class _Joiner(Rewriting):
             return self._part(group, value, group.members.index(n))
         return self._join(group) if n == max(group.members) else _GONE
 
-    def _wide(self, group: _Group, inputs: tuple[int, ...]) -> Value:
+    def _wide(self, group: _Group, inputs: Numbers) -> Value:
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
         atom = self.joint[len(group.members)]

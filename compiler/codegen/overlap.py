@@ -100,9 +100,7 @@ def _turned(
 
 
 def schedule(instrs: Sequence[Instr], memory: Memory, costs: Sequence[Costs]) -> list[Instr]:
-    """A list schedule: always the instruction that can start first, of equals the one with the
-    longest way to go.
-    """
+    """A list schedule: what can start first, of equals what has the longest way to go."""
     before = _dependences(instrs, memory)
     ahead = _ways_to_go(before, costs)
     after: list[list[int]] = [[] for _ in instrs]

@@ -8,7 +8,7 @@ does. What a block is, and when it pays: `row_blocks.py` and `contract_plan.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
@@ -18,13 +18,11 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     natural_rows,
 )
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import PerAtom, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
 from shardwright.compiler.isa.program import Engine
 
-RowsOf = Callable[
-    [ContractPlan, Operand, Walk, Mapping[int, int], int], tuple[int, RowBlock | None]
-]
+RowsOf = Callable[[ContractPlan, Operand, Walk, PerAtom, int], tuple[int, RowBlock | None]]
 
 
 @dataclass(slots=True)
@@ -85,9 +83,7 @@ class BlockLoader:
     def _fetched(
         self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
     ) -> Iterator[tuple[Scope, Held, Held]]:
-        """Every block of rows that `atoms` count: where its code goes, its place in the panel, and
-        its rows on chip.
-        """
+        """Every block of rows that `atoms` count: code, place in the panel, rows on chip."""
         for place, at in blocks_within(scope, block.loops(atoms), {}):
             rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
             target = place.flat(rows, block.partitions, block.run)

@@ -30,6 +30,7 @@ from shardwright.compiler.codegen.contract_plan import (
     needed_by_operand,
     row_atom,
 )
+from shardwright.compiler.codegen.domain import Atoms
 from shardwright.compiler.codegen.panel_blocks import BlockLoader
 from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
 from shardwright.compiler.isa.program import Engine
@@ -57,7 +58,7 @@ class Panels:
         """Copiers one after the other, Scalar first."""
         return cycle(self.copiers[::-1])
 
-    def axes(self, operand: Operand) -> tuple[int, ...]:
+    def axes(self, operand: Operand) -> Atoms:
         """Free axes of a panel: k tiles, then the operand's free atoms."""
         return (self.major, *operand.free) if self.major >= 0 else operand.free
 
@@ -209,9 +210,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that wait to be turned: one block of them, and per looped atom (elements between blocks,
-    points of the atom in a block).
-    """
+    """Rows that wait: a block, and per looped atom (elements between blocks, points of one)."""
 
     first: Held
     steps: Mapping[int, tuple[int, int]]

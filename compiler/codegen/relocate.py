@@ -24,9 +24,7 @@ def relocated(
     first_register: int,
     moved_to: int,
 ) -> Region:
-    """`region` as the code of `program`: tensors renamed, and its own registers, which begin at
-    `first_register`, moved to begin at `moved_to`.
-    """
+    """`region` as code of `program`: tensors renamed, registers moved to begin at `moved_to`."""
 
     def register(number: int) -> int:
         return number - first_register + moved_to if number >= first_register else number

@@ -8,11 +8,11 @@ are one run of HBM, whatever indices count the rows. The transposes put them in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import Atoms, PerAtom, Walk
 from shardwright.compiler.codegen.rates import Rates
 from shardwright.compiler.isa.program import AccessPattern, Space
 from shardwright.compiler.isa.region import Affine
@@ -31,7 +31,7 @@ class RowBlock:
     """`partitions` x `each` rows of `row` elements: `extents` of `atoms` (innermost first)."""
 
     row: int
-    atoms: tuple[int, ...]
+    atoms: Atoms
     extents: tuple[int, ...]
     each: int
     partitions: int
@@ -57,11 +57,11 @@ class RowBlock:
         beside = [(a, 1) for a in atoms if a not in self.atoms]
         return [*beside, *reversed([*zip(self.atoms, self.extents, strict=True)])]
 
-    def strides(self, strides: Mapping[int, int]) -> list[int]:
+    def strides(self, strides: PerAtom) -> list[int]:
         """`strides` of the counting atoms, in their order."""
         return [strides[a] for a in self.atoms]
 
-    def every(self, strides: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    def every(self, strides: PerAtom) -> tuple[list[int], list[int]]:
         """(sizes, steps), outermost first, of every `each`-th row: one of each partition."""
         reach = spread(self.each, self.extents)
         assert reach is not None, self
@@ -69,7 +69,7 @@ class RowBlock:
         sizes = [extent // step for step, extent, _ in reversed(dims)]
         return sizes, [step * stride for step, _, stride in reversed(dims)]
 
-    def place(self, row: int, strides: Mapping[int, int]) -> int:
+    def place(self, row: int, strides: PerAtom) -> int:
         """Where row number `row` of the block is in a tile with these strides."""
         place = 0
         for extent, stride in zip(self.extents, self.strides(strides), strict=True):
@@ -79,9 +79,7 @@ class RowBlock:
 
 
 def spread(count: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """How far `count` neighbouring points reach along each of `sizes`, innermost first: all of
-    some, an even part of the next; None when they end elsewhere.
-    """
+    """How far `count` neighbouring points reach along `sizes` (innermost first); None if uneven."""
     reach = []
     for size in sizes:
         if count % size and size % count:
@@ -94,7 +92,7 @@ def spread(count: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
 def row_block(
     walk: Walk,
     row: int,
-    points: Mapping[int, int],
+    points: PerAtom,
     item: int,
     rates: Rates,
     plain_ns: float,

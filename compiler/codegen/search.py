@@ -26,7 +26,8 @@ Made = TypeVar("Made")
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a planner knows of the machine: limits, rates, and about how many SBUF bytes per
-    partition it may fill. `thorough` asks for more tilings than the best of each kind.
+    partition it may fill. `thorough` asks for more tilings than the best of each kind; Scalar may
+    make sums as it makes what is summed, in `passing`.
     """
 
     limits: Limits
@@ -34,6 +35,7 @@ class Room:
     tensors: Sequence[Tensor]
     budget: int
     thorough: bool = False
+    passing: bool = True
 
 
 @dataclass(frozen=True, slots=True)

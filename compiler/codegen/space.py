@@ -9,14 +9,22 @@ divide it. Next: `strips.py` and `contraction.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.codegen.counters import fold_counters
-from shardwright.compiler.codegen.domain import SINKS, SPLATS, Limited, Space, Split, Value, Walk
-from shardwright.compiler.codegen.masks import fold_masks
+from shardwright.compiler.codegen.domain import (
+    SINKS,
+    SPLATS,
+    Limited,
+    Numbers,
+    PerAtom,
+    Space,
+    Split,
+    Value,
+    Walk,
+)
+from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
@@ -58,7 +66,7 @@ def _require_types(space: Space) -> None:
             )
 
 
-def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
+def _append(space: Space, node: Node, inputs: Numbers) -> int:
     """Add `node` with minimal atoms; returns its number."""
     values, attrs = space.values, dict(node.attrs)
     walk = _walk_of(space, node, attrs)
@@ -86,10 +94,7 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
 
 
 def _inverse(value: Value) -> Value | None:
-    """1 / constant, where that is a normal number: a multiply takes an eighth of a divide's cycles.
-
-    The product may differ from the quotient in the last bit.
-    """
+    """1 / constant if normal: an eighth of a divide's cycles, and maybe another last bit."""
     number = value.attrs.get("value") if value.op == "constant" else None
     if not value.dtype.is_float or not number or not _TINY < abs(1 / float(number)) < _HUGE:
         return None
@@ -125,7 +130,7 @@ def _limited(space: Space, bound: Bound) -> Limited:
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
     """`source` summed over atoms it does not span: a sum of equal terms is a product."""
     value = space[source]
-    count = math.prod(space.sizes[a] for a in missing)
+    count = space.points(missing)
     if kind == "xor":
         count %= 2
     if count == 1 or kind in ("max", "min", "and", "or"):
@@ -175,9 +180,7 @@ def _only_stored(space: Space, readers: Iterable[int]) -> bool:
 
 
 def _widens(source: Value, value: Value) -> bool:
-    """A load converted to fp32 without loss: engines compute in fp32 whatever float they read, and
-    a DMA that converts moves the longer type.
-    """
+    """A load converted to fp32 without loss: engines read any float, a DMA moves the short type."""
     widens = source.dtype.bytes < value.dtype.bytes and value.dtype is DType.F32
     return source.op == "load" and source.dtype.is_float and widens
 
@@ -229,12 +232,12 @@ def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
     return True
 
 
-def _moves(walk: Walk) -> list[Mapping[int, int]]:
+def _moves(walk: Walk) -> list[PerAtom]:
     """Steps per atom of the address and of every bounded coordinate."""
     return [walk.strides, *(b.strides for b in walk.bounds)]
 
 
-def _moved(walk: Walk, change: Callable[[Mapping[int, int]], Mapping[int, int]]) -> Walk:
+def _moved(walk: Walk, change: Callable[[PerAtom], PerAtom]) -> Walk:
     """`walk` with `change` applied to the steps of the address and of every coordinate."""
     bounds = tuple(replace(b, strides=change(b.strides)) for b in walk.bounds)
     return replace(walk, strides=change(walk.strides), bounds=bounds)
@@ -247,9 +250,7 @@ def _keeps_order(value: Value, outer: int, inner: int) -> bool:
 
 
 def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
-    """`space` with two atoms as one, `inner`, for the values `numbers`; None where those do not
-    walk them as one. Other values are not to be used afterwards.
-    """
+    """`space` with two atoms as one for the values `numbers`; None where they do not walk so."""
     if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
         return None
     joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
@@ -309,9 +310,7 @@ def near_divisor(size: int, limit: int) -> int:
     return next((r for r in range(limit, limit // 2, -1) if size % r == 0), limit)
 
 
-def contiguous_run(
-    space: Space, walk: Walk, free: Sequence[int], extents: Mapping[int, int]
-) -> int:
+def contiguous_run(space: Space, walk: Walk, free: Sequence[int], extents: PerAtom) -> int:
     """Elements in a row that a transfer touches when the atoms `free` have `extents`."""
     run = 1
     for atom in sorted(free, key=lambda a: abs(walk.stride(a)) or 1 << 60):

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.builder import Builder, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value, Walk
+from shardwright.compiler.codegen.builder import pieces
+from shardwright.compiler.codegen.domain import (
+    CODELESS,
+    SINKS,
+    Atoms,
+    Numbers,
+    PerAtom,
+    Space,
+    Value,
+    Walk,
+)
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Candidate, Room
@@ -43,12 +52,8 @@ _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reducti
 
 def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Candidate]:
     """Tilings of everything `sinks` need. Raises CompileError when there is none."""
-
-    def emit(plan: StripPlan, builder: Builder) -> None:
-        emit_strips(builder, plan)
-
     plans = plan_strips(*join_views(space, sinks, room.tensors), room)
-    made = {id(p): Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans}
+    made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
@@ -73,9 +78,7 @@ def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPla
 
 
 def _turns_extremes(plan: StripPlan) -> bool:
-    """True when a maximum or minimum crosses the partitions: the tensor engine turns it around by
-    products with 0 and 1, and an infinity times 0 is NaN.
-    """
+    """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
     nodes = (plan.space[n] for n in plan.values)
     return any(
         v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes
@@ -116,9 +119,7 @@ def _runs(size: int, partitions: int) -> list[int]:
 class _Planner:
     """Extents for one partition atom, and the tilings they make."""
 
-    def __init__(
-        self, space: Space, values: tuple[int, ...], partition: int | None, room: Room
-    ) -> None:
+    def __init__(self, space: Space, values: Numbers, partition: int | None, room: Room) -> None:
         self.space = space
         self.values = values
         self.nodes = [space[n] for n in values]
@@ -229,15 +230,15 @@ class _Planner:
         spanned = value.atoms | value.over if value.op in SINKS else value.atoms
         return [a for a in spanned if a != self.partition]
 
-    def _tiles(self, extents: Mapping[int, int]) -> list[int]:
+    def _tiles(self, extents: PerAtom) -> list[int]:
         """Elements per partition of every value's tile."""
         return [math.prod([extents[a] for a in atoms]) for atoms in self.spanned]
 
-    def _row_bytes(self, extents: Mapping[int, int]) -> int:
+    def _row_bytes(self, extents: PerAtom) -> int:
         rows = zip(self._tiles(extents), self.nodes, strict=True)
         return max(elements * v.dtype.bytes for elements, v in rows)
 
-    def _fits(self, extents: Mapping[int, int], slots: tuple[int, int]) -> bool:
+    def _fits(self, extents: PerAtom, slots: tuple[int, int]) -> bool:
         tiles = self._tiles(extents)
         if max(tiles) > self.limits.dim_stride_max:
             return False
@@ -254,9 +255,7 @@ class _Planner:
                 freed[at].append(number)
         return freed
 
-    def _footprint(
-        self, tiles: Sequence[int], extents: Mapping[int, int], slots: tuple[int, int]
-    ) -> int:
+    def _footprint(self, tiles: Sequence[int], extents: PerAtom, slots: tuple[int, int]) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
         rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
@@ -270,7 +269,7 @@ class _Planner:
         return peak
 
     def _bytes_each(
-        self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
+        self, number: int, value: Value, extents: PerAtom, slots: tuple[int, int]
     ) -> int:
         """SBUF bytes per element of a value's tile."""
         if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
@@ -304,7 +303,7 @@ class _Tiling:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: tuple[int, ...], slots: tuple[int, int]) -> StripPlan:
+    def _plan(self, order: Atoms, slots: tuple[int, int]) -> StripPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
         return StripPlan(
             space=self.space,
@@ -323,7 +322,7 @@ class _Tiling:
 
     # loop order
 
-    def _order(self, ranked: Sequence[int]) -> tuple[int, ...] | None:
+    def _order(self, ranked: Sequence[int]) -> Atoms | None:
         """Looped atoms, outermost first: what a sum runs over last, before it the partitions."""
         looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 
@@ -28,11 +28,11 @@ class StripPlan:
     """
 
     space: Space
-    values: tuple[int, ...]
+    values: Numbers
     partition: int | None
-    axes: tuple[int, ...]
+    axes: Atoms
     extents: dict[int, int]
-    order: tuple[int, ...]
+    order: Atoms
     slots: tuple[int, int]
     cost: float
     variant: bool = False  # see `Candidate`
@@ -60,7 +60,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
     return found
 
 
-def emit_strips(builder: Builder, plan: StripPlan) -> None:
+def emit_strips(plan: StripPlan, builder: Builder) -> None:
     """Append the code of a strip region to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 

@@ -9,11 +9,10 @@ a transpose spreads an infinity over its block.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from shardwright.compiler.codegen.builder import Held, Scope, blocks_within, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan
-from shardwright.compiler.codegen.domain import Space, Walk
+from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -36,9 +35,7 @@ def is_plain(space: Space, store: int) -> bool:
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
-def turned_block(
-    plan: ContractPlan, walk: Walk, extents: Mapping[int, int], item: int
-) -> RowBlock | None:
+def turned_block(plan: ContractPlan, walk: Walk, extents: PerAtom, item: int) -> RowBlock | None:
     """The block in which tiles of `extents` are stored after a transpose; None when the partitions
     are not whole rows of memory, or these are long. `item` is in bytes per element.
     """
@@ -70,9 +67,7 @@ def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) ->
 
 
 def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
-    """Fill `rows`: a transpose takes every `each`-th column of the tile, one row of each partition;
-    as many as fit share a bank and a copy.
-    """
+    """Fill `rows`: a transpose takes every `each`-th column, as many as fit share a bank."""
     sizes, strides = block.every(held.strides)
     (columns,) = merge_dims(sizes, [strides])
     several = PSUM_COLUMNS // block.row

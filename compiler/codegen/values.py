@@ -22,7 +22,7 @@ from shardwright.compiler.codegen.domain import (
     Value,
     Walk,
 )
-from shardwright.compiler.codegen.masks import NEGATED
+from shardwright.compiler.codegen.positions import NEGATED
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -116,17 +116,13 @@ class Frame:
         return scope.spanning(axes, name, self.rows(scope), kind, slots, loaded)
 
     def layout(self, number: int, value: Value) -> list[int]:
-        """Free axes of a value in the order of its tile: that of the view it is loaded or stored
-        through, so that transfers move runs on both sides.
-        """
+        """Free axes in the order of the view a value is loaded or stored through: long runs."""
         walk = value.walk if value.op == "load" else self.stored.get(number)
         axes = self.free_axes(value)
         return sorted(axes, key=lambda a: -abs(walk.stride(a))) if walk else axes
 
     def scratch(self, like: Value, scope: Scope, dtype: DType, number: int | None = None) -> Held:
-        """A tile of the form of `like` for an intermediate result, laid out as `new` lays out value
-        `number` if given; the caller releases it.
-        """
+        """A tile like that of a value for an intermediate result, which the caller releases."""
         axes = self.free_axes(like) if number is None else self.layout(number, like)
         return scope.spanning(axes, "scratch", self.rows(scope), dtype, self.slots[1])
 
@@ -274,9 +270,7 @@ def _binary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _engine_of(op: str) -> Engine | None:
-    """The engine of an operator that only one has: v2 has no other generator (documented: NKI
-    reference, `nki.isa.rng`).
-    """
+    """The engine that alone has an operator: v2 has one generator (`nki.isa.rng`)."""
     return Engine.VECTOR if op == "random_bits" else None
 
 
@@ -422,9 +416,7 @@ def _dims_of(scope: Scope, held: Held, axes: Sequence[int]) -> tuple[tuple[int, 
 
 
 def _steps(frame: Frame, value: Value, axes: Sequence[int], scope: Scope) -> dict[str, Any]:
-    """The attributes of an instruction that makes the numbers of a walk: where it starts, its step
-    per partition and per free dim.
-    """
+    """Attributes of who counts a walk: its start, its step per partition and per free dim."""
     walk = value.access
     steps = tuple(walk.stride(a) for a in axes) or (0,)
     across = walk.stride(frame.partition)

@@ -130,9 +130,7 @@ def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -
 
 
 def _lines(plan: ContractPlan, walk: Walk, made: Sequence[Split], number: int) -> list[Lines]:
-    """Rows that the first of `made` counts, along the second, of `number` points of a group: one
-    line where those follow each other, or lie side by side.
-    """
+    """Rows that the first of `made` counts, along the second: one line where points allow it."""
     count, row = (length(plan.space, m) for m in made)
     pitch = walk.stride(made[0].minor)
     between = walk.stride(plan.group[0]) if plan.group else count * pitch

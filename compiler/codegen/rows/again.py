@@ -48,9 +48,7 @@ def made_in_passes(levels: Levels) -> Again:
 
 
 class _Copier(Rewriting):
-    """`place` of a value is where it is made; `late` (reader, value) are read in another place, and
-    what `moves` is made again there.
-    """
+    """Copies at the `place` of a reader of what is `late` for it and `moves`."""
 
     def __init__(
         self,
@@ -68,9 +66,7 @@ class _Copier(Rewriting):
         return Again(self.run(), self.number, frozenset(self.copies.values()))
 
     def read(self, n: int, i: int) -> int:
-        """What reader `n` reads for `i`: where it is late, a copy at its own place, unless `i` is
-        there anyway.
-        """
+        """What reader `n` reads for `i`: where it is late and not there, a copy of its own."""
         if not self.late(n, i) or self._stays(i, self.place[n]):
             return self.number[i]
         return answered((i, self.place[n]), self.copies, self._read_again, self._copy)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import Rewriting, Space, Value
+from shardwright.compiler.codegen.domain import Numbers, Rewriting, Space, Value
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before
@@ -20,21 +20,17 @@ _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that d
 
 def columns_first(
     space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]
-) -> tuple[Space, tuple[int, ...]]:
-    """(space in which sums of rows over `inner` atoms and others take the inner ones first, and in
-    one step each, numbers of `sinks` in it).
-    """
+) -> tuple[Space, Numbers]:
+    """(space with sums over rows and `inner` atoms in two steps, inner first, new `sinks`)."""
     return _InSteps(space, sinks, row, inner).rewritten()
 
 
-def wide_products(
-    space: Space, sinks: Iterable[int], row: int, atom: int
-) -> tuple[Space, tuple[int, ...]]:
+def wide_products(space: Space, sinks: Iterable[int], row: int, atom: int) -> tuple[Space, Numbers]:
     """(space with contractions of rows over `atom` in fp32, rounded once, numbers of `sinks`)."""
     return _Widened(space, sinks, row, atom).rewritten()
 
 
-def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]]:
+def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, Numbers]:
     """(rewritten space, numbers of `sinks` in it)."""
     return _Deferred(space, sinks).rewritten()
 
@@ -48,7 +44,7 @@ class _OfSinks(Rewriting):
         inside = space.slice(self.sinks)
         self.inside, self.users = set(inside), space.users(inside)
 
-    def rewritten(self) -> tuple[Space, tuple[int, ...]]:
+    def rewritten(self) -> tuple[Space, Numbers]:
         return self.run(), tuple(self.number[s] for s in self.sinks)
 
     def made(self, n: int, value: Value) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Space, Value
+from shardwright.compiler.codegen.domain import Numbers, Space, Value
 from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.dtypes import LARGEST, DType
@@ -24,9 +24,7 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A column as sign * (what clamps and choices make of the running `extreme`): at any time at
-    or beyond the extreme so far, or at its own last value.
-    """
+    """A column: sign * the running `extreme`, clamped or chosen: always beyond that so far."""
 
     extreme: int
     sign: float
@@ -81,7 +79,7 @@ def _either(space: Space, inputs: Collection[int], known: References) -> Referen
 
 
 def _chosen(
-    space: Space, inputs: tuple[int, ...], extremes: Collection[int], known: References
+    space: Space, inputs: Numbers, extremes: Collection[int], known: References
 ) -> Reference | None:
     """select(pred, a, b): a predicate that moves with the extreme could leave it behind, unless it
     only asks whether that is a number: a running extreme begins with one.
@@ -93,7 +91,7 @@ def _chosen(
     return both if not set(space.slice([inputs[0]])) & set(extremes) else None
 
 
-def _asked(space: Space, inputs: tuple[int, ...]) -> tuple[Value, int, int]:
+def _asked(space: Space, inputs: Numbers) -> tuple[Value, int, int]:
     """The predicate of a select without a `not`, what is chosen where it holds, and where not."""
     pred, a, b = inputs
     asked = space[pred]
@@ -154,7 +152,7 @@ def _least(space: Space, number: int) -> float:
     """As low as a value may be, where sums of products are taken to be above LOW_LIMIT."""
     known: dict[int, float] = {}
 
-    def read(n: int) -> tuple[int, ...]:
+    def read(n: int) -> Numbers:
         value = space[n]
         return () if value.op == "contract" or not value.dtype.is_float else value.inputs
 

@@ -70,7 +70,7 @@ class Columns:
         """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
         behind = [self.space[n] for n in self.space.slice([pred])]
         moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
-        return self.plan.roles.row in self.space[pred].atoms and not moved
+        return self.plan.row in self.space[pred].atoms and not moved
 
     def runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
         """Runs of blocks of `atom` that the rows `rows` (first, end) compute, in order."""
@@ -144,7 +144,7 @@ class Columns:
         return [(s, min(size, s + chunk)) for s in range(0, size, chunk)]
 
     def _facts(self, atom: int, chunk: Range, rows: Range) -> dict[int, Known]:
-        ranges: Ranges = {atom: chunk, self.plan.roles.row: rows}
+        ranges: Ranges = {atom: chunk, self.plan.row: rows}
         return facts(self.space, self.numbers, ranges, self.whole)
 
     def _is_neutral(self, atom: int, known: dict[int, Known]) -> bool:
@@ -171,7 +171,7 @@ class Columns:
         low in a chunk that is computed; and whether no maximum over other atoms is low.
         """
         kept = {c: known[c] for c in known if c not in skipped}
-        mine = Rows(self.space, tuple(self.numbers), self.whole, self.plan.roles.row, rows)
+        mine = Rows(self.space, tuple(self.numbers), self.whole, self.plan.row, rows)
         masked = {n for c in skipped for n in relied_on(self.space, self.numbers, known[c])}
         if not all(mine.keep(n, atom, kept) for n in masked):
             return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.codegen.domain import SCALED, SPLATS, Value
+from shardwright.compiler.codegen.domain import SCALED, SPLATS, Numbers, Value
 from shardwright.compiler.codegen.fusion import is_product
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.plan import RowPlan
@@ -19,9 +19,7 @@ from shardwright.compiler.codegen.rows.plan import RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """`values` of a stage as they are in some columns. Values in `same` lie in the tile of the one
-    they map to, which is made in the tile of its `home` if it has one.
-    """
+    """`values` of a stage in some columns; those in `same` lie in another's tile, at its `home`."""
 
     values: Mapping[int, Value] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
@@ -31,11 +29,11 @@ class Decided:
         """The value whose code fills the tile of a value."""
         return self.same.get(number, number)
 
-    def inputs(self, number: int) -> tuple[int, ...]:
+    def inputs(self, number: int) -> Numbers:
         """What a value reads."""
         return tuple(dict.fromkeys(self.values[number].inputs))
 
-    def sharing(self, number: int) -> tuple[int, ...]:
+    def sharing(self, number: int) -> Numbers:
         """A value and those that lie in its tile."""
         return (number, *(n for n, owner in self.same.items() if owner == number))
 
@@ -78,7 +76,7 @@ def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> i
 
 def _alike(plan: RowPlan, value: Value, branch: Value) -> bool:
     """Whether a branch has an element for each of the select's; vectors lie on all partitions."""
-    row = {plan.roles.row}
+    row = {plan.row}
     return branch.op not in SPLATS and branch.atoms | row == value.atoms | row
 
 

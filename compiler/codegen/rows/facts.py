@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import MASK, SCALED, Space, Value
-from shardwright.compiler.codegen.masks import reach
+from shardwright.compiler.codegen.domain import MASK, SCALED, Numbers, Space, Value
+from shardwright.compiler.codegen.positions import reach
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, Span
 from shardwright.compiler.support.intervals import Interval, corners, within
@@ -255,7 +255,7 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     """
     known: dict[int, Any | None] = {}
 
-    def read(n: int) -> tuple[int, ...]:
+    def read(n: int) -> Numbers:
         value = space[n]
         return () if value.op in (MASK, "constant", "iota") else value.inputs
 

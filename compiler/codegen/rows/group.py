@@ -18,10 +18,9 @@ from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.levels import Stage
-from shardwright.compiler.codegen.rows.online import Running
+from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.products import Products, Shared, placed
-from shardwright.compiler.codegen.rows.rescale import copied, rescale, start_of
 from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
@@ -44,9 +43,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Row tiles that share the segments of a streamed atom: `count` of them, with what they carry
-    from segment to segment and from pass to pass.
-    """
+    """`count` row tiles that share segments, and what they carry from one to the next."""
 
     scope: Scope
     count: int
@@ -73,7 +70,7 @@ class Group(Products):
     ) -> None:
         super().__init__(plan, scope, shared, rows)
         self.height = height
-        self.parts = pieces(scope.extent(plan.roles.row), height)
+        self.parts = pieces(scope.extent(plan.row), height)
         self.count = sum(p.trip for p in self.parts)
         self.partial: dict[int, Held] = {}
         self.reducer: Engine | None = None
@@ -152,13 +149,13 @@ class Group(Products):
     def _tiles_of(self, stage: Stage, place: Scope) -> None:
         """A stage of the row tiles of `place`, one after the other."""
         moving = [r for r in self.running if r.column in stage.values]
-        before = [copied(self, r, self._running(r, place), place) for r in moving]
+        before = [copied(self, r, placed(self.held[r.column], place), place) for r in moving]
         if stage.inner is None:
             self._block(stage, place)
         else:
             self._sweep(stage, [place], stage.inner)
         for r, held in zip(moving, before, strict=True):
-            moved = (held, self._running(r, place))
+            moved = (held, placed(self.held[r.column], place))
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
 
     def _takes_turns(self, stage: Stage) -> bool:
@@ -185,11 +182,11 @@ class Group(Products):
     def _is_product_sum(self, number: int) -> bool:
         """Whether a value is a sum over rows, and not one that keeps them."""
         mine = number in self.plan.roles.sums
-        return mine and self.sums.layouts[number].tall != self.plan.roles.row
+        return mine and self.sums.layouts[number].tall != self.plan.row
 
     def _enter(self, part: Piece) -> Scope:
         """The code for tiles of the group that have `part.extent` rows."""
-        row = self.plan.roles.row
+        row = self.plan.row
         scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
@@ -197,14 +194,10 @@ class Group(Products):
             scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
         return scope
 
-    def _running(self, running: Running, place: Scope) -> Held:
-        return placed(self.held[running.column], place)
-
     def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
         """Where a row tile adds up a fold, and its columns."""
-        atom = self.plan.inner(number)
         held = self.partial.get(number, self.held[number])
-        return placed(held, place), 1 if atom is None else self.space.sizes[atom]
+        return placed(held, place), self.space.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
         """What running passes begin with: `folds` of all row tiles of the band."""
@@ -213,8 +206,8 @@ class Group(Products):
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
-                    tile, place = self.builder.tiles[held.tile], Held(held.tile, {})
-                    out = self.scope.flat(place, tile.partitions, tile.elements)
+                    tile, whole = self.builder.tiles[held.tile], Held(held.tile, {})
+                    out = self.scope.flat(whole, tile.partitions, tile.elements)
                     self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
@@ -243,8 +236,7 @@ class Group(Products):
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
-            size = 1 if atom is None else self.scope.extent(atom)
-            loaded = value.op in ("load", "load_indexed")
+            size, loaded = self.scope.extent(atom), value.op in ("load", "load_indexed")
             held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
             if atom is not None:
                 first = self.scope.boxes[atom].origin * -1
@@ -268,7 +260,7 @@ class Group(Products):
         home, count, tiles = (
             (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
         )
-        rows = rows or min(self.height, home.extent(self.plan.roles.row))
+        rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
     def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
@@ -340,9 +332,7 @@ class Group(Products):
         return int(step.number not in self.panels and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`, where the selects of `choices` are
-        decided; in a skewed sweep those of one phase.
-        """
+        """The values of a stage in the boxes of `scope`; in a skewed sweep those of one phase."""
         kept, flight = self.held, self.flight
         self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= flight.held if flight else {}
@@ -418,7 +408,7 @@ class Group(Products):
 
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
-        if layout.tall == self.plan.roles.row:
+        if layout.tall == self.plan.row:
             moving = self.operand(self.space[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
@@ -457,7 +447,7 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
     """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
     masks decide which columns are needed, several, so that each has its own.
     """
-    size = plan.space.sizes[plan.roles.row]
+    size = plan.space.sizes[plan.row]
     count = size // step
     each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
     found = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Numbers, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 
@@ -22,14 +22,12 @@ class Stage:
 
     level: int
     inner: int | None
-    values: tuple[int, ...]
+    values: Numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Stages that run together: `streamed` ones once for every segment of the streamed atom, with
-    `running` columns where what they follow from is not complete.
-    """
+    """Stages that run together, once per segment if `streamed`, with `running` columns."""
 
     streamed: bool
     stages: tuple[Stage, ...]
@@ -124,9 +122,7 @@ class Levels:
         return level if in_step and not self._waits(n, i) else level + 1
 
     def _waits(self, n: int, i: int) -> bool:
-        """Whether `n` is read transposed and made from `i` alone, which costs one more strip: the
-        sweep that makes `i` then has no part in the transposes.
-        """
+        """Whether `n` is read transposed and made from `i` alone, which costs one more strip."""
         if n not in self.sweeping.apart or i in self.sources or i in self.roles.panels:
             return False
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
@@ -153,9 +149,7 @@ class Levels:
         return atom in value.atoms | value.over or any(self.inner(i) == atom for i in read)
 
     def _in_passes(self) -> dict[int, int]:
-        """The pass of every value: odd ones go over the segments, those between them follow from
-        what was carried to the end of the pass before.
-        """
+        """The pass of every value: odd ones go over the segments, others follow from them."""
         found: dict[int, int] = {}
         for n in self.numbers:
             read = [i for i in self.space[n].inputs if i in self.run]
@@ -196,9 +190,7 @@ class Levels:
         )
 
     def is_late(self, n: int, i: int) -> bool:
-        """Whether `n` reads `i` element by element outside the sweep that makes it: sweeps of one
-        level and atom may lie in two passes.
-        """
+        """Whether `n` reads `i` by element outside the sweep, or the pass, that makes it."""
         if n in self.roles.panels or i not in self.run or self.inner(i) is None:
             return False
         apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import Numbers, Space
 from shardwright.compiler.codegen.rows.facts import Fact, Known, exact, facts, is_low, span_of
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 
@@ -46,12 +46,10 @@ def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The points `span` of the row atom; `numbers` are the values of the region that facts are
-    made of, `whole` what is known of them everywhere.
-    """
+    """The points `span` of the row atom; `whole` is what is known of `numbers` everywhere."""
 
     space: Space
-    numbers: tuple[int, ...]
+    numbers: Numbers
     whole: Facts
     row: int
     span: Range

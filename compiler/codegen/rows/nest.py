@@ -10,6 +10,7 @@ the loops that a sum over rows takes. Next: `group.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from shardwright.compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
@@ -39,7 +40,7 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
     elif any(plan.engines.by_product for plan in plans[:_TRIES]):
-        others = plan_rows(space, sinks, room, passing=False)
+        others = plan_rows(space, sinks, replace(room, passing=False))
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
     return [Candidate(1.0, partial(emit, p), variant, _note(p), p) for p, variant in kinds]
@@ -59,14 +60,14 @@ class Nest:
 
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
         self.builder, self.plan, self.space = builder, plan, plan.space
-        self.height = min(builder.limits.partitions, self.space.sizes[plan.roles.row])
+        self.height = min(builder.limits.partitions, self.space.sizes[plan.row])
         self.panels: dict[int, Panel] = {}
         self.whole: dict[int, Panel] = {}
         self.sums = Sums(builder, plan)
         limits = builder.limits
         self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
         axes = sorted(plan.roles.inner)
-        self.shared = Frame(builder, self.space, plan.roles.row, axes)
+        self.shared = Frame(builder, self.space, plan.row, axes)
 
     def emit(self) -> None:
         """Everything, into the builder's body."""
@@ -132,7 +133,7 @@ class Nest:
         if self.plan.streamed:
             self._streams(self.plan.streamed).emit(scope, runs)
             return
-        row, straight = self.plan.roles.row, list[Group]()
+        row, straight = self.plan.row, list[Group]()
         for band in self._bands():
             inner = scope.enter(row, band)
             step = self.height * self.plan.ways
@@ -150,7 +151,7 @@ class Nest:
         return bands(self.plan, self.columns, step, beside)
 
     def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
-        row, rows = self.plan.roles.row, min(step, band.extent - start)
+        row, rows = self.plan.row, min(step, band.extent - start)
         box = Box(scope.boxes[row].origin + start, rows)
         first = band.start + start
         span = (first, first + (band.trip - 1) * band.extent + rows)

@@ -5,24 +5,29 @@ a product with exp(c), c a column that follows from the maximum, the two passes 
 segment works with the columns of the maximum so far, and what was added up before is multiplied by
 exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
 spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
-is of decides whether early products are within bounds (`bounds.py`). Next: `rescale.py` emits the
-products.
+is of decides whether early products are within bounds (`bounds.py`). What was added up
+before is multiplied when the column it follows moves. A pass with something running begins with
+maxima of the lowest number and sums of 0, and with the columns that follow from them, so that the
+first segment is like every other: exp(c - c before) is then 0, or what it multiplies is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.codegen.domain import SCALED, SINKS, Value
+from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
+from shardwright.compiler.codegen.domain import SCALED, SINKS, Numbers, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
 from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
 from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.dtypes import DType
+from shardwright.compiler.codegen.values import Frame
+from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
+from shardwright.compiler.isa.program import Engine
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Levels
@@ -41,7 +46,7 @@ class Running:
 
     column: int
     sign: float
-    folds: tuple[int, ...]
+    folds: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ def _scaled_form(form: _Form | None, scale: float) -> _Form | None:
     return replace(form, sign=form.sign * scale, scale=form.scale * scale, low=low)
 
 
-def _sum(inputs: tuple[int, ...], given: list[_Form | None], sign: float) -> _Form | None:
+def _sum(inputs: Numbers, given: list[_Form | None], sign: float) -> _Form | None:
     """a + sign * b, one of which depends on the column."""
     a, b = given
     if _is_factor(a) or _is_factor(b) or (a is not None and b is not None):
@@ -248,3 +253,43 @@ def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
     else:
         form = _scaled_form(given[0], float(scale))
     return _exponential(form) if func == "exponential" else form
+
+
+_SIGN = {"max": -1.0, "min": 1.0}
+
+
+def start_of(value: Value) -> float:
+    """What a fold begins with: finite, so that a row of -inf adds exp(-inf), not a NaN."""
+    return _SIGN.get(value.attrs.get("kind", "add"), 0.0) * LARGEST[value.dtype]
+
+
+def copied(frame: Frame, running: Running, held: Held, scope: Scope) -> Held:
+    """The running column as it is."""
+    copy = frame.scratch(frame.space[running.column], scope, DType.F32)
+    frame.copy(scope, Engine.VECTOR, copy, held)
+    return copy
+
+
+def rescale(
+    frame: Frame,
+    running: Running,
+    moved: tuple[Held, Held],
+    carried: Iterable[tuple[Held, int]],
+    scope: Scope,
+) -> None:
+    """Multiply what is `carried` (where, columns) as its column `moved` (before, now)."""
+    rows, (before, now) = frame.rows(scope), moved
+    factor = frame.scratch(frame.space[running.column], scope, DType.F32)
+    frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
+    power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
+    frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)
+    # What is carried at first is 0, and so it stays where the factor is beyond all numbers.
+    most = by_numbers(("minimum", LARGEST[DType.F32]))
+    frame.apply(scope, "tensor_scalar", Engine.VECTOR, factor, (factor,), **most)
+    by = scope.flat(factor, rows, 1)
+    product = by_numbers(("multiply", None))
+    for held, width in carried:
+        out = scope.flat(held, rows, width)
+        scope.add("tensor_scalar", Engine.VECTOR, out, (out, by), **product)
+    scope.release(before)
+    scope.release(factor)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Box, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_ATOM, Box, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
-from shardwright.compiler.codegen.domain import Space, Split
+from shardwright.compiler.codegen.domain import Atoms, Space, Split
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
@@ -45,7 +45,7 @@ def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
     0 the other one over all rows.
     """
     operand = plan.roles.panels[number][side]
-    streamed = plan.streamed.atom if plan.streamed and plan.streams(operand) else -1
+    streamed = plan.stream if plan.streams(operand) else NO_ATOM
     if streamed >= 0:
         part = {**plan.space.sizes, streamed: scope.extent(streamed)}
         plan = replace(plan, space=replace(plan.space, sizes=part))
@@ -97,9 +97,7 @@ def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
 
 
 def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
-    """(space, the atom that counts groups of `fold` neighbours): a partition holds a group, so that
-    transfers move runs of `fold` rows. -1 without folding.
-    """
+    """(space, the atom that counts groups of `fold` neighbours on a partition; -1: none)."""
     if fold == 1:
         return space, -1
     space, made = split(space, atom, fold)
@@ -132,7 +130,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         folded, fold = depth, plan.fold.get(depth, 1)
     space, runs = _fold(plan.space, folded, fold)
     if runs >= 0 and natural:
-        columns: tuple[int, ...] = (runs, folded)
+        columns: Atoms = (runs, folded)
     elif runs >= 0:
         depth, columns = runs, (depth, *free)
     else:

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen import fusion
+from shardwright.compiler.codegen.builder import NO_ATOM
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Space, Value
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Value
 from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.balance import Balance, Work
+from shardwright.compiler.codegen.rows.engines import Balance, Work, overwritten
 from shardwright.compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
-from shardwright.compiler.codegen.rows.overwritten import overwritten
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.codegen.search import Room
@@ -40,7 +40,8 @@ class _Form:
     lean: bool = False  # panels and sums are held once
     again: bool = False  # values are made again instead of kept
     alone: bool = False  # a group ends before the next one begins
-    length: int = 0  # columns of a segment of a streamed row
+    streamed: int = NO_ATOM  # the atom that is walked in segments
+    length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
     online: bool = False  # fewer passes over the segments
     outside: bool = False  # segments are walked around all rows
@@ -128,9 +129,9 @@ class RowPlan:
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
     strips: frozenset[int]  # values that are kept whole for later stages
     read_whole: frozenset[int]  # strips that a sum reads while it is swept along another atom
-    vectors: tuple[int, ...]  # values without the row atom, made once for all rows
+    vectors: Numbers  # values without the row atom, made once for all rows
     turned: dict[int, DType]  # element type in which contractions need a value transposed
-    order: tuple[int, ...]  # parallel loops, outermost first
+    order: Atoms  # parallel loops, outermost first
     fold: dict[int, int]  # neighbours of an inner atom that share a partition of panels
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
     engines: Balance  # who does what more than one engine can do
@@ -157,31 +158,39 @@ class RowPlan:
         """Whether a pass works with what is not complete yet."""
         return any(one.running for one in self.passes)
 
+    @property
+    def row(self) -> int:
+        """The row atom."""
+        return self.roles.row
+
+    @property
+    def stream(self) -> int:
+        """The streamed atom, or that there is none."""
+        return self.streamed.atom if self.streamed else NO_ATOM
+
     def points(self, atom: int) -> int:
         """Points of an atom that are on chip at a time."""
-        size = self.space.sizes[atom]
-        mine = self.streamed is not None and atom == self.streamed.atom
-        return min(size, self.streamed.length) if self.streamed and mine else size
+        size, streamed = self.space.sizes[atom], self.streamed
+        return min(size, streamed.length) if streamed and streamed.atom == atom else size
 
     def points_of_sum(self, atom: int) -> int:
         """Points of an atom that a sum over rows has on chip at a time."""
-        apart = self.streamed is not None and self.streamed.outside
-        return self.points(atom) if apart else self.space.sizes[atom]
+        outside = self.streamed and self.streamed.outside
+        return self.points(atom) if outside else self.space.sizes[atom]
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed atom."""
-        return self.streamed is not None and self.streamed.atom in self.space[number].atoms
+        return self.stream in self.space[number].atoms
 
     def carries(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom, segment by segment."""
-        over = self.space[number].over
-        return self.streamed is not None and self.streamed.atom in over
+        return self.stream in self.space[number].over
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
         return inner_of(self.roles, self.space[number])
 
-    def panel_atoms(self, number: int, operand: int) -> tuple[int, ...]:
+    def panel_atoms(self, number: int, operand: int) -> Atoms:
         """What a panel of an operand of contraction `number` spans beside k."""
         (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
@@ -202,43 +211,42 @@ def _operand_type(space: Space, number: int) -> DType:
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(
-    space: Space, sinks: Iterable[int], room: Room, passing: bool = True
-) -> list[RowPlan]:
-    """Plans for everything `sinks` need, the one with most row tiles in flight first; Scalar may
-    make sums in `passing`.
+def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
+    """Plans for everything `sinks` need, the one with most row tiles in flight first.
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
     for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
         try:
-            return _for_row(row_space, last, roles, room, passing)
+            return _for_row(row_space, last, roles, room)
         except CapacityError as error:
             failure = failure or error
     assert failure is not None
     raise failure
 
 
-def _for_row(
-    space: Space, last: Sequence[int], roles: Roles, room: Room, passing: bool
-) -> list[RowPlan]:
+def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
     """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
     roles = roles_for(made, _sinks_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
-    plans = _planned(made, roles, forms, room, passing)
+    plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
     if any(p.ways > 1 for p in fitting):
         return fitting
     atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, passing, atom)
+    # Products over the streamed atom are added up in parts, so they are fp32.
+    sinks = _sinks_of(made, (*roles.rows, *roles.late))
+    wide, last = wide_products(made, sinks, roles.row, atom)
+    wide_roles = roles_for(wide, last, roles.row)
+    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, atom)
     outside = [
         plan
         for atom in _complete_apart(made, roles)
-        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, passing, atom)
+        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, atom)
     ]
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
     found = [*_fitting(outside, room), *found]
@@ -248,9 +256,7 @@ def _for_row(
 
 
 def _complete_apart(space: Space, roles: Roles) -> list[int]:
-    """The longest inner atom of which every segment has sums over rows of its own: all sums span
-    it, rows add up nothing over it, and what they store spans it too.
-    """
+    """The longest inner atom of which every segment has sums and stores of its own."""
     values = space.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in SINKS)]
     spanned = roles.inner.intersection(*(values[n].atoms for n in ends))
@@ -268,53 +274,40 @@ def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
     return [n for n in numbers if space[n].op in SINKS]
 
 
-def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
-    """`space` with products over `atom` in fp32, as they are added up in parts."""
-    sinks = _sinks_of(space, (*roles.rows, *roles.late))
-    space, last = wide_products(space, sinks, roles.row, atom)
-    return space, roles_for(space, last, roles.row)
-
-
 def _planned(
-    space: Space,
-    roles: Roles,
-    forms: Sequence[_Form],
-    room: Room,
-    passing: bool,
-    streamed: int = -1,
+    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_ATOM
 ) -> list[RowPlan]:
     """A plan for every form."""
+    forms = [replace(form, streamed=streamed) for form in forms]
     made = {
-        form.sweeps: _swept(space, roles, form, room, passing, streamed)
+        form.sweeps: _swept(space, roles, form, room)
         for form in {form.sweeps: form for form in forms}.values()
     }
-    plans = [_formed(made[form.sweeps], form, streamed, room.limits) for form in forms]
+    plans = [_formed(made[form.sweeps], form, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
-def _swept(
-    space: Space, roles: Roles, form: _Form, room: Room, passing: bool, streamed: int
-) -> RowPlan:
+def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
         whole=frozenset() if form.lean else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if form.lean else frozenset(),
-        early=form.again or streamed >= 0,
-        streamed=streamed,
+        early=form.again or form.streamed != NO_ATOM,
+        streamed=form.streamed,
         online=form.online,
     )
     if form.apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
-    if streamed >= 0:
+    if form.streamed != NO_ATOM:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.again:
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
     over = overwritten(space, roles, levels.run, {*strips, *turned})
-    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, passing, room)
+    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -360,20 +353,20 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     return frozenset(free.difference(space.slice(set(roles.shared) - free)))
 
 
-def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPlan:
+def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
     in order, and so has then the other operand; so have segments.
     """
     ways, block = form.ways, limits.contraction_max * form.ways
-    ordered, sizes = {*_ordered(plan), streamed}, plan.space.sizes
+    ordered, sizes = {*_ordered(plan), form.streamed}, plan.space.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
-    segments = Streamed(streamed, form.length, form.tiles, form.outside)
+    segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
     return replace(
         plan,
         ways=ways,
         fold=dict.fromkeys(folded, ways) if ways > 1 else {},
-        streamed=segments if streamed >= 0 else None,
+        streamed=segments if form.streamed != NO_ATOM else None,
         young_first=form.young_first,
         alone=form.alone,
     )
@@ -403,9 +396,7 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(
-    space: Space, sinks: Sequence[int], roles: Roles, room: Room
-) -> tuple[Space, tuple[int, ...]]:
+def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> tuple[Space, Numbers]:
     def points(value: Value) -> int:
         most = room.limits.moving_max
         return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)
@@ -438,7 +429,7 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
     return found
 
 
-def _parallel_order(space: Space, roles: Roles) -> tuple[int, ...]:
+def _parallel_order(space: Space, roles: Roles) -> Atoms:
     """Parallel loops: those that choose other panels outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
     chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}

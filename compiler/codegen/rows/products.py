@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import Held, Scope, divided
+from shardwright.compiler.codegen.builder import Held, Scope, ZeroWhen, divided
 from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.rows.balance import Copy
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
-from shardwright.compiler.codegen.rows.overwritten import READ_PSUM
+from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
 from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
@@ -27,9 +26,7 @@ from shardwright.compiler.isa.region import Affine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the row tiles of a parallel point have in common; `segments` are the runs of columns of
-    atoms that are on chip in part.
-    """
+    """What row tiles of a parallel point share; `segments`: runs of atoms on chip in part."""
 
     panels: Mapping[int, Panel]
     whole: Mapping[int, Panel]
@@ -47,7 +44,7 @@ class Products(Frame):
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: tuple[int, int]) -> None:
-        super().__init__(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
+        super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.panels, self.whole = shared.panels, shared.whole
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
@@ -82,7 +79,7 @@ class Products(Frame):
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
 
-        def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
+        def multiply(place: Scope, chunk: Affine, depth: int, zero: ZeroWhen) -> None:
             stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
@@ -122,7 +119,7 @@ class Products(Frame):
         """The transposed operand of a product: (where, elements between chunks, between rows)."""
         if number in self.whole:
             panel = self.whole[number]
-            row = {self.plan.roles.row: panel.column_step}
+            row = {self.plan.row: panel.column_step}
             held = placed(Held(panel.held.tile, row, panel.held.offset), scope)
             return held, panel.chunk_step, panel.column_step
         return placed(self.turned[tall], scope), self.rows(scope), 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Space, Value
+from shardwright.compiler.codegen.domain import Numbers, Space, Value
 from shardwright.compiler.codegen.rows.algebra import columns_first
 from shardwright.compiler.diagnostics import CompileError
 
@@ -29,10 +29,10 @@ class Roles:
     row: int
     inner: frozenset[int]
     parallel: frozenset[int]
-    rows: tuple[int, ...]
-    sums: tuple[int, ...]
-    late: tuple[int, ...]
-    shared: tuple[int, ...]
+    rows: Numbers
+    sums: Numbers
+    late: Numbers
+    shared: Numbers
     panels: dict[int, tuple[int, int]]
 
 
@@ -45,14 +45,14 @@ class RefusedError(Exception):
     """What was tried does not work, and why."""
 
 
-def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, tuple[int, ...], Roles]]:
+def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
     """(space whose sums add up columns first, `sinks` in it, roles) for every row atom that works,
     the one first that leaves least work outside plain row arithmetic.
 
     Raises CompileError SW_CODEGEN_ROWS when no atom can be the row atom.
     """
     sinks = tuple(sinks)
-    found: list[tuple[Space, tuple[int, ...], Roles]] = []
+    found: list[tuple[Space, Numbers, Roles]] = []
     why: list[str] = []
     for atom in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
         inner = _inner_atoms(space, space.slice(sinks), atom)
@@ -85,7 +85,7 @@ def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
 class _Analysis:
     """One region, one row atom."""
 
-    def __init__(self, space: Space, values: tuple[int, ...], row: int) -> None:
+    def __init__(self, space: Space, values: Numbers, row: int) -> None:
         self.space, self.values, self.row = space, values, row
         self.late: set[int] = set()
         self.panels: dict[int, tuple[int, int]] = {}
@@ -154,7 +154,7 @@ class _Analysis:
         require(all(t.is_float for t in types), "a contraction of integers")
         self.panels[n] = (tall, panel)
 
-    def _shared(self, rows: list[int]) -> tuple[int, ...]:
+    def _shared(self, rows: list[int]) -> Numbers:
         """Values without the row atom that rows read as they are, and what they need."""
         panels = {p for _, p in self.panels.values()}
         read = {

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.codegen.domain import CODELESS
-from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
@@ -50,10 +49,10 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
-        spanned = values[n].atoms & {*plan.roles.inner, plan.roles.row}
+        spanned = values[n].atoms & {*plan.roles.inner, plan.row}
         elements = math.prod(plan.points_of_sum(a) for a in spanned)
         # Only a product, or rows that stay where they are, lie on all partitions.
-        flat = values[n].op == "reduce" and plan.roles.row not in spanned
+        flat = values[n].op == "reduce" and plan.row not in spanned
         held = elements if flat else -(-elements // limits.partitions)
         size.add(f"sum {n}", slots * DType.F32.bytes * held)
     size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
@@ -93,11 +92,11 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
             places = 2 if plan.streams(panel) else 1
             size.add(f"panel {panel}", places * held if plan.lean else 3 * held)
         if tall in plan.whole:
-            size.add(f"rows {tall}", 3 * space.sizes[plan.roles.row] * item)
+            size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
 
 
 def _width(plan: RowPlan, number: int) -> int:
-    inner = inner_of(plan.roles, plan.space[number])
+    inner = plan.inner(number)
     return 1 if inner is None else plan.points(inner)
 
 

@@ -60,9 +60,7 @@ def added(a: Span, b: Span) -> Span:
 
 
 def times(a: Span, number: float) -> Span:
-    """A product with a constant; LOW under a positive one that leaves it below the limit. A
-    negative one maps `low`, which is never positive, to the new `high`.
-    """
+    """A product with a constant; a negative one maps `low`, never positive, to the new `high`."""
     ends = a.low * number, a.high * number
     return span(min(ends), max(ends))
 
@@ -73,9 +71,7 @@ def greater(a: Span, b: Span) -> Span:
 
 
 def lesser(a: Span, b: Span) -> Span:
-    """The lesser of two: LOW only if both are. One would do for the number, but then a row may have
-    no column where neither is, though each has its own.
-    """
+    """LOW only if both are: else a row may have no column where neither is."""
     return either(a, b)
 
 

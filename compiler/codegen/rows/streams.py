@@ -41,7 +41,7 @@ class Streams:
 
     def emit(self, scope: Scope, around: Around) -> None:
         """Band after band, of the segment `around` them all if there is one."""
-        atom, row, shared = self.streamed.atom, self.plan.roles.row, self.shared
+        atom, row, shared = self.streamed.atom, self.plan.row, self.shared
         if around:
             made = {n for one in self.plan.passes if one.streamed for s in one.stages
                     for n in s.values}  # fmt: skip
@@ -55,7 +55,7 @@ class Streams:
 
     def bands(self) -> list[tuple[Piece, tuple[int, int]]]:
         """Pieces of the rows, and the rows (first, end) of each."""
-        step = min(self.plan.space.sizes[self.plan.roles.row], self.streamed.tiles * self.height)
+        step = min(self.plan.space.sizes[self.plan.row], self.streamed.tiles * self.height)
         found = bands(self.plan, self.shared.columns, step)
         return [(p, (p.start, p.start + p.trip * p.extent)) for p in found]
 
@@ -66,7 +66,7 @@ class Streams:
             self._tiles(one, scope, band, rows, shared)
 
     def _kept(self, scope: Scope) -> Band:
-        return Band(scope, -(-scope.extent(self.plan.roles.row) // self.height))
+        return Band(scope, -(-scope.extent(self.plan.row) // self.height))
 
     def _band(self, scope: Scope, rows: tuple[int, int]) -> None:
         """One band, that only ever has the rows (first, end)."""
@@ -108,9 +108,9 @@ class Streams:
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""
         plan, atom = self.plan, self.streamed.atom
-        frame = Frame(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
+        frame = Frame(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         frame.held = dict(self.shared.held)
-        scope = scope.straight({plan.roles.row: Box(Affine(), self.height)})
+        scope = scope.straight({plan.row: Box(Affine(), self.height)})
         needed = set(plan.space.slice(made))
         found: dict[int, Held] = {}
         for n in plan.vectors:
@@ -126,7 +126,7 @@ class Streams:
         self, one: Pass, scope: Scope, band: Band, rows: tuple[int, int], shared: Shared
     ) -> None:
         """The stages of a pass for all row tiles of a band."""
-        row, step = self.plan.roles.row, self.height * self.plan.ways
+        row, step = self.plan.row, self.height * self.plan.ways
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
             inner, at = scope.repeat(piece)

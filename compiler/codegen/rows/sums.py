@@ -40,9 +40,7 @@ class Layout:
 
 
 class Block(NamedTuple):
-    """A PSUM bank of a sum: `rows` from `row` on of its `tall` atom, in chunks side by side, and
-    `columns` from `column` on of its `wide` one.
-    """
+    """A bank of a sum: `rows` of its `tall` atom in chunks side by side by `columns` of `wide`."""
 
     row: int
     rows: int
@@ -60,7 +58,7 @@ class Sums:
         self.home: dict[int, Scope] = {}  # where a sum began, with the boxes it spans
 
     def _layout(self, number: int) -> Layout:
-        value, row = self.space[number], self.plan.roles.row
+        value, row = self.space[number], self.plan.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
             tall = row if row in value.atoms else None
@@ -130,7 +128,7 @@ class Sums:
         """Multiply columns of the operands, (stationary, moving), into a bank of PSUM; what is
         there counts unless the sum `begins`.
         """
-        depth, zero = scope.extent(self.plan.roles.row), () if begins else None
+        depth, zero = scope.extent(self.plan.row), () if begins else None
         moving = scope.flat(operands[1], depth, block.columns, block.column)
         for beside, (chunk, size) in enumerate(_cut(block.rows, self.height(number))):
             place = beside * block.columns
@@ -152,7 +150,7 @@ class Sums:
 
     def add_rows(self, number: int, scope: Scope, operand: Held, rows: int) -> None:
         """Add the columns of `operand` in the boxes of `scope` to the same rows of the sum."""
-        chunk = divided(scope.boxes[self.plan.roles.row].origin, self.height(number))
+        chunk = divided(scope.boxes[self.plan.row].origin, self.height(number))
         wide = self._place(number, self.layouts[number].wide, scope)
         self._collect(number, scope, operand, (rows, 1), chunk, wide)
 
@@ -166,7 +164,7 @@ class Sums:
 
     def _whole(self, number: int, atom: int | None) -> Box:
         """All points of an atom that a sum spans."""
-        if atom == self.plan.roles.row:
+        if atom == self.plan.row:
             return Box(Affine(), self.space.sizes[atom])
         return self._part(atom, self.home[number])
 

@@ -9,12 +9,11 @@ are the lines if their channels make runs, else a line is all of them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Limited, Space, Walk
+from shardwright.compiler.codegen.domain import Atoms, Limited, PerAtom, Space, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
@@ -55,10 +54,10 @@ class Form:
     depths: tuple[Dim, ...]
     line: Dim
     inner: Dim
-    images: tuple[int, ...]
-    channels: tuple[int, ...]
-    groups: tuple[int, ...]
-    columns: tuple[int, ...]
+    images: Atoms
+    channels: Atoms
+    groups: Atoms
+    columns: Atoms
     over: frozenset[int]
 
     @property
@@ -103,7 +102,7 @@ class Form:
             return True
         dims = (*self.depths, self.line, self.inner)
         taps, positions = (
-            math.prod(self.space.sizes[a] for d in dims for a, _ in getattr(d, role))
+            self.space.points(a for d in dims for a, _ in getattr(d, role))
             for role in ("summed", "kept")
         )
         return taps <= positions
@@ -156,7 +155,7 @@ def _dim(bound: Limited, over: Iterable[int]) -> Dim:
     return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
 
 
-def points(sizes: Mapping[int, int], steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
+def points(sizes: PerAtom, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
     """(index per atom, what the coordinate moves) for every point of the atoms of `steps`."""
     ranges = [range(sizes[a]) for a, _ in steps]
     for at in product(*ranges):

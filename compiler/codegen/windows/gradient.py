@@ -9,7 +9,7 @@ infinity in a line so becomes NaN in the same channel of the sum, which it makes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
@@ -23,7 +23,7 @@ from shardwright.compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import PerAtom, Walk
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
@@ -71,7 +71,7 @@ class _Sums:
     def emit(self) -> None:
         plan, nest = self.plan, self.nest
         lines = range(0, nest.length, plan.height)
-        positions = range(0, nest.size_of(nest.inner[0]), plan.width)
+        positions = range(0, nest.form.space.size(nest.inner[0]), plan.width)
         starts = list(product(lines, positions))
         for first, _ in starts:  # matrices are the same for all images
             self._matrices(first)
@@ -131,7 +131,7 @@ class _Sums:
                 scope.fill(scope.on_chip(matrix, piece.count, dims, columns[0]), 0.0)
         return matrix
 
-    def _block(self, scope: Scope, index: Mapping[int, int], first: int, start: int) -> None:
+    def _block(self, scope: Scope, index: PerAtom, first: int, start: int) -> None:
         """One tile of lines on both sides, all parts."""
         nest, form = self.nest, self.form
         images = scope.extent(nest.image)

@@ -6,12 +6,12 @@ The largest tiles that fit are taken. What tiles become is in `gradient.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Space, Walk
+from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
 from shardwright.compiler.codegen.rates import MIN_CYCLES
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.windows import lines as raw
@@ -40,7 +40,7 @@ class Part:
     group: int
     first: int
     count: int
-    taps: tuple[Mapping[int, int], ...]
+    taps: tuple[PerAtom, ...]
 
     @property
     def partitions(self) -> int:
@@ -76,11 +76,7 @@ class GradientPlanner(Planning):
     @property
     def length(self) -> int:
         """Lines of the other operand per image."""
-        return self.size_of(self.line[0])
-
-    def size_of(self, atom: int | None) -> int:
-        """Size of an atom, 1 for none."""
-        return 1 if atom is None else self.sizes[atom]
+        return self.form.space.size(self.line[0])
 
     def reach(self) -> tuple[int, int]:
         """First and last + 1 line that line 0 of the other operand meets."""
@@ -96,9 +92,9 @@ class GradientPlanner(Planning):
             room = (self.most - (high - low)) // self.stride + 1
             height = even_tile(self.length, max(1, min(self.most, room)))
         for columns, count in product(
-            self._column_tiles(), range(1, self.size_of(self.inner[0]) + 1)
+            self._column_tiles(), range(1, self.form.space.size(self.inner[0]) + 1)
         ):
-            width = math.ceil(self.size_of(self.inner[0]) / count)
+            width = math.ceil(self.form.space.size(self.inner[0]) / count)
             plan = GradientPlan(images=images, height=height, width=width, columns=columns)
             if self._bytes(plan) <= self.room.budget:
                 return replace(plan, cost=self._cost(plan))
@@ -146,7 +142,7 @@ class GradientPlanner(Planning):
 
     def _cost(self, plan: GradientPlan) -> float:
         images = self.form.space.points(self.form.images) / plan.images
-        tiles = images * math.ceil(self.length / plan.height) * self.size_of(self.inner[0])
+        tiles = images * math.ceil(self.length / plan.height) * self.form.space.size(self.inner[0])
         cycles = tiles * len(self.parts) * max(MIN_CYCLES, plan.columns * self.beside)
         return self.room.rates.engine_ns(Engine.TENSOR, cycles)
 

@@ -8,14 +8,13 @@ then all positions of a line are one row of the result in memory) or positions o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import PerAtom, Space
 from shardwright.compiler.codegen.search import Candidate, Room
 from shardwright.compiler.codegen.space import joined_atoms
 from shardwright.compiler.codegen.values import Frame
@@ -113,7 +112,7 @@ class _Nest:
         lines = range(0, self.line.size, plan.height)
         starts = range(0, self.inner.size, plan.width)
         used: list[list[Held]] = []
-        single = len(lines) * len(starts) * math.prod(self.sizes[a] for a, _ in looped) == 1
+        single = len(lines) * len(starts) * self.form.space.points(a for a, _ in looped) == 1
         for index, _ in points(self.sizes, tuple(looped)):
             for first, start in product(lines, starts):
                 block = _Block(self, scope, index, first, start, 2 if single else 1)
@@ -129,7 +128,7 @@ class _Block:
         self,
         nest: _Nest,
         scope: Scope,
-        index: Mapping[int, int],
+        index: PerAtom,
         first: int,
         start: int,
         slots: int,
@@ -337,7 +336,7 @@ class _Block:
         if wide is None:
             yield 0, 1
             return
-        others = math.prod(scope.extent(a) for a in self.planner.columns if a != wide)
+        others = scope.elements(a for a in self.planner.columns if a != wide)
         bank = scope.builder.limits.moving_max
         tile = even_tile(scope.extent(wide), max(1, bank // others))
         for first in range(0, scope.extent(wide), tile):

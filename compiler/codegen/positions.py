@@ -1,10 +1,14 @@
-"""Predicates over positions that need no tile: GpSimd decides them as it applies the mask.
+"""Predicates and counters over positions, which GpSimd makes without tiles for their terms.
 
 A comparison of sums of positions and numbers is one number per point, an offset plus a step per
 atom, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
 readers choose between a float and a constant it becomes a `mask`: a value without code, and each
 reader one `affine_select`. What decides masked blocks beforehand (`rows/facts.py`) reads the same
-form. Next: `values.py` for everything else a value may be.
+form.
+
+The counter of random bits is a sum of one count per dim, and of what the rank starts at. As written
+it would keep dims apart that every other value walks as one index; GpSimd counts along several dims
+at once (documented: NKI reference, `nki.isa.iota`). 32-bit counters wrap, as sums of them do.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import MASK, Count, Space, Value, Walk
+from shardwright.compiler.codegen.domain import MASK, Count, Numbers, Rewriting, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
@@ -53,9 +57,7 @@ class _Position:
 
 
 def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
-    """The least and the largest number of a walk where each atom stays in its range (first, end);
-    None where registers move it.
-    """
+    """The range of a walk where each atom stays in its own (first, end); None with registers."""
     if walk.offset.terms:
         return None
     low = high = walk.offset.const
@@ -76,7 +78,7 @@ def _position(space: Space, number: int) -> _Position | None:
     """What a value is as a position; None when it is none, or may wrap."""
     known: dict[int, _Position | None] = {}
 
-    def terms(n: int) -> tuple[int, ...]:
+    def terms(n: int) -> Numbers:
         value = space[n]
         adds_up = value.dtype is DType.I32 and value.op in ("add", "subtract")
         return value.inputs if adds_up else ()
@@ -90,19 +92,25 @@ def _position_from(
     value = space[number]
     if value.dtype is not DType.I32:
         return None
+    if value.op in ("add", "subtract"):
+        return _sum([known[i] for i in value.inputs], 1 if value.op == "add" else -1)
+    count = _plain(value)
+    if count is None:
+        return None
+    moved = value.op == "register"
+    range = None if moved else reach(space, Walk(count.start, count.steps), {})
+    return _in_word(count, range or _told(value))
+
+
+def _plain(value: Value) -> Count | None:
+    """An integer that follows from nothing else."""
     match value.op:
         case "iota":
-            walk = value.access
-            range = reach(space, walk, {}) or _told(value)
-            return _in_word(Count(walk.offset, walk.strides), range)
+            return Count(value.access.offset, value.access.strides)
         case "constant":
-            only = int(value.attrs["value"])
-            return _in_word(Count(Affine(only)), (only, only))
+            return Count(Affine(int(value.attrs["value"])))
         case "register":
-            return _in_word(Count(value.attrs["value"]), _told(value))
-        case "add" | "subtract":
-            given = [known[i] for i in value.inputs]
-            return _sum(given, 1 if value.op == "add" else -1)
+            return Count(value.attrs["value"])
     return None
 
 
@@ -124,3 +132,55 @@ def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
         return None
     range = corners(lambda x, y: x + sign * y, a.range, b.range)
     return _in_word(a.count.plus(b.count.times(sign)), range)
+
+
+def fold_counters(space: Space) -> None:
+    """Turn counters of generators of random bits into one count each, and what is loaded."""
+    space.values = _Folding(space).run().values
+
+
+class _Folding(Rewriting):
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
+        known: dict[int, Count | None] = {}
+        self.found = {n: _count(space, n, known) for n in counters if space[n].op != "iota"}
+
+    def made(self, n: int, value: Value) -> int:
+        """A counter as the count that it is."""
+        count = self.found.get(n)
+        if count is None or not count.steps:
+            return self.add(value)
+        plain = replace(value, inputs=(), attrs={})
+        scalar = replace(plain, atoms=frozenset())
+        walk = Walk(count.start, count.steps)
+        last = self.add(replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk))
+        for loaded, factor in count.loaded.items():
+            by = self.add(replace(scalar, op="constant", attrs={"value": factor % 2**32}))
+            inputs = (self.number[loaded], by)
+            product = self.add(replace(scalar, op="multiply", inputs=inputs))
+            last = self.add(replace(plain, op="add", inputs=(last, product)))
+        return last
+
+
+def _count(space: Space, number: int, known: dict[int, Count | None]) -> Count | None:
+    """What a value is as a count; None when it is something else. `known` are answers so far."""
+
+    def terms(n: int) -> Numbers:
+        value = space[n]
+        adds_up = value.dtype is DType.U32 and value.op in ("add", "multiply")
+        return value.inputs if adds_up else ()
+
+    return answered(number, known, terms, lambda n: _count_from(space, n, known))
+
+
+def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) -> Count | None:
+    value = space[number]
+    if value.dtype is not DType.U32:
+        return None
+    if value.op in ("add", "multiply"):
+        a, b = (known[i] for i in value.inputs)
+        if a is not None and b is not None:
+            return a.plus(b) if value.op == "add" else a.product(b)
+    loaded = None if value.atoms else Count(loaded={number: 1})
+    return _plain(value) or loaded

@@ -1,22 +1,27 @@
-"""Which engine does what of a row: work moves from the busiest engine while that helps.
+"""Which engine does what of a row, and which values stay in PSUM for Vector.
 
-Reductions can go from Vector to GpSimd, copies with a scale from Scalar to Vector, copies out of
-PSUM either way. What a row tile costs is counted over all its columns; instructions of GpSimd have
-a high price of their own.
+Work moves from the busiest engine while that helps: reductions can go from Vector to GpSimd, copies
+with a scale from Scalar to Vector, copies out of PSUM either way. What a row tile costs is counted
+over all its columns; instructions of GpSimd have a high price of their own.
+
+Vector reads two operands at a time where one is in PSUM and one in SBUF, and at half the rate where
+both are in SBUF. So what follows from a product alone takes over its bank where Vector combines it
+with a value in SBUF.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.domain import SCALED, Space, Value
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, SCALED, Space, Value
 from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.rows.roles import Roles
+from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
 
 # unknown: no rule is printed for GpSimd; the default of `isa/costs.py` (150 + N cycles).
@@ -51,7 +56,6 @@ class Work:
     turned: Collection[int]
     pairs: Collection[int]
     ways: int  # row tiles that take turns in a block
-    passing: bool  # whether Scalar may make sums as it makes what is summed
     room: Room
 
     def __post_init__(self) -> None:
@@ -157,7 +161,7 @@ class Work:
         return Engine.SCALAR if by_product else fusion.engine_of(value)
 
     def _is_by_product(self, value: Value) -> bool:
-        return self.passing and fusion.is_by_product(self.space, value)
+        return self.room.passing and fusion.is_by_product(self.space, value)
 
     def _points(self, value: Value) -> int:
         return self.space.points(value.atoms & self.roles.inner)
@@ -178,3 +182,69 @@ class Work:
 
     def _ns(self, engine: Engine, cycles: float) -> float:
         return self.room.rates.engine_ns(engine, cycles)
+
+
+READ_PSUM = FROM_PSUM | nodes_of(NodeKind.CHOICE, NodeKind.REDUCTION)
+"""Nodes of rows whose code reads PSUM."""
+# Pairs that take as long as one operand where one of them is in PSUM (isa/costs.py).
+_PAIRS = BINARY - nodes_of(NodeKind.LONG)
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """The product whose bank a value takes over, and pairs that are read at the full rate so."""
+
+    bank_of: Mapping[int, int]
+    pairs: frozenset[int]
+
+
+def overwritten(
+    space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
+) -> Overwritten:
+    """Of a row region whose values in `kept` have tiles beyond their block."""
+    found = _Banks(space, roles, run, kept)
+    bank_of: dict[int, int] = {}
+    pairs: set[int] = set()
+    for pair in sorted(n for n in run if space[n].op in _PAIRS):
+        inputs = space[pair].inputs
+        for n, other in (inputs[::-1], inputs):  # the one made last waits least for its reader
+            product = found.product_of(n)
+            in_sbuf = other not in (n, *roles.panels, *bank_of)
+            if product is not None and in_sbuf and found.is_block(other, product):
+                bank_of[n] = product
+                pairs.add(pair)
+                break
+    return Overwritten(bank_of, frozenset(pairs))
+
+
+class _Banks:
+    """What may lie in the banks of the products of a region."""
+
+    def __init__(
+        self, space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
+    ) -> None:
+        self.space, self.roles, self.run, self.kept = space, roles, run, kept
+        self.users = space.users((*roles.rows, *roles.sums))
+
+    def product_of(self, number: int) -> int | None:
+        """The product that a value alone follows from, if its bank may hold both."""
+        value, values = self.space[number], self.space.values
+        if any(values[i].op == MASK for i in value.inputs):
+            return None  # GpSimd applies it
+        wide = [i for i in value.inputs if values[i].atoms == value.atoms]
+        products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
+        if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:
+            return None
+        (product,) = products
+        mine = self.is_block(number, product) and self.is_block(product, product)
+        return product if mine and self._reach_psum([number, *self.users[number]]) else None
+
+    def is_block(self, number: int, product: int) -> bool:
+        """Whether a value is fp32 and made block by block in the sweep of a product."""
+        value, source = self.space[number], self.space[product]
+        beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
+        return beside and value.dtype is DType.F32 and number not in self.kept
+
+    def _reach_psum(self, numbers: Iterable[int]) -> bool:
+        ops = {n: self.space[n].op for n in numbers}
+        return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())
