@@ -115,15 +115,12 @@ def _auto(report: Report) -> Iterator[Row]:
         return
     for row in section["tried"]:
         verdict = "taken" if is_chosen(row, section) else "fits" if is_good(row) else "not taken"
-        yield candidate(row), verdict, _needed(row, report)
+        needed = candidate_text(row, report["memory"]["limit_bytes"])
+        if "step_time_s" in row:
+            needed += f", {seconds_text(row['step_time_s'])} per step"
+        yield candidate(row), verdict, needed
     why = "remat x micro_batch; the least recomputation first, then the largest micro-batch"
     yield "in this order", "", f"{why} (docs/design/0063-auto.md)"
-
-
-def _needed(row: Facts, report: Report) -> str:
-    """What a candidate needs, and its step where it was timed."""
-    text = candidate_text(row, report["memory"]["limit_bytes"])
-    return f"{text}, {seconds_text(row['step_time_s'])} per step" if "step_time_s" in row else text
 
 
 def _compiler(report: Report) -> Iterator[Row]:
