@@ -27,6 +27,11 @@ def package_folder(name: str) -> Path:
     return DOOR / name
 
 
+def python_path() -> str:
+    """PYTHONPATH of a process that is to find our packages."""
+    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGES_ROOT))))
+
+
 def inside_ray_job() -> bool:
     """Whether this is the entrypoint of a submitted Ray job: its working directory is a copy that
     Ray made and deletes, and its cluster is there to be used."""

@@ -48,10 +48,11 @@ class Idea:
     more: Mapping[str, float] = field(default_factory=dict)
 
 
-Rule = Callable[[Situation], Iterator[Idea]]
+Ideas = Iterator[Idea]
+Rule = Callable[[Situation], Ideas]
 
 
-def ideas(now: Situation, report: Report) -> Iterator[Idea]:
+def ideas(now: Situation, report: Report) -> Ideas:
     """What is worth trying, the most promising first: what cures a refusal of the vendor's
     compiler, for a job that does not fit what saves memory, else settings by what could be gained,
     in the order of the table, and other machines at last."""
@@ -78,7 +79,7 @@ def _by_gain(now: Situation, report: Report) -> list[str]:
     return sorted(found, key=lambda name: -found[name])
 
 
-def saving(now: Situation) -> Iterator[Idea]:
+def saving(now: Situation) -> Ideas:
     """What may save memory."""
     return (idea for rule in WORTH[CAPACITY] for idea in rule(now) if is_open(idea, now))
 
@@ -120,7 +121,7 @@ def _mesh(now: Situation, **sizes: int) -> dict[str, Any]:
 def _halved(source: str, target: str, **more: float) -> Rule:
     """Half of an axis given to another; samples of a step stay where they can."""
 
-    def rule(now: Situation) -> Iterator[Idea]:
+    def rule(now: Situation) -> Ideas:
         if now.is_manual or now.size(source) % 2:
             return
         sizes = {source: now.size(source) // 2, target: now.size(target) * 2}
@@ -200,7 +201,7 @@ _fewer_stages = _halved("pp", "dp_shard", parameters=1.0, optimizer=1.0)
 _less_context_parallel = _halved("cp", "dp_shard", activations=1.0)
 
 
-def _what_fits(now: Situation) -> Iterator[Idea]:
+def _what_fits(now: Situation) -> Ideas:
     """The least recomputation and the largest micro-batch that fit, unless that is the job."""
     keys: dict[str, Any] = {}
     if now.is_ours and now.strategy.remat != REMATS[0]:
@@ -211,16 +212,16 @@ def _what_fits(now: Situation) -> Iterator[Idea]:
         yield Idea(keys)
 
 
-def _smaller_micro_batch(now: Situation) -> Iterator[Idea]:
+def _smaller_micro_batch(now: Situation) -> Ideas:
     if now.strategy.micro_batch % 2 == 0:
         yield Idea(_same_samples(now, micro_batch=now.strategy.micro_batch // 2))
 
 
-def _more_samples(now: Situation) -> Iterator[Idea]:
+def _more_samples(now: Situation) -> Ideas:
     yield Idea(_strategy(global_batch=2 * now.global_batch))
 
 
-def _larger_cores(now: Situation) -> Iterator[Idea]:
+def _larger_cores(now: Situation) -> Ideas:
     """Physical cores grouped as the machine has them by default: half as many cores of twice the
     memory, with half the shards, or else half the copies."""
     cluster = now.job.cluster
@@ -236,7 +237,7 @@ def _larger_cores(now: Situation) -> Iterator[Idea]:
             return
 
 
-def _sequence_over_cores(now: Situation) -> Iterator[Idea]:
+def _sequence_over_cores(now: Situation) -> Ideas:
     """A long sequence over as many cores as leave `TOKENS_PER_CORE` to each."""
     tokens, shards = now.job.model.seq_len // now.size("cp"), now.size("dp_shard")
     ways = 1
@@ -250,7 +251,7 @@ def _sequence_over_cores(now: Situation) -> Iterator[Idea]:
 def _one_shift_more(key: str) -> Rule:
     """Weights gathered, or gradients reduced, one layer further from where they are used."""
 
-    def rule(now: Situation) -> Iterator[Idea]:
+    def rule(now: Situation) -> Ideas:
         if now.zero == WEIGHTS and now.size("dp_shard") > 1:
             yield Idea({f"strategy.{key}": getattr(now.strategy, key) + 1}, {"gathered": 1.0})
 
@@ -261,25 +262,25 @@ _early_gathers = _one_shift_more("early_all_gather_shift")
 _late_reductions = _one_shift_more("late_reduce_scatter_shift")
 
 
-def _reduce_once(now: Situation) -> Iterator[Idea]:
+def _reduce_once(now: Situation) -> Ideas:
     if now.num_microbatches > 1 and now.strategy.gradient_reduction == "each":
         more = {"gradients": float(now.size("dp_shard"))}
         yield Idea(_strategy(reduce_gradients="last"), more)
 
 
-def _reduce_each(now: Situation) -> Iterator[Idea]:
+def _reduce_each(now: Situation) -> Ideas:
     once = now.strategy.gradient_reduction != "each"
     if now.num_microbatches > 1 and once and now.zero == WEIGHTS:
         yield Idea(_strategy(reduce_gradients="each"))
 
 
-def _keep_gathered(now: Situation) -> Iterator[Idea]:
+def _keep_gathered(now: Situation) -> Ideas:
     if now.strategy.reshard_after_forward and now.zero == WEIGHTS and now.size("dp_shard") > 1:
         more = {"parameters": now.size("dp_shard") / 2.0}  # gathered in half of their type
         yield Idea(_strategy(reshard_after_forward=False), more)
 
 
-def _shards_inside_instances(now: Situation) -> Iterator[Idea]:
+def _shards_inside_instances(now: Situation) -> Ideas:
     """HSDP: shards as far as an instance reaches, copies across instances."""
     count, shard = now.job.cluster.instances, now.size("dp_shard")
     if now.is_manual or count == 1 or shard % count or shard == count:
@@ -290,7 +291,7 @@ def _shards_inside_instances(now: Situation) -> Iterator[Idea]:
     yield Idea(_mesh(now, dp_shard=shard // count, dp_replicate=count), more)
 
 
-def _shards_for_copies(now: Situation) -> Iterator[Idea]:
+def _shards_for_copies(now: Situation) -> Ideas:
     copies = now.size("dp_replicate")
     if copies > 1 and not now.is_manual:
         keys = _mesh(now, dp_replicate=1, dp_shard=now.size("dp_shard") * copies)
@@ -298,7 +299,7 @@ def _shards_for_copies(now: Situation) -> Iterator[Idea]:
         yield Idea(keys | finer)
 
 
-def _shards_that_divide(now: Situation) -> Iterator[Idea]:
+def _shards_that_divide(now: Situation) -> Ideas:
     """The odd part of the shards as copies: widths divide by powers of two, 24 shards leave them
     whole."""
     shards = now.size("dp_shard")
@@ -309,14 +310,14 @@ def _shards_that_divide(now: Situation) -> Iterator[Idea]:
     yield Idea(_mesh(now, dp_replicate=copies, dp_shard=even))
 
 
-def _finer_zero(now: Situation) -> Iterator[Idea]:
+def _finer_zero(now: Situation) -> Ideas:
     if now.size("dp_shard") > 1 and not now.is_manual:
         for stage in (DISTRIBUTED_OPTIMIZER, WEIGHTS):
             if stage > now.zero:
                 yield Idea(_strategy(zero=stage))
 
 
-def _machine(others: Mapping[str, str], now: Situation) -> Iterator[Idea]:
+def _machine(others: Mapping[str, str], now: Situation) -> Ideas:
     """As many cores of another machine, so that mesh and samples stay."""
     cluster = now.job.cluster
     other = others.get(cluster.target)
@@ -335,7 +336,7 @@ _cheaper_network = partial(_machine, {fast: slow for slow, fast in FAST_NETWORK.
 _next_machine = partial(_machine, NEXT_MACHINE)
 
 
-def more_instances(now: Situation) -> Iterator[Idea]:
+def more_instances(now: Situation) -> Ideas:
     """Twice the instances, with twice the shards."""
     if now.is_manual or not load_target(now.job.cluster.target).efa_devices:
         return

@@ -173,28 +173,18 @@ def _bubble(report: Report, share: float) -> str:
     )
 
 
-def _launch(_: Facts, share: float) -> str:
-    return (
-        f"launches: starting programs takes {share_text(share)} of the step,"
-        " which has little work for a core"
-    )
-
-
-def _idle(_: Facts, share: float) -> str:
-    return f"cores have nothing to do {share_text(share)} of the step"
-
-
-def _host(_: Facts, share: float) -> str:
-    return f"host: cores wait for it {share_text(share)} of the step (cluster.host_us)"
-
-
 _SENTENCES: dict[str, Callable[[Report, float], str]] = {
     "compute": _compute,
     "memory": _memory,
     LATENCY: _latency,
     COLLECTIVE: _collective,
     "bubble": _bubble,
-    "launch": _launch,
-    "idle": _idle,
-    "host": _host,
+    "launch": lambda _, share: (
+        f"launches: starting programs takes {share_text(share)} of the step,"
+        " which has little work for a core"
+    ),
+    "idle": lambda _, share: f"cores have nothing to do {share_text(share)} of the step",
+    "host": lambda _, share: (
+        f"host: cores wait for it {share_text(share)} of the step (cluster.host_us)"
+    ),
 }

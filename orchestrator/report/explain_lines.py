@@ -42,8 +42,8 @@ from shardwright.orchestrator.report.tried import (
 from shardwright.orchestrator.report.verdict import ends_at_published, published_text, verdicts
 from shardwright.orchestrator.terminal import terminal
 
-Row = tuple[str, str, str]
-"""A figure: its name, its value as the screen shows it, how it arises."""
+Rows = Iterator[tuple[str, str, str]]
+"""Figures: name, value as the screen shows it, how it arises."""
 
 
 def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def show(section: Facts) -> None:
     terminal.console().print(table)
 
 
-def _job(report: Report) -> Iterator[Row]:
+def _job(report: Report) -> Rows:
     graph, batch, cluster = report["graph"], report["batch"], report["job"]["cluster"]
     mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items()) or "no axis"
     per_instance = report["logical_cores"]["per_instance"]
@@ -99,7 +99,7 @@ def _job(report: Report) -> Iterator[Row]:
         yield "products in", products, f"{how}; compiler.auto_cast and its type cast f32"
 
 
-def _placed(report: Report) -> Iterator[Row]:
+def _placed(report: Report) -> Rows:
     placed = report["placement"]
     yield "placement", placed_as(placed), f"cluster.placement; {placed['why']}"
     order = " > ".join(placed["order"]) or "one core"
@@ -108,32 +108,29 @@ def _placed(report: Report) -> Iterator[Row]:
         yield axis, place, f"the first group of the {report['mesh'].get(axis, 1)} ranks along it"
 
 
-def _auto(report: Report) -> Iterator[Row]:
+def _auto(report: Report) -> Rows:
     section = report.get("auto")
     if section is None:
         yield "nothing", "", "the job says strategy.remat and strategy.micro_batch itself"
         return
     for row in section["tried"]:
         verdict = "taken" if is_chosen(row, section) else "fits" if is_good(row) else "not taken"
-        yield candidate(row), verdict, _needed(row, report)
+        needed = candidate_text(row, report["memory"]["limit_bytes"])
+        if "step_time_s" in row:
+            needed += f", {seconds_text(row['step_time_s'])} per step"
+        yield candidate(row), verdict, needed
     why = "remat x micro_batch; the least recomputation first, then the largest micro-batch"
     yield "in this order", "", f"{why} (docs/design/0063-auto.md)"
 
 
-def _needed(row: Facts, report: Report) -> str:
-    """What a candidate needs, and its step where it was timed."""
-    text = candidate_text(row, report["memory"]["limit_bytes"])
-    return f"{text}, {seconds_text(row['step_time_s'])} per step" if "step_time_s" in row else text
-
-
-def _compiler(report: Report) -> Iterator[Row]:
+def _compiler(report: Report) -> Rows:
     usual = JobConfig().as_dict()["compiler"]
     for key, value in report["job"]["compiler"].items():
         default = plain(usual.get(key))
         yield key, plain(value), "the default" if plain(value) == default else f"not {default}"
 
 
-def _rates(report: Report) -> Iterator[Row]:
+def _rates(report: Report) -> Rows:
     timing, batch = report["timing"], report["batch"]
     step, unit = seconds_text(timing["step_time_s"]), counted(report)
     per_sample = f" x {batch['tokens_per_sample']:,} tokens" if unit == "token" else ""
@@ -159,7 +156,7 @@ def _rates(report: Report) -> Iterator[Row]:
     yield "HFU", rate_text(timing["hfu"], digits=2), text
 
 
-def _cost(report: Report) -> Iterator[Row]:
+def _cost(report: Report) -> Rows:
     cost, cluster, price = report["cost"], report["job"]["cluster"], report.get("price")
     if cost["usd_per_hour"] is None:
         yield "cost", "none", missing_text(price)
@@ -176,7 +173,7 @@ def _cost(report: Report) -> Iterator[Row]:
     yield f"per million {unit}s", millions, f"{step} / {count:,} {unit}s of a step x 1,000,000"
 
 
-def _goal(report: Report) -> Iterator[Row]:
+def _goal(report: Report) -> Rows:
     found = report.get("goal")
     if found is None:
         yield "none", "", "no goal was asked for: --tokens 1T --deadline 30d --budget 2M"
@@ -193,14 +190,14 @@ def _goal(report: Report) -> Iterator[Row]:
         yield "it needs", "", needs_text(found["needs"], counted(report)) + rests
 
 
-def _verdict(report: Report) -> Iterator[Row]:
+def _verdict(report: Report) -> Rows:
     for found in verdicts(report):
         yield found.badge, "", found.text
     if not verdicts(report):
         yield "none", "", "it fits, neuronx-cc takes it, and no published MFU is below it"
 
 
-def _goodput(report: Report) -> Iterator[Row]:
+def _goodput(report: Report) -> Rows:
     found, given = report["goodput"], report["job"]["goodput"]
     instances = report["job"]["cluster"]["instances"]
     count = "1 instance" if instances == 1 else f"{instances} instances"
@@ -225,7 +222,7 @@ def _goodput(report: Report) -> Iterator[Row]:
     )
 
 
-def _limited(report: Report) -> Iterator[Row]:
+def _limited(report: Report) -> Rows:
     """What the sentence chooses from, the largest first."""
     memory = report["memory"]
     if report["bottleneck"]["kind"] == CAPACITY:
@@ -244,7 +241,7 @@ def _limited(report: Report) -> Iterator[Row]:
         yield f"engine {name}", share_text(engine["share"]), "of the step, busy"
 
 
-def _confidence(report: Report) -> Iterator[Row]:
+def _confidence(report: Report) -> Rows:
     timing, limits = report["timing"], report["limits"]
     yield timing["confidence"], "", timing["confidence_why"]
     low, high = (seconds_text(bound) for bound in timing["band_s"])
@@ -268,7 +265,7 @@ def _figure(value: Any) -> str:
     return f"{value:g}" if type(value) is float else str(value)
 
 
-def _next(report: Report) -> Iterator[Row]:
+def _next(report: Report) -> Rows:
     section = report.get("whatif")
     if section is None:
         yield "nothing", "", "nothing was tried: `plan` tries changes, with --tries above 0"
@@ -282,7 +279,7 @@ def _next(report: Report) -> Iterator[Row]:
     yield "why these", "", f"changes that rules know for a step limited by {kind} (docs/plan.md)"
 
 
-def _warnings(report: Report) -> Iterator[Row]:
+def _warnings(report: Report) -> Rows:
     for found in report["findings"]:
         hint = f". {found['hint']}" if found["hint"] else ""
         yield found["severity"], found["code"], f"{found['message']}{place_text(found)}{hint}"
@@ -290,7 +287,7 @@ def _warnings(report: Report) -> Iterator[Row]:
         yield "none", "", "the report has no findings"
 
 
-_LINES: Mapping[str, Callable[[Report], Iterator[Row]]] = {
+_LINES: Mapping[str, Callable[[Report], Rows]] = {
     "job": _job,
     "placed": _placed,
     "auto": _auto,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Report, share_text
@@ -77,17 +75,12 @@ def show(found: dict[str, Any]) -> None:
         )
     console.print(moved)
     if found["stages"]:
-        console.print(_stages(found["stages"]))
+        parts = ("stage", "layers", "share of the cost")
+        stages = terminal.table(*parts, title="pipeline stages", overflow="fold")
+        for row in found["stages"]:
+            layers = " + ".join(map(str, row["layers"]))
+            stages.add_row(str(row["stage"]), layers, share_text(row["cost_share"], digits=1))
+        console.print(stages)
     left = max(len(found[key]) - _SHOWN for key in ("tensors", "collectives"))
     if left > 0:
         console.print(f"and {left} more rows: name a tensor, or use --json")
-
-
-def _stages(rows: list[dict[str, Any]]) -> Table:
-    """What every stage of a pipeline has."""
-    columns = ("stage", "layers", "share of the cost")
-    table = terminal.table(*columns, title="pipeline stages", overflow="fold")
-    for row in rows:
-        layers = " + ".join(map(str, row["layers"]))
-        table.add_row(str(row["stage"]), layers, share_text(row["cost_share"], digits=1))
-    return table

@@ -16,11 +16,12 @@ from typing import Any
 from shardwright.compiler.machine.target import Target
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.purchase import GoalConfig
-from shardwright.orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
+from shardwright.orchestrator.report.cost import S_PER_HOUR, basis_text, cost_section, price_of
 from shardwright.orchestrator.report.text import (
     Facts,
     Report,
     count_text,
+    counted,
     large_usd_text,
     long_text,
     share_text,
@@ -188,18 +189,24 @@ def goal_texts(
     """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
     is the kind of price, `unit` what is counted, `doubt` what speaks against it, `rests` what is
     wrong with the step that what it needs is reckoned from."""
-    counted = f"{count_text(found['tokens']).strip()} {unit}s"
+    amount = f"{count_text(found['tokens']).strip()} {unit}s"
     if found["days"] is None:
-        return f"not met: failures leave no time for steps, {counted} are never reached", ""
+        return f"not met: failures leave no time for steps, {amount} are never reached", ""
     is_asked = found["deadline_s"] is not None or found["budget_usd"] is not None
     verdict = {True: "met: ", False: "not met: ", None: "open: " if is_asked else ""}[found["met"]]
-    text = f"{verdict}{counted} in {took_text(found, basis)}"
+    text = f"{verdict}{amount} in {took_text(found, basis)}"
     against = [] if found["fits"] else ["the step does not fit the memory"]
     against += [doubt] if doubt else []
     if against:
         text += f"; {'and' if found['needs'] else 'but'} {'; and '.join(against)}"
     needs = needs_text(found["needs"], unit)
     return text, f"{needs}; {rests}" if needs and rests else needs
+
+
+def told(report: Report) -> tuple[str, str]:
+    """As `goal_texts`, of a report that has a goal."""
+    basis = basis_text(report.get("price"))
+    return goal_texts(report["goal"], counted(report), basis, doubts(report), rests_on(report))
 
 
 def took_text(found: Facts, basis: str) -> str:

@@ -54,23 +54,22 @@ def memory_section(built: Built) -> dict[str, Any]:
             {"stage": n, "peak_bytes": s.peak_bytes, "categories": dict(s.categories)}
             for n, s in enumerate(stages)
         ],
-        "timeline": [_moment_row(moment) for moment in _highest(found.timeline)],
+        "timeline": [
+            {
+                "program": moment.program,
+                "position": moment.position,
+                "what": moment.what,
+                "repeats": moment.repeats,
+                "live_bytes": moment.live_bytes,
+                "categories": {c: size for c, size in moment.categories.items() if size},
+            }
+            for moment in _highest(found.timeline)
+        ],
         "largest": [
             {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
             for h in found.held[:LISTED]
         ],
         **host_section(built.plan.step, target),
-    }
-
-
-def _moment_row(moment: Moment) -> dict[str, Any]:
-    return {
-        "program": moment.program,
-        "position": moment.position,
-        "what": moment.what,
-        "repeats": moment.repeats,
-        "live_bytes": moment.live_bytes,
-        "categories": {c: size for c, size in moment.categories.items() if size},
     }
 
 

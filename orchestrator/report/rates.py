@@ -10,7 +10,7 @@ scores where the code goes over them or not.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwright.compiler.ir.analysis import flops
@@ -43,13 +43,13 @@ class StepFlops:
 
     def rates(self, seconds: float, peak: float) -> dict[str, Any]:
         """The rates of a step of so many seconds on cores of that peak, in FLOP/s."""
-        counts = {"model": self.model, "causal": self.causal}
-        counts |= {"captured": self.captured, "executed": self.executed}
+        counts = asdict(self)
+        attention = counts.pop("attention")
         return {
             "mfu": self.model / seconds / peak,
             "mfu_causal": self.causal / seconds / peak,
             "hfu": self.executed / seconds / peak,
-            "attention": self.attention,
+            "attention": attention,
             "flops": counts,
         }
 

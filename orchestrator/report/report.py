@@ -25,7 +25,6 @@ from shardwright.orchestrator.report.goodput import assumed, goodput_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
 from shardwright.orchestrator.report.limits import (
     EXTRAPOLATED,
-    Asked,
     Confidence,
     asked,
     confidence,
@@ -60,9 +59,9 @@ def base_report(
     neff_bytes: Mapping[str, int],
 ) -> dict[str, Any]:
     """Everything but values: what `plan` returns and `run` extends."""
-    timing = timings.chosen
-    memory = memory_section(built)
+    timing, layout = timings.chosen, built.layout
     goodput = goodput_section(built, timing)
+    about = asked(built.job, layout.target, layout.mesh.sizes)
     report = {
         "schema": SCHEMA,
         "job": built.job.as_dict(),
@@ -80,8 +79,8 @@ def base_report(
         "findings": [f.as_dict() for f in findings(built, service)],
         "units": [dataclasses.asdict(row) for row in service.rows],
         "programs": program_rows(built, neff_bytes),
-        "memory": memory,
-        "timing": timing_section(built, timing, timings.band),
+        "memory": memory_section(built),
+        "timing": timing_section(built, timing, timings.band, confidence(about)),
         **fault_section(built, timings),
         "functions": function_rows(timings.parts, built.programs),
         "step_chart": step_chart(timings.parts),
@@ -90,17 +89,13 @@ def base_report(
         "streams": stream_section(built, timing),
         "goodput": goodput,
         "limits": limits_section(
-            _asked(built),
+            about,
             timing.profile,
             assumed(built.job.goodput),
             any(use.call.is_transfer for use in timing.collectives),
         ),
     }
     return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)
-
-
-def _asked(built: Built) -> Asked:
-    return asked(built.job, built.layout.target, built.layout.mesh.sizes)
 
 
 def pipeline_section(built: Built) -> dict[str, Any]:
@@ -250,7 +245,7 @@ def _idle_stages(built: Built) -> Iterator[Diagnostic]:
 
 
 def timing_section(
-    built: Built, timing: StepTiming, timings: Mapping[str, StepTiming]
+    built: Built, timing: StepTiming, timings: Mapping[str, StepTiming], trust: Confidence
 ) -> dict[str, Any]:
     """Step time, band, breakdown, rates.
 
@@ -260,7 +255,6 @@ def timing_section(
     layout = built.layout
     peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
     tokens = layout.global_batch * built.tokens_per_sample
-    trust = confidence(_asked(built))
     counted = step_flops(built)
     found = counted.rates(seconds, peak)
     published = published_section(layout.target, counted.attention, found["mfu"])

@@ -16,8 +16,8 @@ from shardwright.collectives.ops import LINEAR
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.bottleneck import last_stage
-from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
-from shardwright.orchestrator.report.goal import doubts, goal_texts, rests_on
+from shardwright.orchestrator.report.cost import list_text, missing_text
+from shardwright.orchestrator.report.goal import told
 from shardwright.orchestrator.report.text import (
     KIB,
     Facts,
@@ -329,11 +329,8 @@ def goal(report: Report) -> Said:
     """How long and for how much what is to be trained takes, and what would have to change."""
     if "goal" not in report:
         return
-    basis = basis_text(report.get("price"))
-    told, needs = goal_texts(
-        report["goal"], counted(report), basis, doubts(report), rests_on(report)
-    )
-    yield "goal", told
+    text, needs = told(report)
+    yield "goal", text
     if needs:
         yield "it needs", needs
 

@@ -14,7 +14,6 @@ from typing import Any
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.isa.program import Function, Program
 from shardwright.compiler.isa.region import RegionProgram
-from shardwright.compiler.timing.evaluate import RegionTime
 from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts
 
 FUNCTIONS = 100
@@ -68,14 +67,10 @@ def _regions(
             "name": alone.name,
             "loc": _place(same[0].program, program),
             "time_ps": code_ps * passed // whole - code_ps * before // whole,
-            "busy_ps": _times(alone, time.calls),
+            "busy_ps": {engine: time.calls * ps for engine, ps in alone.busy_ps.items()},
             "flops": time.calls * sum(flops(region.program) for region in same),
             "hbm_bytes": time.calls * alone.hbm_bytes,
         }
-
-
-def _times(alone: RegionTime, calls: int) -> dict[str, int]:
-    return {engine: calls * ps for engine, ps in alone.busy_ps.items()}
 
 
 def _place(region: RegionProgram, program: Program) -> str:
@@ -86,15 +81,12 @@ def _place(region: RegionProgram, program: Program) -> str:
 
 def flops(region: RegionProgram) -> int:
     """Two per multiplication of the contractions of a region, as its code runs them."""
-    return sum(
-        2 * math.prod(region.atoms[atom] for atom in _spanned(region, node.inputs))
-        for node in region.nodes
-        if node.op == "contract"
-    )
-
-
-def _spanned(region: RegionProgram, nodes: Sequence[int]) -> set[int]:
-    return {atom for node in nodes for atom in region.nodes[node].atoms}
+    total = 0
+    for node in region.nodes:
+        if node.op == "contract":
+            spanned = {atom for source in node.inputs for atom in region.nodes[source].atoms}
+            total += 2 * math.prod(region.atoms[atom] for atom in spanned)
+    return total
 
 
 def _bounded(rows: list[dict[str, Any]], most: int, what: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from shardwright.orchestrator.host import PACKAGES_ROOT, collect_rarely, num_cpus
+from shardwright.orchestrator.host import collect_rarely, num_cpus, python_path
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.executor import (
     NO_LIMITS,
@@ -56,11 +56,11 @@ class Worker:
 def start_worker(module: str, *settings: object) -> Worker:
     """A process that runs a module of ours with the number of its socket and `settings`."""
     ours, theirs = Pipe()
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGES_ROOT))))
+    own = {"PYTHONPATH": python_path(), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(theirs.fileno()), *map(str, settings)],
         # One thread of BLAS: several workers share the host (`values/value_run.py`).
-        env={"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        env={"OPENBLAS_NUM_THREADS": "1", **os.environ, **own},
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         start_new_session=True,
@@ -86,11 +86,7 @@ class ProcessExecutor(SeatedExecutor):
 
     def _hire(self, number: int) -> Worker:
         """A new worker; it loads the compiler while we go on."""
-        return start_worker(
-            _MODULE,
-            f"{self.name}-{number}",
-            self.limits.memory_bytes,
-        )
+        return start_worker(_MODULE, f"{self.name}-{number}", self.limits.memory_bytes)
 
     def _arrival(self, worker: Worker) -> _Ticket:
         return _Ticket(worker)
@@ -168,9 +164,8 @@ def _serve(connection: Connection, name: str, limits: Limits) -> None:
     """The worker: answer units until the job closes the socket."""
     collect_rarely()
     logs.start()
-    import_module(
-        "shardwright.compiler.driver"
-    )  # what compile units need, loaded before the first comes
+    # What compile units need, loaded before the first comes.
+    import_module("shardwright.compiler.driver")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     name = f"{name}:{os.getpid()}"
     with suppress(EOFError, OSError):

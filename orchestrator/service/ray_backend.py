@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.executor import NO_LIMITS, Limits, Outcome, WorkUnit, attempt
-from shardwright.orchestrator.service.ray_session import RaySession, lost_errors
+from shardwright.orchestrator.service.ray_session import (
+    RaySession,
+    check_cpus,
+    hired,
+    lost_errors,
+    num_cpus_of,
+)
 from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
 
 # Ray prefixes them with `ray_`, and counters with `_total`.
@@ -57,35 +62,20 @@ class RayExecutor(SeatedExecutor):
     def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
         self._ray: Any = RaySession.enter(workers)
         try:
-            count = self._checked(workers)
+            cpus = check_cpus(self._ray, "run.workers", workers)
             self._counters, self._queue = _metrics()
-            super().__init__(count, limits)
+            super().__init__(workers or cpus, limits)
             self.observe = self._count
         except BaseException:
             RaySession.leave()
             raise
 
-    def _checked(self, workers: int) -> int:
-        """The number of workers. Ray itself would wait for CPUs that no node has."""
-        cpus = self._cpus()
-        if max(workers, 1) > cpus:
-            raise UsageError(
-                "SW_RAY_RESOURCES",
-                f"run.workers requires at most the {cpus} CPUs of the Ray cluster, got {workers}",
-                hint="ask for fewer workers, or add nodes with CPUs to the cluster",
-            )
-        return workers or cpus
-
-    def _cpus(self) -> int:
-        return int(self._ray.cluster_resources().get("CPU", 0))
-
     def _hire(self, number: int) -> Any:
         """A new actor; none while the nodes that are left have no CPU for it."""
-        if len(self.workers()) >= self._cpus():
+        if len(self.workers()) >= num_cpus_of(self._ray):
             return None
-        remote: Any = self._ray.remote(CompileActor)
-        options = remote.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
-        return options.remote(f"{self.name}-{number}", self.limits.memory_bytes)
+        name = f"{self.name}-{number}"
+        return hired(self._ray, CompileActor, name, self.limits.memory_bytes)
 
     def _arrival(self, worker: Any) -> Any:
         return worker.start.remote()

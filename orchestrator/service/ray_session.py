@@ -19,11 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.host import DOOR, inside_ray_job, num_cpus
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.ray_head import RayHead
 
 _FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
+"""Settings of this process that hold for its actors."""
 
 
 class RaySession:
@@ -148,12 +150,33 @@ def _packages_along() -> dict[str, Any]:
     A Ray job has its own, its working directory."""
     if inside_ray_job():
         return {}
-    return {"py_modules": [str(DOOR)], "env_vars": {"JAX_PLATFORMS": "cpu", **_forwarded()}}
+    forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    return {"py_modules": [str(DOOR)], "env_vars": {"JAX_PLATFORMS": "cpu", **forwarded}}
 
 
-def _forwarded() -> dict[str, str]:
-    """Settings of this process that hold for its actors."""
-    return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+def num_cpus_of(ray: Any) -> int:
+    """CPUs of the cluster."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def check_cpus(ray: Any, key: str, wanted: int) -> int:
+    """The CPUs of the cluster, which has one for each of what `key` wants: Ray itself would wait
+    for CPUs that no node has. Raises UsageError."""
+    cpus = num_cpus_of(ray)
+    if max(wanted, 1) > cpus:
+        raise UsageError(
+            "SW_RAY_RESOURCES",
+            f"{key} requires at most the {cpus} CPUs of the Ray cluster, got {wanted}",
+            hint=f"ask for fewer {key.partition('.')[2]}, or add nodes with CPUs to the cluster",
+        )
+    return cpus
+
+
+def hired(ray: Any, actor: type[Any], *given: object) -> Any:
+    """A new actor with a CPU of its own, wherever there is one; Ray does not start it again."""
+    remote: Any = ray.remote(actor)
+    options = remote.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
+    return options.remote(*given)
 
 
 def lost_errors(ray: Any) -> tuple[type[Exception], ...]:

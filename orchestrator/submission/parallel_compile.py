@@ -20,7 +20,7 @@ from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXT
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.compile.compile_flags import flags_alone
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.host import PACKAGES_ROOT
+from shardwright.orchestrator.host import python_path
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.submission.graphs import (
     CC_FLAGS,
@@ -84,8 +84,7 @@ def _collect(asked: Asked) -> None:
             "parallel-compile requires the command that runs the script, got none",
             hint="for example: shardwright parallel-compile python train.py --steps 10",
         )
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGES_ROOT))))
-    environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
+    environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": python_path()}
     environment |= {EXTRACT_ONLY: "1", DIRECTORY: str(asked.directory)}
     before = len(graph_folders(asked.directory))
     try:

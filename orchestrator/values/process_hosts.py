@@ -148,10 +148,6 @@ class ProcessHosts:
                 self._last.pop(number, None)
                 self._furnish(number)
 
-    def labels(self) -> list[str]:
-        """What hosts are called in logs."""
-        return [f"process-{n}:{w.process.pid}" for n, w in enumerate(self._workers)]
-
     def close(self) -> None:
         """See Hosts."""
         self.watch.close()

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.service import logs
-from shardwright.orchestrator.service.ray_session import RaySession, lost_errors
+from shardwright.orchestrator.service.ray_session import RaySession, check_cpus, hired, lost_errors
 from shardwright.orchestrator.values.serving import Answered, late, serve
 from shardwright.sim_cluster.values.rank_host import SENDING, RankHost
 from shardwright.sim_cluster.values.run_values import Handle, HostLostError
@@ -81,7 +80,7 @@ class RayHosts:
         self.spans, self.timeout_s = spans, timeout_s
         self._ray: Any = RaySession.enter(len(packed))
         try:
-            self._check()
+            check_cpus(self._ray, "run.hosts", len(packed))
             self._packed = [self._ray.put(np.frombuffer(data, np.uint8)) for data in packed]
             self._actors = [self._hired(host) for host in range(len(packed))]
         except BaseException:
@@ -109,11 +108,6 @@ class RayHosts:
                 self._ray.kill(actor)
                 self._actors[number] = self._hired(number)
 
-    def labels(self) -> list[str]:
-        """What hosts are called in logs: with the process id, so that a restart shows."""
-        pids = self._ray.get([actor.start.remote() for actor in self._actors])
-        return [f"ray-{n}:{pid}" for n, pid in enumerate(pids)]
-
     def close(self) -> None:
         """See Hosts."""
         for actor in self._actors:
@@ -128,17 +122,4 @@ class RayHosts:
         return False
 
     def _hired(self, host: int) -> Any:
-        remote: Any = self._ray.remote(RankActor)
-        options = remote.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
-        return options.remote(self._packed[host])
-
-    def _check(self) -> None:
-        """Ray itself would wait for CPUs that no node has."""
-        cpus = int(self._ray.cluster_resources().get("CPU", 0))
-        if len(self.spans) > cpus:
-            raise UsageError(
-                "SW_RAY_RESOURCES",
-                f"run.hosts requires at most the {cpus} CPUs of the Ray cluster,"
-                f" got {len(self.spans)}",
-                hint="ask for fewer hosts, or add nodes with CPUs to the cluster",
-            )
+        return hired(self._ray, RankActor, self._packed[host])

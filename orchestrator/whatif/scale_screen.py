@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shardwright.orchestrator.report.text import count_text, large_usd_text
 from shardwright.orchestrator.report.tried import FITS, candidate
-from shardwright.orchestrator.terminal import plots, text_plots
+from shardwright.orchestrator.terminal import plots, terminal, text_plots
 from shardwright.orchestrator.whatif.rows import FITTED, METRICS, Row
 from shardwright.orchestrator.whatif.scale import (
     QUESTIONS,
@@ -112,13 +112,12 @@ def _tables(console: Console, mode: str, own: Sequence[Curve]) -> list[Table]:
 
 
 def _table(mode: str, own: Sequence[Curve], names: Mapping[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column(f"{mode}\nn", justify="right", no_wrap=True)
     asked = any("days" in row.metrics for row in all_rows(own))
+    more, titles = ("\ndays", "\n$") if asked else (), [f"{mode}\nn"]
     for curve in own:
-        more = ("\ndays", "\n$") if asked else ()
-        for title in (f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M", *more):
-            table.add_column(title, justify="right", no_wrap=True)
+        titles += [f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M", *more]
+    look: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "header_style": "bold"}
+    table = terminal.table(*titles, right=titles, no_wrap=True, **look)
     counts = sorted({count for curve in own for count in curve.rows})
     for count in counts:
         cells = [cell for curve in own for cell in _cells(curve.rows.get(count), asked)]

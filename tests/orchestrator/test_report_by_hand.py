@@ -19,6 +19,7 @@ from shardwright.orchestrator.config.config import GoodputConfig, JobConfig
 from shardwright.orchestrator.report import report
 from shardwright.orchestrator.report.goodput import Failures, goodput_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
+from shardwright.orchestrator.report.limits import asked, confidence
 from shardwright.orchestrator.report.rates import product_types, step_flops
 from shardwright.orchestrator.road.timing import Timings
 from shardwright.sharding.cut.pipeline.schedules import bubble
@@ -46,7 +47,9 @@ def section(built: Any = None, **fields: Any) -> dict[str, Any]:
         "nominal": step,
         "peak": timing(18_000_000_000),
     }
-    return report.timing_section(built or invented(), step, band)
+    built = built or invented()
+    about = asked(built.job, built.layout.target, built.layout.mesh.sizes)
+    return report.timing_section(built, step, band, confidence(about))
 
 
 # Rates

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report import goal, sections
 from shardwright.orchestrator.report.bars import EMPTY
 
 MIB, GIB = 2**20, 2**30
@@ -548,12 +548,12 @@ def test_what_was_chosen_and_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sections, "decided", lambda one: one["auto"])
     monkeypatch.setattr(sections, "auto_text", lambda auto, limit: f"{auto} of {limit}")
     assert lines(sections.auto, report() | {"auto": "two"}) == [f"auto       two of {8 * GIB}"]
-    monkeypatch.setattr(sections, "doubts", lambda one: "but")
-    monkeypatch.setattr(sections, "rests_on", lambda one: "so")
+    monkeypatch.setattr(goal, "doubts", lambda one: "but")
+    monkeypatch.setattr(goal, "rests_on", lambda one: "so")
     asked: list[tuple[Any, ...]] = []
     for needs, shown in (("more", ["it needs   more"]), ("", [])):
         told = "9 days", needs
-        monkeypatch.setattr(sections, "goal_texts", lambda *a, told=told: asked.append(a) or told)
+        monkeypatch.setattr(goal, "goal_texts", lambda *a, told=told: asked.append(a) or told)
         assert lines(sections.goal, report() | {"goal": {"days": 9}}) == [
             "goal       9 days",
             *shown,

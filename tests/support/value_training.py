@@ -69,3 +69,10 @@ def training(
 if __name__ == "__main__":
     small = load_bundle(Path(sys.argv[1]))
     training(small, Path(sys.argv[2]), 10**6, hosts=process_hosts(small))
+
+
+def pids_of(hosts: Any) -> list[int]:
+    """The processes of hosts, which run on workers of this machine or as actors of Ray."""
+    if isinstance(hosts, ProcessHosts):
+        return [worker.process.pid for worker in hosts._workers]
+    return [int(pid) for pid in hosts._ray.get([one.start.remote() for one in hosts._actors])]

@@ -32,7 +32,13 @@ from shardwright.orchestrator.values.checkpoint import Checkpoint, kept_buffers,
 from shardwright.orchestrator.values.process_hosts import ProcessHosts
 from shardwright.orchestrator.values.value_run import Checkpoints, Values
 from shardwright.sim_cluster.values.rank_host import RankHost
-from shardwright.sim_cluster.values.run_values import HostLostError, LocalHosts, Reply, ValueRun
+from shardwright.sim_cluster.values.run_values import (
+    HostLostError,
+    Hosts,
+    LocalHosts,
+    Reply,
+    ValueRun,
+)
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import write_job
 from tests.support.value_training import (
@@ -40,6 +46,7 @@ from tests.support.value_training import (
     SOURCE,
     Told,
     packed,
+    pids_of,
     process_hosts,
     training,
 )
@@ -75,7 +82,7 @@ class Killing:
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
         if event == "checkpoint.saved" and self.after and fields["step"] == self.after[0]:
             self.after.pop(0)
-            pid = int(self.hosts.labels()[-1].rpartition(":")[2])
+            pid = pids_of(self.hosts)[-1]
             os.kill(pid, signal.SIGKILL)
 
 
@@ -85,14 +92,14 @@ class Stopping:
 
     SHORT_S = 2.0
 
-    def __init__(self, labels: Callable[[], list[str]], shorten: Callable[[float], None]) -> None:
-        self.labels, self.shorten = labels, shorten
+    def __init__(self, hosts: Hosts, shorten: Callable[[float], None]) -> None:
+        self.hosts, self.shorten = hosts, shorten
         self.why: list[str] = []
         self.pid = 0
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
         if event == "checkpoint.saved" and fields["step"] == 1 and not self.pid:
-            self.pid = int(self.labels()[-1].rpartition(":")[2])
+            self.pid = pids_of(self.hosts)[-1]
             os.kill(self.pid, signal.SIGSTOP)
             self.shorten(self.SHORT_S)
         if event == "host.lost":
@@ -105,7 +112,7 @@ def test_a_host_that_hangs_is_lost(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
     hosts = ProcessHosts(*packed(small_bundle), 600.0)
-    stopping = Stopping(hosts.labels, lambda limit_s: setattr(hosts.watch, "limit_s", limit_s))
+    stopping = Stopping(hosts, lambda limit_s: setattr(hosts.watch, "limit_s", limit_s))
     found = training(small_bundle, tmp_path, STEPS, hosts=hosts, told=Told(stopping))
     assert stopping.why == ["no answer within run.host_timeout_s = 2 s"]
     same(found, calm[0])
@@ -115,7 +122,7 @@ def test_a_host_that_takes_no_requests_is_lost(small_bundle: Bundle) -> None:
     """What is larger than a socket holds cannot be written to one that does not read."""
     hosts = ProcessHosts(*packed(small_bundle), 600.0)
     hosts.ask(1, "indices").answer()
-    os.kill(int(hosts.labels()[1].rpartition(":")[2]), signal.SIGSTOP)
+    os.kill(pids_of(hosts)[1], signal.SIGSTOP)
     hosts.watch.limit_s = Stopping.SHORT_S
     with pytest.raises(HostLostError, match=r"host 1: no answer within run\.host_timeout_s"):
         hosts.ask(1, "digests", [bytes(2**24)]).answer()
@@ -152,7 +159,7 @@ def test_without_checkpoints_a_lost_host_costs_the_steps_so_far(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
     hosts = process_hosts(small_bundle)
-    pids = [int(label.rpartition(":")[2]) for label in hosts.labels()]
+    pids = pids_of(hosts)
     for pid in pids:  # both at once
         os.kill(pid, signal.SIGKILL)
     told = Told()
@@ -617,7 +624,7 @@ def test_an_actor_that_hangs_is_lost(
     from shardwright.orchestrator.values.ray_hosts import RayHosts
 
     hosts = RayHosts(*packed(small_bundle), 600.0)
-    stopping = Stopping(hosts.labels, lambda limit_s: setattr(hosts, "timeout_s", limit_s))
+    stopping = Stopping(hosts, lambda limit_s: setattr(hosts, "timeout_s", limit_s))
     found = training(small_bundle, tmp_path, STEPS, hosts=hosts, told=Told(stopping))
     assert stopping.why == ["no answer within run.host_timeout_s = 2 s"]
     same(found, calm[0])
@@ -626,7 +633,7 @@ def test_an_actor_that_hangs_is_lost(
 
 def test_a_lost_process_says_which(small_bundle: Bundle) -> None:
     hosts = process_hosts(small_bundle)
-    os.kill(int(hosts.labels()[1].rpartition(":")[2]), signal.SIGKILL)
+    os.kill(pids_of(hosts)[1], signal.SIGKILL)
     hosts.ask(0, "indices").answer()
     with pytest.raises(HostLostError) as caught:
         hosts.ask(1, "indices").answer()

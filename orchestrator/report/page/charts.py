@@ -128,22 +128,16 @@ def memory(section: Facts) -> Memory:
     rects = [rect for place, row in enumerate(rows) for rect in _moment(row, place, len(rows), top)]
     where = WIDTH * (rows.index(peak) + 0.5) / len(rows)
     text = f"peak in {peak['what']}: {size_text(peak['live_bytes'])} live"
+    named = sum(section["argument_bytes"].values())
+    live = {category for row in rows for category, size in row["categories"].items() if size}
     return Memory(
-        strip=Strip("", f"{text}; named buffers hold {_named(section)}", tuple(rects)),
+        strip=Strip("", f"{text}; named buffers hold {size_text(named)}", tuple(rects)),
         programs=tuple(_names(rows)),
         peak=Mark(where, 0.0, text),
         limit=HEIGHT * (1 - limit / top) if shows_limit else None,
         top_text=size_text(top),
-        kinds=tuple((c, kind_of(c)) for c in section["categories"] if _is_live(rows, c)),
+        kinds=tuple((c, kind_of(c)) for c in section["categories"] if c in live),
     )
-
-
-def _named(section: Facts) -> str:
-    return size_text(sum(section["argument_bytes"].values()))
-
-
-def _is_live(rows: Sequence[Facts], category: str) -> bool:
-    return any(row["categories"].get(category) for row in rows)
 
 
 def _moment(row: Facts, place: int, count: int, top: float) -> Iterator[Rect]:

@@ -16,8 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator.report import cost, text
-from shardwright.orchestrator.report.goal import doubts, goal_rows, goal_texts, rests_on
+from shardwright.orchestrator.report import goal, text
 from shardwright.orchestrator.report.page import charts, words
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.text import Facts, Report
@@ -117,9 +116,8 @@ def _goal(report: Report) -> dict[str, Any]:
     """What a goal comes to, in sentences and as rows; nothing without one."""
     if "goal" not in report:
         return {}
-    found, basis = report["goal"], cost.basis_text(report.get("price"))
-    told, needs = goal_texts(found, text.counted(report), basis, doubts(report), rests_on(report))
-    return {"told": told, "needs": needs, "rows": goal_rows(found)}
+    told, needs = goal.told(report)
+    return {"told": told, "needs": needs, "rows": goal.goal_rows(report["goal"])}
 
 
 def _losses(report: Report) -> tuple[str, str] | None:
