@@ -203,14 +203,20 @@ def _periodic(shapes: np.ndarray, start: int, end: int, period: int) -> Iterator
 
     Periods begin at 2: single ops that look alike are not layers.
     """
-    differs = shapes[start : end - period] != shapes[start + period : end]
-    ends = np.concatenate(([-1], np.flatnonzero(differs), [len(differs)]))
-    lengths = np.diff(ends) - 1
-    for at in np.flatnonzero(lengths >= period):
-        matched = int(lengths[at])
-        first = start + int(ends[at]) + 1
+    for first, matched in stretches(shapes[start:end], period, period):
         for skipped in range(min(period, matched - period + 1)):
-            yield first + skipped, period, (matched - skipped) // period + 1
+            yield start + first + skipped, period, (matched - skipped) // period + 1
+
+
+def stretches(tokens: np.ndarray, period: int, least: int) -> Iterator[tuple[int, int]]:
+    """Maximal stretches, of `least` tokens or more, that equal those `period` later: (first,
+    length).
+    """
+    differs = np.flatnonzero(tokens[period:] != tokens[:-period])
+    bounds = np.concatenate(([-1], differs, [len(tokens) - period]))
+    lengths = np.diff(bounds) - 1
+    for at in np.flatnonzero(lengths >= least):
+        yield int(bounds[at]) + 1, int(lengths[at])
 
 
 def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:

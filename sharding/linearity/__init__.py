@@ -9,7 +9,7 @@ size 1) and is used by `sharding/cut/stages.py`.
 
 from shardwright.sharding.linearity import contraction, elementwise, gather, shape
 from shardwright.sharding.linearity.labels import Kind, Label, counts_samples
-from shardwright.sharding.linearity.walk import label_values
+from shardwright.sharding.linearity.rules import label_values
 
 __all__ = [
     "Kind",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.compiler.ir.facts import joined_dim
+from shardwright.compiler.ir.facts import combination, joined_dim, stored
 from shardwright.compiler.ir.types import Op
 from shardwright.sharding.linearity.labels import (
     FREE,
@@ -16,51 +16,41 @@ from shardwright.sharding.linearity.labels import (
     FactoredDim,
     Kind,
     Label,
-    all_in,
     dims_of,
-    fit,
     merge_dim,
     sample,
+    total,
 )
 from shardwright.sharding.linearity.rules import Scope, elementwise, no_sum, transfers
 
 
 @transfers("add", "subtract", "concatenate")
 def _sum_of(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if all_in(operands, Kind.ZERO):
-        return ZERO
-    if all_in(operands, Kind.ZERO, Kind.SUM):
-        return SUM
+    if (label := total(operands)) is not None:
+        return label
     if joined_dim(op) is not None:
-        return _concatenate(op, operands)
+        return _concatenate(op, operands, scope)
     return elementwise(op, operands, scope)
 
 
-def _concatenate(op: Op, operands: Sequence[Label]) -> Label:
+def _concatenate(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     """Joined along a dim: the joined dim is one factor."""
     if not any(label.kind is Kind.SAMPLE for label in operands):
-        return MIXED if any(label.on_batch for label in operands) else FREE
-    dims = [((n, False),) for n in op.result.type.shape]
-    merged: list[FactoredDim] = list(dims)
+        return elementwise(op, operands, scope)
+    merged: list[FactoredDim] = [((n, False),) for n in op.result.type.shape]
     for label, operand in zip(operands, op.operands, strict=True):
         own = dims_of(label, operand.type.shape)
         merged = [merge_dim(a, b) for a, b in zip(own, merged, strict=True)]
-    return sample(fit(merged, op.result.type.shape))
+    return sample(merged)
 
 
 @transfers(
-    *("move_to", "negate", "reverse"),
+    *("move_to", "negate", "reverse", "reduce_scatter", "all_reduce"),
     *("all_gather", "all_slice", "all_to_all", "collective_permute"),
 )
 def _linear(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    return operands[0]
-
-
-@transfers("reduce_scatter", "all_reduce")
-def _reduction(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if op.attrs.reduction == "add" or operands[0].kind is not Kind.SUM:
-        return operands[0]
-    return MIXED
+    is_other = combination(op) not in ("", "add")
+    return MIXED if is_other and operands[0].kind is Kind.SUM else operands[0]
 
 
 @transfers("convert")
@@ -86,17 +76,13 @@ def _divide(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
 
 @transfers("select")
 def _select(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    chosen = operands[1:]
-    if operands[0].kind in (Kind.ZERO, Kind.FREE) and all_in(chosen, Kind.ZERO, Kind.SUM):
-        return SUM if any(label.kind is Kind.SUM for label in chosen) else ZERO
+    label = total(operands[1:])
+    if label is not None and not operands[0].on_batch:
+        return label
     return elementwise(op, operands, scope)
 
 
-@transfers("constant")
-def _constant(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    return FREE if any(op.attrs.data) else ZERO
-
-
-@transfers("iota", "axis_index")
+@transfers("constant", "iota", "axis_index")
 def _free(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    return FREE
+    held = stored(op)
+    return ZERO if held is not None and not any(held.data) else FREE

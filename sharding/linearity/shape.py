@@ -5,59 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.sharding.linearity.labels import (
-    FREE,
     MIXED,
-    SUM,
-    ZERO,
     Factor,
     FactoredDim,
     Kind,
     Label,
-    all_in,
     dims_of,
     fit,
     join,
     merge,
     sample,
+    total,
 )
 from shardwright.sharding.linearity.rules import Scope, carried, elementwise, no_sum, transfers
 
 
-@transfers("broadcast_in_dim")
-def _broadcast(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+@transfers("broadcast_in_dim", "transpose")
+def _move(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     if operands[0].kind is not Kind.SAMPLE:
         return operands[0]
-    dims: list[FactoredDim] = [((n, False),) for n in op.attrs.shape]
-    for i, d in enumerate(op.attrs.dims):
-        dims[d] = operands[0].dims[i]
-    return sample(fit(dims, op.attrs.shape))
-
-
-@transfers("transpose")
-def _transpose(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if operands[0].kind is not Kind.SAMPLE:
-        return operands[0]
-    return sample(carried(op, operands))
+    dims = carried(op, operands)
+    if isinstance(op.attrs, BroadcastInDimAttrs):  # a stretched dim of samples is one, too
+        for i, d in enumerate(op.attrs.dims):
+            dims[d] = operands[0].dims[i]
+    return sample(dims)
 
 
 @transfers("slice", "dynamic_slice")
 def _slice(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     if any(label.on_batch for label in operands[1:]):
         return elementwise(op, no_sum(operands[:1]) + list(operands[1:]), scope)
-    if operands[0].kind is not Kind.SAMPLE:
-        return operands[0]
-    return sample(fit(operands[0].dims, op.result.type.shape))
+    return operands[0]
 
 
 @transfers("pad")
 def _pad(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    if all_in(operands, Kind.ZERO, Kind.SUM):
-        return SUM if any(label.kind is Kind.SUM for label in operands) else ZERO
+    if (label := total(operands)) is not None:
+        return label
     if operands[0].kind is Kind.SAMPLE:
-        return sample(fit(operands[0].dims, op.result.type.shape))
-    return MIXED if any(label.on_batch for label in operands) else FREE
+        return operands[0]
+    return elementwise(op, operands, scope)
 
 
 @transfers("reshape")
