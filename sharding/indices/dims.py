@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from shardwright.compiler.ir.facts import counted_dim, dim_map, moved, splat
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.ops import windows_of
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, windows_of
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 
@@ -187,10 +187,6 @@ def _same_size(x: Value, y: Value) -> list[Factor]:
     return _beside((x, y), (d for d, (a, b) in enumerate(sizes) if a == b))
 
 
-def _slice(op: Op) -> list[Factor]:
-    return _same_size(op.operands[0], op.result)
-
-
 def _dynamic_update_slice(op: Op) -> list[Factor]:
     target, update = op.operands[:2]
     return _same_size(target, op.result) + _same_size(update, op.result)
@@ -234,7 +230,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "concatenate": _concatenate,
     "convolution": _convolution,
     "dot_general": _dot_general,
-    "dynamic_slice": _slice,
+    "dynamic_slice": lambda op: _same_size(op.operands[0], op.result),
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
     "loop": _loop,
@@ -248,7 +244,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "reverse": _reverse,
     "scatter": _scatter,
     "select_and_scatter": _windowed,
-    "slice": _slice,
+    "slice": lambda op: _same_size(op.operands[0], op.result),
     "transpose": _mapped,
 }
 
@@ -327,7 +323,9 @@ def repeated_dims(graph: Graph) -> list[Dim]:
         here = found.keys()
         if op.name in LITERALS:
             keep(op.result, _repeats(op))
-        elif op.name in _REPEATING or not here.isdisjoint((*op.operands, *op.results)):
+        elif isinstance(op.attrs, BroadcastInDimAttrs) or not here.isdisjoint(
+            (*op.operands, *op.results)
+        ):
             given = tuple([found.get(v, _NOTHING) for v in op.operands])
             for value, dims in zip(op.results, _repeated(form_of(op), given), strict=False):
                 keep(value, dims)
@@ -352,13 +350,13 @@ def repeated_dims(graph: Graph) -> list[Dim]:
 
 
 _NOTHING: Repeated = frozenset()
-_REPEATING = ("broadcast_in_dim",)
 
 
 def _repeats(op: Op) -> Repeated:
     """The dims of the result of `op` along which it is the same, unless an operand has them."""
     counted = counted_dim(op)
-    if op.name in _REPEATING or splat(op) is not None or counted is not None:
+    is_broadcast = isinstance(op.attrs, BroadcastInDimAttrs)
+    if is_broadcast or splat(op) is not None or counted is not None:
         return frozenset(d for d in range(op.result.type.rank) if d != counted)
     return _NOTHING
 

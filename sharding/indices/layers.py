@@ -121,15 +121,11 @@ def unrolled_layers(
     in the sequence of weight uses.
     """
     uses = [op for op in graph.ops if _is_weight_use(op, batch, weights)]
-    tokens = _tokens(graph, uses, batch)
-    placed = _placed(graph, uses, batch)
-
-    def thinnest(runs: Sequence[Run]) -> UnrolledLayers:
-        """The rotation of a run whose borders hold the fewest bytes."""
-        return min((_unrolled(placed, {*uses}, run, batch) for run in runs), key=_border_bytes)
+    tokens, placed = _tokens(graph, uses, batch)
 
     found = sorted(_runs(tokens, 0, len(tokens)))
-    return [thinnest(runs) for runs in found]
+    rotations = ([_unrolled(placed, {*uses}, run, batch) for run in runs] for runs in found)
+    return [min(layers, key=_border_bytes) for layers in rotations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +145,16 @@ def _is_weight_use(op: Op, batch: Mapping[Value, int], weights: set[Value]) -> b
     return meets and any(v in weights and v not in batch and v.type.rank for v in op.operands)
 
 
-def _tokens(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> list[_Token]:
-    """One token per weight use; cones end at values that an earlier use made."""
+def _tokens(
+    graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]
+) -> tuple[list[_Token], list[tuple[Op, int]]]:
+    """One token per weight use, whose cone ends at values that an earlier use made; and the ops
+    that make batch values, each with the number of the last weight use it depends on.
+    """
     number = {op: i for i, op in enumerate(uses)}
     position: dict[Value, int] = {}
     digest: dict[Value, int] = {}
-    tokens = []
+    tokens, placed = [], []
     for op in graph.ops:
         base = max((position.get(v, -1) for v in op.operands), default=-1)
         operands = tuple(
@@ -164,11 +164,13 @@ def _tokens(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> lis
         code = hash((shape, operands))
         if op in number:
             tokens.append(_Token(shape, code, base))
-        for i, value in enumerate(op.results):
-            if value in batch:
-                position[value] = number.get(op, base)
-                digest[value] = hash(value.type) if op in number else hash((code, i))
-    return tokens
+        made = [(i, v) for i, v in enumerate(op.results) if v in batch]
+        if made:
+            placed.append((op, number.get(op, base)))
+        for i, value in made:
+            position[value] = number.get(op, base)
+            digest[value] = hash(value.type) if op in number else hash((code, i))
+    return tokens, placed
 
 
 Run = tuple[int, int, int]
@@ -230,21 +232,6 @@ def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
     )
 
 
-def _placed(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> list[tuple[Op, int]]:
-    """Ops that make batch values, each with the number of the last weight use it depends on."""
-    number = {op: i for i, op in enumerate(uses)}
-    position: dict[Value, int] = {}
-    placed = []
-    for op in graph.ops:
-        made = [v for v in op.results if v in batch]
-        if made:
-            at = max((position[v] for v in op.operands if v in position), default=-1)
-            at = max(at, number.get(op, -1))
-            position.update(dict.fromkeys(made, at))
-            placed.append((op, at))
-    return placed
-
-
 def _unrolled(
     placed: Sequence[tuple[Op, int]], uses: set[Op], run: Run, batch: Mapping[Value, int]
 ) -> UnrolledLayers:
@@ -260,7 +247,7 @@ def _unrolled(
 
 
 def _border_bytes(layers: UnrolledLayers) -> int:
-    """Bytes of all borders."""
+    """Bytes of all borders: of the rotations of a run, the one with the fewest is taken."""
     return sum(v.type.num_bytes for border in layers.borders for v in border)
 
 
