@@ -16,15 +16,7 @@ from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import (
-    CASTS,
-    IDENTITIES,
-    PARTS,
-    REDUCTIONS_OF_RANKS,
-    TRAFFIC,
-    VIEWS,
-    of,
-)
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN, RING
@@ -37,14 +29,10 @@ from shardwright.sharding.plan import Prepared
 from shardwright.sharding.prepare.rewrites import WITHOUT_TWIN
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
-Dims = tuple[tuple[str, ...], ...]
 NODE = "node"  # file name of the locations that number the ops
-KEEPING = (
-    VIEWS
-    | PARTS
-    | CASTS
-    | IDENTITIES
-    | of(Kind.COLLECTIVE, Kind.RANK, Kind.TRANSFER, combines=False)
+KEEPING = of(
+    *(Kind.VIEW, Kind.PART, Kind.CAST, Kind.IDENTITY, Kind.COLLECTIVE, Kind.RANK, Kind.TRANSFER),
+    combines=False,
 )
 ADDING = REDUCTIONS_OF_RANKS | {"add"}
 """Ops whose result is a sum of parts where their first operand is one."""
@@ -181,7 +169,7 @@ def _leaf_decided(recipe: Recipe, name: str) -> str:
     return f"recipe, {why}"
 
 
-def _shown(dims: Dims, mesh: Mesh) -> str:
+def _shown(dims: tuple[tuple[str, ...], ...], mesh: Mesh) -> str:
     """A layout in whole axes."""
     return f"[{', '.join(mesh.shown(axes) or '-' for axes in dims)}]"
 

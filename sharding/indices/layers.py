@@ -122,15 +122,11 @@ def unrolled_layers(
     in the sequence of weight uses.
     """
     uses = [op for op in graph.ops if _is_weight_use(op, batch, weights)]
-    tokens = _tokens(graph, uses, batch)
-    placed = _placed(graph, uses, batch)
-
-    def thinnest(runs: Sequence[Run]) -> UnrolledLayers:
-        """The rotation of a run whose borders hold the fewest bytes."""
-        return min((_unrolled(placed, {*uses}, run, batch) for run in runs), key=_border_bytes)
+    tokens, placed = _tokens(graph, uses, batch)
 
     found = sorted(_runs(tokens, 0, len(tokens)))
-    return [thinnest(runs) for runs in found]
+    rotations = ([_unrolled(placed, {*uses}, run, batch) for run in runs] for runs in found)
+    return [min(layers, key=_border_bytes) for layers in rotations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +146,16 @@ def _is_weight_use(op: Op, batch: Mapping[Value, int], weights: set[Value]) -> b
     return meets and any(v in weights and v not in batch and v.type.rank for v in op.operands)
 
 
-def _tokens(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> list[_Token]:
-    """One token per weight use; cones end at values that an earlier use made."""
+def _tokens(
+    graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]
+) -> tuple[list[_Token], list[tuple[Op, int]]]:
+    """One token per weight use, whose cone ends at values that an earlier use made; and the ops
+    that make batch values, each with the number of the last weight use it depends on.
+    """
     number = {op: i for i, op in enumerate(uses)}
     position: dict[Value, int] = {}
     digest: dict[Value, int] = {}
-    tokens = []
+    tokens, placed = [], []
     for op in graph.ops:
         base = max((position.get(v, -1) for v in op.operands), default=-1)
         operands = tuple(
@@ -165,11 +165,13 @@ def _tokens(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> lis
         code = hash((shape, operands))
         if op in number:
             tokens.append(_Token(shape, code, base))
-        for i, value in enumerate(op.results):
-            if value in batch:
-                position[value] = number.get(op, base)
-                digest[value] = hash(value.type) if op in number else hash((code, i))
-    return tokens
+        made = [(i, v) for i, v in enumerate(op.results) if v in batch]
+        if made:
+            placed.append((op, number.get(op, base)))
+        for i, value in made:
+            position[value] = number.get(op, base)
+            digest[value] = hash(value.type) if op in number else hash((code, i))
+    return tokens, placed
 
 
 Run = tuple[int, int, int]
@@ -204,14 +206,20 @@ def _periodic(shapes: np.ndarray, start: int, end: int, period: int) -> Iterator
 
     Periods begin at 2: single ops that look alike are not layers.
     """
-    differs = shapes[start : end - period] != shapes[start + period : end]
-    ends = np.concatenate(([-1], np.flatnonzero(differs), [len(differs)]))
-    lengths = np.diff(ends) - 1
-    for at in np.flatnonzero(lengths >= period):
-        matched = int(lengths[at])
-        first = start + int(ends[at]) + 1
+    for first, matched in stretches(shapes[start:end], period, period):
         for skipped in range(min(period, matched - period + 1)):
-            yield first + skipped, period, (matched - skipped) // period + 1
+            yield start + first + skipped, period, (matched - skipped) // period + 1
+
+
+def stretches(tokens: np.ndarray, period: int, least: int) -> Iterator[tuple[int, int]]:
+    """Maximal stretches, of `least` tokens or more, that equal those `period` later: (first,
+    length).
+    """
+    differs = np.flatnonzero(tokens[period:] != tokens[:-period])
+    bounds = np.concatenate(([-1], differs, [len(tokens) - period]))
+    lengths = np.diff(bounds) - 1
+    for at in np.flatnonzero(lengths >= least):
+        yield int(bounds[at]) + 1, int(lengths[at])
 
 
 def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
@@ -223,21 +231,6 @@ def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
         tokens[i].cone == tokens[i + period].cone or tokens[i].base < first
         for i in range(first, first + period * (repeats - 1))
     )
-
-
-def _placed(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> list[tuple[Op, int]]:
-    """Ops that make batch values, each with the number of the last weight use it depends on."""
-    number = {op: i for i, op in enumerate(uses)}
-    position: dict[Value, int] = {}
-    placed = []
-    for op in graph.ops:
-        made = [v for v in op.results if v in batch]
-        if made:
-            at = max((position[v] for v in op.operands if v in position), default=-1)
-            at = max(at, number.get(op, -1))
-            position.update(dict.fromkeys(made, at))
-            placed.append((op, at))
-    return placed
 
 
 def _unrolled(
@@ -255,7 +248,7 @@ def _unrolled(
 
 
 def _border_bytes(layers: UnrolledLayers) -> int:
-    """Bytes of all borders."""
+    """Bytes of all borders: of the rotations of a run, the one with the fewest is taken."""
     return sum(v.type.num_bytes for border in layers.borders for v in border)
 
 

@@ -19,7 +19,6 @@ from shardwright.sharding.linearity.labels import (
     Label,
     counts_samples,
     dims_of,
-    fit,
     join,
     merge_dim,
     sample,
@@ -45,7 +44,7 @@ def _gather(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     if table.kind is Kind.SAMPLE:
         for own, d in _batching(windows, rank):
             dims[d] = merge_dim(columns[own], dims[d])
-    return sample(fit(dims, op.result.type.shape))
+    return sample(dims)
 
 
 def _batching(windows: Windows, rank: int) -> list[tuple[int, int]]:
@@ -95,7 +94,7 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
         for d, is_data in zip(windows.index_map, _row_is_data(op, scope), strict=True):
             if not is_data:
                 dims[d] = ((shape[d], True),)
-    return fit(dims, shape)
+    return dims
 
 
 def _row_is_data(op: Op, scope: Scope) -> list[bool]:

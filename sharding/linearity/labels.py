@@ -133,9 +133,10 @@ def join(a: Label, b: Label, value: Value) -> Label:
     return SUM if Kind.SUM in kinds else FREE
 
 
-def all_in(labels: Sequence[Label], *kinds: Kind) -> bool:
-    """True when every label is of one of the kinds."""
-    return all(label.kind in kinds for label in labels)
+def total(labels: Sequence[Label]) -> Label | None:
+    """What sums and zeros add up to; None with any other label among them."""
+    kinds = {label.kind for label in labels}
+    return (SUM if Kind.SUM in kinds else ZERO) if kinds <= {Kind.SUM, Kind.ZERO} else None
 
 
 def contracted(kept: Sequence[FactoredDim], added: bool) -> Label:

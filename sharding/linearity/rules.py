@@ -24,7 +24,6 @@ from shardwright.sharding.linearity.labels import (
     FactoredDim,
     Kind,
     Label,
-    all_in,
     contracted,
     counts_samples,
     dims_of,
@@ -67,11 +66,11 @@ def _of_sums(op: Op, operands: Sequence[Label]) -> Label:
     """Of operands without sample dims: what is linear in a sum stays one."""
     numbers = range(len(operands))
     for group in linear_in(op):
-        inside = [operands[n] for n in numbers[group]]
+        inside = {operands[n].kind for n in numbers[group]}
         held = [operands[n] for n in numbers if n not in numbers[group]]
-        if inside and all_in(inside, Kind.ZERO):
+        if inside == {Kind.ZERO}:
             return ZERO
-        if inside and all_in(inside, Kind.ZERO, Kind.SUM):
+        if inside in ({Kind.SUM}, {Kind.ZERO, Kind.SUM}):
             return MIXED if any(each.on_batch for each in held) else SUM
     return MIXED if any(each.on_batch for each in operands) else FREE
 

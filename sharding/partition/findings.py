@@ -43,7 +43,19 @@ def unexpected(
 ) -> list[Diagnostic]:
     """One finding per surprise that moves data over other axes than those of `without`."""
     found = [(op, set(op.attrs.axes) - set(without)) for op in surprises(graph, predicted)]
-    return [_surprise(op, mesh.shown(mesh.order([*axes]))) for op, axes in found if axes]
+    return [
+        Diagnostic(
+            "SW_COLLECTIVE_UNEXPECTED",
+            f"{op.name} over {mesh.shown(mesh.order([*axes]))} of {op.result.type}"
+            f" ({op.result.type.num_bytes / 1e6:.3g} MB whole) was not predicted by the strategy",
+            op.loc,
+            hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight"
+            " dim",
+            severity="warning",
+        )
+        for op, axes in found
+        if axes
+    ]
 
 
 def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
@@ -63,16 +75,3 @@ def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
         if left[key] < 0 and op.result.type.num_elements > 1:
             found.append(op)
     return found
-
-
-def _surprise(op: Op, axes: str) -> Diagnostic:
-    """The finding of one collective."""
-    mega = op.result.type.num_bytes / 1e6
-    return Diagnostic(
-        "SW_COLLECTIVE_UNEXPECTED",
-        f"{op.name} over {axes} of {op.result.type} ({mega:.3g} MB whole) "
-        "was not predicted by the strategy",
-        op.loc,
-        hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight dim",
-        severity="warning",
-    )

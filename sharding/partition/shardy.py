@@ -7,7 +7,7 @@ explicit reshards and collectives (passes measured on jaxlib 0.10.2), and is imp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -25,7 +25,7 @@ from shardwright.sharding.partition.partitioned import (
 )
 from shardwright.sharding.partition.partitioner import PartitionUnit, ask
 from shardwright.sharding.partition.shardy_import import ShardyReader
-from shardwright.sharding.partition.spec import ShardingSpec
+from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from shardwright.sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
 Ties = Sequence[tuple[int, int]]
@@ -73,7 +73,11 @@ def partition(
     """
     origins = [op.loc for op in graph.walk()]
     request = encode_request(graph, mesh, specs, inputs, outputs, tied)
-    place = _places(origins)
+
+    def place(loc: Loc) -> Loc:
+        """Where an op of the request comes from, by its name there."""
+        return origins[loc.line] if loc.file == _ORDINAL else loc
+
     try:
         return decode_partitioned((unit or ask)(request), place)
     except ShardingError as refused:
@@ -125,11 +129,6 @@ def answer_request(request: bytes) -> bytes:
         reader = ShardyReader(mesh, names, module.operation.get_asm(large_elements_limit=8))
         imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
         return encode_partitioned(reader.finish(imported, *slots))
-
-
-def _places(origins: Sequence[Loc]) -> Callable[[Loc], Loc]:
-    """From the name of an op in a request to where it comes from."""
-    return lambda loc: origins[loc.line] if loc.file == _ORDINAL else loc
 
 
 def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> str:
@@ -210,10 +209,8 @@ def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:
 
     function = _function(module.operation)
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    for name, key, types in (
-        ("arg_attrs", INPUT, kind.inputs),
-        ("res_attrs", OUTPUT, kind.results),
-    ):
+    sides = (("arg_attrs", INPUT, kind.inputs), ("res_attrs", OUTPUT, kind.results))
+    for name, key, types in sides:
         entries = [_slot_attribute(specs.get((key, i))) for i in range(len(types))]
         function.attributes[name] = ir.ArrayAttr.get(entries)
     for op in _walk(function):
@@ -253,11 +250,7 @@ def _sharding(spec: ShardingSpec | None, rank: int) -> Any:
     """A closed sharding; without a spec every dim is open."""
     from jaxlib.mlir.dialects import sdy
 
-    dims = spec.dims if spec is not None else ((),) * rank
-    entries = [
-        sdy.DimensionShardingAttr.get(
-            [sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=spec is not None
-        )
-        for axes in dims
-    ]
+    dims = [[sdy.AxisRefAttr.get(a) for a in axes] for axes in (spec or replicated(rank)).dims]
+    closed = spec is not None
+    entries = [sdy.DimensionShardingAttr.get(axes, is_closed=closed) for axes in dims]
     return sdy.TensorShardingAttr.get("mesh", entries)

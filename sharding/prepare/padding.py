@@ -14,20 +14,14 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import combination, counted_dim, pairing, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
-from shardwright.compiler.ir.ops import (
-    BroadcastInDimAttrs,
-    CompareAttrs,
-    ConstantAttrs,
-    IotaAttrs,
-    PadAttrs,
-    SliceAttrs,
-)
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, of
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
 from shardwright.sharding.indices.inner import contracted
@@ -66,14 +60,14 @@ def pad_indices(
     return _Level(indices, sizes).region(graph, same)
 
 
-class _Level:
+class _Level(Builder):
     """One level being rebuilt: `env` maps its values to new ones."""
 
     def __init__(self, indices: IndexClasses, sizes: Mapping[Class, Fraction]) -> None:
+        super().__init__()
         self.indices = indices
         self.sizes = sizes
         self.env: dict[Value, Value] = {}
-        self.ops: list[Op] = []
         self.made: dict[Value, Op] = {}
         self._fitted: dict[tuple[Value, Shape], Value] = {}
         self._masked: dict[tuple[Value, int, str], Value] = {}
@@ -84,14 +78,19 @@ class _Level:
         inputs = tuple(Value(tensor_type(shapes[v], v.type.dtype)) for v in graph.inputs)
         self.env.update(zip(graph.inputs, inputs, strict=True))
         for op in graph.ops:
-            self.add(op)
+            self._pad(op)
         outputs = tuple(
             self.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
             for j, v in enumerate(graph.outputs)
         )
         return with_ops(graph, self.ops, outputs, inputs)
 
-    def add(self, op: Op) -> None:
+    def append(self, op: Op) -> tuple[Value, ...]:
+        """Add an op made elsewhere."""
+        self.made.update(dict.fromkeys(op.results, op))
+        return super().append(op)
+
+    def _pad(self, op: Op) -> None:
         """`op` on padded operands."""
         if op.regions:
             self._loop(op)
@@ -112,14 +111,8 @@ class _Level:
         self, op: Op, operands: tuple[Value, ...], attrs: Any, regions: Sequence[Graph] = ()
     ) -> None:
         """Append `op` with other operands and new results."""
-        new = make_op(op.name, operands, attrs, regions, op.loc)
-        self._append(new)
-        self.env.update(zip(op.results, new.results, strict=True))
-
-    def _append(self, op: Op) -> Value:
-        self.ops.append(op)
-        self.made.update(dict.fromkeys(op.results, op))
-        return op.results[0]
+        results = self.append(make_op(op.name, operands, attrs, regions, op.loc))
+        self.env.update(zip(op.results, results, strict=True))
 
     def _loop(self, op: Op) -> None:
         """Carries are padded by their families, at all four places."""
@@ -151,31 +144,29 @@ class _Level:
                 return None
         elif splat(op) is None and counted_dim(op) is None:
             return None
-        return self._append(make_op(op.name, op.operands, resized(op, shape), loc=op.loc))
+        return self.append(make_op(op.name, op.operands, resized(op, shape), loc=op.loc))[0]
 
     def _cut_and_padded(self, new: Value, shape: Shape) -> Value:
         given = new.type.shape
         cut = tuple(min(a, b) for a, b in zip(given, shape, strict=True))
-        loc = self.made[new].loc if new in self.made else UNKNOWN_LOC
+        build = Builder(loc=self.made[new].loc if new in self.made else UNKNOWN_LOC)
+        none = (0,) * len(cut)
         if cut != given:
-            attrs = SliceAttrs((0,) * len(cut), cut, (1,) * len(cut))
-            new = self._append(make_op("slice", (new,), attrs, loc=loc))
+            new = build.slice(new, none, cut)
         if cut != shape:
-            zero = self._splat(0, tensor_type((), new.type.dtype))
             high = tuple(b - a for a, b in zip(cut, shape, strict=True))
-            none = (0,) * len(cut)
-            new = self._append(make_op("pad", (new, zero), PadAttrs(none, high, none), loc=loc))
+            new = build.pad(new, build.full((), 0, new.type.dtype), none, high)
+        for op in build.ops:
+            self.append(op)
         return new
 
     def _masked_operands(self, op: Op, operands: tuple[Value, ...]) -> tuple[Value, ...]:
         """Operands without their padding along the dims that `op` sums over."""
-        summed: dict[Value, list[int]] = {}
-        for value, dim in contracted(op) if OPS[op.name].kind is not Kind.INDEXED else ():
-            summed.setdefault(value, []).append(dim)
+        summed = [] if OPS[op.name].kind is Kind.INDEXED else list(dict.fromkeys(contracted(op)))
         kind = combination(op)
         found = []
         for value, new in zip(op.operands, operands, strict=True):
-            for dim in dict.fromkeys(summed.get(value, ())):
+            for dim in (d for v, d in summed if v is value):
                 if new.type.shape[dim] != value.type.shape[dim]:
                     new = self._mask(new, dim, value.type.shape[dim], kind)
             found.append(new)
@@ -185,16 +176,12 @@ class _Level:
         """`value` with what a fold of `kind` ignores behind the first `size` elements of `dim`."""
         key = (value, dim, kind)
         if key not in self._masked:
-            counted = tensor_type(value.type.shape, DType.I32)
-            number = self._append(make_op("iota", (), IotaAttrs(dim, counted)))
-            limit = self._splat(size, counted)
-            inside = self._append(make_op("compare", (number, limit), CompareAttrs("LT")))
-            rest = self._splat(identity(kind, value.type.dtype)[()], value.type)
-            self._masked[key] = self._append(make_op("select", (inside, value, rest)))
+            shape, dtype = value.type.shape, value.type.dtype
+            limit = self.full(shape, size, DType.I32)
+            inside = self.compare(self.iota(shape, dim), limit, "LT")
+            rest = self.full(shape, identity(kind, dtype).item(), dtype)
+            self._masked[key] = self.op("select", inside, value, rest)
         return self._masked[key]
-
-    def _splat(self, number: Any, type: TensorType) -> Value:
-        return self._append(make_op("constant", (), ConstantAttrs.full(number, type)))
 
 
 def _has_form(op: Op, operands: Sequence[Value], attrs: Any, results: Sequence[Shape]) -> bool:

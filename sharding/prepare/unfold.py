@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
+from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.prepare.fold import ORIGIN, Folded
 
@@ -207,8 +207,9 @@ class _Unfolder:
         results = tuple([self._value(v) for v in op.results])
         here = self.folded.nodes.op(node)
         loc = here.loc if op.loc.file == ORIGIN and here is not None else op.loc
-        for region in op.regions:
-            self._take_region(region)
+        for value in (v for region in op.regions for v in all_values(region)):
+            assert value not in self.specs  # used as it is: an op with regions is like no other
+            self.specs[value] = self.given.specs[value]
         made = Op(op.name, tuple(operands), results, op.attrs, op.regions, loc)
         self.emitted.setdefault(node, []).append(made)
         return made
@@ -222,15 +223,6 @@ class _Unfolder:
             places = ((v, k if like else -1) for k, v in enumerate(op.operands))
             found = self.sources[op] = [self.answer.source(kept, v, k) for v, k in places]
         return found
-
-    def _take_region(self, graph: Graph) -> None:
-        """Specs of a region, which is used as it is: an op with regions is like no other."""
-        for value in (*graph.inputs, *(v for op in graph.ops for v in op.results)):
-            assert value not in self.specs
-            self.specs[value] = self.given.specs[value]
-        for op in graph.ops:
-            for region in op.regions:
-                self._take_region(region)
 
     def _operand(self, node: int, source: _Source, value: Value, reader: int) -> Value:
         """What `node` reads where the answer has `value`."""

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.compiler.diagnostics import Diagnostic, ShardingError
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.diagnostics import Diagnostic, Loc, ShardingError
+from shardwright.compiler.ir.types import Graph, TensorType, Value
 from shardwright.sharding.indices.dim_sets import DimTable, ShardClasses
 from shardwright.sharding.indices.dims import BatchLabels, Dim, batch_labels, reached
 from shardwright.sharding.indices.indices import IndexClasses
@@ -97,10 +97,11 @@ class Decisions:
     def read_graph(self) -> None:
         """Follow samples through the graph, find its layers and its index classes."""
         batch = {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
-        for slot, value in self.slots("batch"):
-            self._check_batch(slot, value.type, batch[value])
+        self._check_batch()
         self.labels = batch_labels(self.graph, batch)
-        self.findings += [_conflict(op) for op in dict.fromkeys(self.labels.conflicts)]
+        for op in dict.fromkeys(self.labels.conflicts):
+            what = f"{op.name} combines two batch dims; one of them is gathered"
+            self.warn("SW_BATCH_CONFLICT", what, loc=op.loc)
         table = DimTable(self.graph)
         self.shards = ShardClasses(table, self.labels.dims, self._kept_state())
         indices = IndexClasses(self.graph, table)
@@ -119,18 +120,19 @@ class Decisions:
             if slot.name in after and after[slot.name].type.shape == value.type.shape:
                 yield value, after[slot.name]
 
-    def _check_batch(self, slot: Slot, type: TensorType, dim: int) -> None:
+    def _check_batch(self) -> None:
         """Refuse a batch that does not divide."""
         ways = self.mesh.size(self.data_axes)
-        given = type.shape[dim] if type.rank > dim else 0
-        if not given or given % ways:
-            shown = " * ".join(f"{a}={self.mesh.sizes[a]}" for a in self.data_axes)
-            raise ShardingError(
-                "SW_BATCH_DIVIDE",
-                f"strategy.micro_batch requires a multiple of {ways} ({shown}) samples in "
-                f"{slot.name}, got {given}",
-                hint=f"use {-(-max(given, 1) // ways) * ways} samples, or fewer data cores",
-            )
+        for slot, value in self.slots("batch"):
+            given = (*value.type.shape, 0)[min(slot.batch_dim or 0, value.type.rank)]
+            if not given or given % ways:
+                shown = " * ".join(f"{a}={self.mesh.sizes[a]}" for a in self.data_axes)
+                raise ShardingError(
+                    "SW_BATCH_DIVIDE",
+                    f"strategy.micro_batch requires a multiple of {ways} ({shown}) samples in "
+                    f"{slot.name}, got {given}",
+                    hint=f"use {-(-max(given, 1) // ways) * ways} samples, or fewer data cores",
+                )
 
     def walked(self) -> list[Dim]:
         """The dims that loops walk along layer by layer."""
@@ -198,17 +200,11 @@ class Decisions:
             findings=tuple(self.findings),
         )
 
+    def warn(self, code: str, message: str, hint: str = "", loc: Loc | None = None) -> None:
+        """Tell the user what costs more than it has to."""
+        self.findings.append(Diagnostic(code, message, loc, hint, "warning"))
+
     def place(self, slot: Slot, value: Value, spec: ShardingSpec, why: str) -> None:
         """Decide one input."""
         self.pins[value] = spec
         self.reasons[slot.name] = f"{spec}: {why}"
-
-
-def _conflict(op: Op) -> Diagnostic:
-    """Two operands of `op` bring different batch dims into one result."""
-    return Diagnostic(
-        "SW_BATCH_CONFLICT",
-        f"{op.name} combines two batch dims; one of them is gathered",
-        op.loc,
-        severity="warning",
-    )

@@ -6,7 +6,6 @@ summed where it is. Ops that cut a stored dim get it whole and hand it back.
 
 from __future__ import annotations
 
-from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.expected import ended_axes
@@ -20,7 +19,13 @@ def reduce_gradients(step: Decisions) -> None:
         if op.name not in REDUCING and not step.data_axes:
             continue  # one share of the samples: nothing is computed twice
         if op.name not in REDUCING:
-            step.findings.append(_lost_batch(op))
+            step.warn(
+                "SW_BATCH_LOST",
+                f"{op.name} ends the batch dim of its operand;"
+                " its result is computed on every core",
+                "keep samples along one dim that is only merged, moved or reduced",
+                op.loc,
+            )
             continue
         for value in op.results:
             step.pins[value] = step.layout.of(value)
@@ -59,14 +64,3 @@ def join_layouts(step: Decisions) -> None:
             if spec is not None and value not in step.layouts:
                 step.pins[value] = step.layout.of(value)
                 step.layouts[value] = spec
-
-
-def _lost_batch(op: Op) -> Diagnostic:
-    """The batch dim ends at an op that does not reduce it."""
-    return Diagnostic(
-        "SW_BATCH_LOST",
-        f"{op.name} ends the batch dim of its operand; its result is computed on every core",
-        op.loc,
-        hint="keep samples along one dim that is only merged, moved or reduced",
-        severity="warning",
-    )

@@ -7,11 +7,11 @@ that has no such index is refused. What data-parallel ranks store is the busines
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -86,7 +86,7 @@ def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> No
     atoms = step.mesh.atoms(axis)
     split = {member: tuple(atoms[i] for i in numbers) for member, numbers in shares.classes.items()}
     step.layout = replace(step.layout, mesh=step.mesh, split=split)
-    step.findings += _uneven(step, axis, weights)
+    _warn_of_uneven(step, axis, weights)
     if sequence_parallel and step.layout.sequence:
         along = along_residual(step.graph, step.layout)
         step.layout = replace(step.layout, residual_axes=atoms, spread=along)
@@ -138,7 +138,7 @@ def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, share
     return math.prod(shares.atoms[i] for i in shares.classes.get(largest, ()))
 
 
-def _uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Iterator[Diagnostic]:
+def _warn_of_uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> None:
     """A warning per weight that `axis` splits less than it could, had an index another size."""
     atoms = step.mesh.atoms(axis)
     ways = step.mesh.size(atoms)
@@ -151,13 +151,12 @@ def _uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Iterator[Di
             if size <= ways or size % ways == 0:
                 continue
             each = value.type.shape[dim] // size
-            yield Diagnostic(
+            step.warn(
                 "SW_TENSOR_UNEVEN",
                 f"{slot.name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim}"
                 f" requires a multiple of {ways * each}, got {value.type.shape[dim]}",
-                hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides"
+                f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides"
                 f" {size}",
-                severity="warning",
             )
 
 

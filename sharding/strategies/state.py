@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import num_shared
@@ -34,21 +33,18 @@ def place_state(step: Decisions, zero: int) -> None:
     step.zero = zero
     replicas = step.mesh.sizes.get("dp_replicate", 1)
     if zero and replicas > 1 and not step.shard_axes:
-        step.findings.append(_not_spread(zero, replicas))
+        what = {
+            WEIGHTS: "weights, gradients and optimizer state",
+            2: "gradients and optimizer state",
+        }
+        step.warn(
+            "SW_ZERO_REPLICATED",
+            f"strategy.zero = {zero} spreads {what.get(zero, 'optimizer state')} over dp_shard, and"
+            f" the mesh has dp_replicate={replicas} alone: every rank holds all of it",
+            f"name the axis dp_shard: --mesh dp_shard={replicas}, with the other axes as they are",
+        )
     _place_parameters(step)
     _place_optimizer(step)
-
-
-def _not_spread(zero: int, replicas: int) -> Diagnostic:
-    """The warning about a ZeRO stage that a mesh leaves without ranks."""
-    what = {WEIGHTS: "weights, gradients and optimizer state", 2: "gradients and optimizer state"}
-    return Diagnostic(
-        "SW_ZERO_REPLICATED",
-        f"strategy.zero = {zero} spreads {what.get(zero, 'optimizer state')} over dp_shard, and the"
-        f" mesh has dp_replicate={replicas} alone: every rank holds all of it",
-        hint=f"name the axis dp_shard: --mesh dp_shard={replicas}, with the other axes as they are",
-        severity="warning",
-    )
 
 
 def spreadable(step: Decisions) -> Iterator[tuple[Slot, Value, dict[int, int]]]:
@@ -68,24 +64,20 @@ def _place_parameters(step: Decisions) -> None:
         axes = step.free_axes(used)
         ways = step.mesh.size(axes) if step.zero else 1
         fitting = [d for d, size in local.items() if size % ways == 0]
+        named = f"{'*'.join(axes)}={ways}"
         if ways == 1:
             step.place(slot, value, used, "one shard")
             continue
         if not fitting:
-            _replicate(step, slot, value, f"no dim divides by {_named(axes, ways)}")
+            _replicate(step, slot, value, f"no dim divides by {named}")
             continue
         dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
         step.roots.setdefault(step.shards.find((value, dim)), slot.name)
         if step.zero >= WEIGHTS:
-            why = f"largest dim that divides by {_named(axes, ways)}"
+            why = f"largest dim that divides by {named}"
             step.place(slot, value, step.stored(value) or used, why)
         else:
             step.place(slot, value, used, f"zero={step.zero} keeps weights")
-
-
-def _named(axes: Sequence[str], ways: int) -> str:
-    """Shard axes and how many ways they split."""
-    return f"{'*'.join(axes)}={ways}"
 
 
 def _place_optimizer(step: Decisions) -> None:
@@ -93,14 +85,12 @@ def _place_optimizer(step: Decisions) -> None:
     weights = WeightNames(step.slots("parameter"))
     for slot, value in step.slots("optimizer"):
         owner = weights.owner(slot.name, value.type.shape)
-        spec = step.stored(value if owner is None else owner[1])
-        if spec is not None:
-            why = "the weight it is combined with" if owner is None else owner[0].name
-            step.place(slot, value, spec, f"follows {why}")
-        elif owner is not None:
-            step.place(slot, value, step.layout.of(owner[1]), f"follows {owner[0].name}")
-        else:
+        name, like = ("the weight it is combined with", value) if owner is None else owner
+        spec = step.stored(like)
+        if spec is None and owner is None:
             _replicate(step, slot, value, "belongs to no sharded weight")
+        else:
+            step.place(slot, value, spec or step.layout.of(like), f"follows {name}")
 
 
 def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
@@ -109,22 +99,17 @@ def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
     step.place(slot, value, used, why)
     axes = step.free_axes(used)
     if value.type.num_bytes >= LARGE_REPLICATED_BYTES and axes and step.zero:
-        step.findings.append(
-            Diagnostic(
-                "SW_FSDP_REPLICATED",
-                f"{slot.name} {value.type} is the same on all ranks of {'*'.join(axes)}: {why}",
-                hint=f"choose a {axes[0]} that divides one of its dims, with more ranks"
-                " as dp_replicate",
-                severity="warning",
-            )
+        step.warn(
+            "SW_FSDP_REPLICATED",
+            f"{slot.name} {value.type} is the same on all ranks of {'*'.join(axes)}: {why}",
+            f"choose a {axes[0]} that divides one of its dims, with more ranks as dp_replicate",
         )
 
 
 def place_results(step: Decisions) -> None:
     """State results live where the state came in; metrics are whole."""
-    state = {
-        slot.name: step.pins[v] for slot, v in zip(step.inputs, step.graph.inputs, strict=True)
-    }
+    names = (slot.name for slot in step.inputs)
+    state = dict(zip(names, map(step.pins.__getitem__, step.graph.inputs), strict=True))
     for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
         spec = step.layout.of(value)
         if slot.role in ("parameter", "optimizer", "rng"):
@@ -149,10 +134,10 @@ class WeightNames:
             for end in _ends(slot.name):
                 self._ends.setdefault(end, []).append((slot, value))
 
-    def owner(self, name: str, shape: tuple[int, ...]) -> Weight | None:
-        """The weight that shares the longest end of its path with the leaf's, of several the one
-        with the fewest names of its own between that and what their paths begin with; None where
-        that is not one weight, or has another shape.
+    def owner(self, name: str, shape: tuple[int, ...]) -> tuple[str, Value] | None:
+        """The weight, with its name, that shares the longest end of its path with the leaf's, of
+        several the one with the fewest names of its own between that and what their paths begin
+        with; None where that is not one weight, or has another shape.
         """
         end = next((end for end in _ends(name) if end in self._ends), None)
         if end is None:
@@ -160,7 +145,9 @@ class WeightNames:
         found = self._ends[end]
         own = [_own_names(slot.name, name) for slot, _ in found]
         nearest = [weight for weight, n in zip(found, own, strict=True) if n == min(own)]
-        return nearest[0] if len(nearest) == 1 and nearest[0][1].type.shape == shape else None
+        if len(nearest) > 1 or nearest[0][1].type.shape != shape:
+            return None
+        return nearest[0][0].name, nearest[0][1]
 
 
 def _ends(name: str) -> list[str]:

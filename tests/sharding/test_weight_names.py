@@ -20,7 +20,7 @@ SHAPE = (4, 8)
 def owner(weights: tuple[str, ...], leaf: str, shape: tuple[int, ...] = SHAPE) -> str | None:
     rows = [(Slot(w, "parameter"), Value(tensor_type(SHAPE, DType.F32))) for w in weights]
     found = WeightNames(rows).owner(leaf, shape)
-    return None if found is None else found[0].name
+    return None if found is None else found[0]
 
 
 DENSE = ("state/params/a/kernel", "state/params/b/kernel")

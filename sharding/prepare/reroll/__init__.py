@@ -109,7 +109,10 @@ def _rolled(packer: Packer, sections: Sequence[Section], outputs: Sequence[Slot]
     kept = [slot for slot in outputs if slot.name in first or slot.name not in rest]
     wanted = [stacked[first[s.name]] if s.name in first else results[s.name] for s in kept]
     graph = Emitter(packer, sections, sums).graph(wanted)
-    slots = {found[0]: _slot(packer, leaves, found) for leaves, found in names.items()}
+    slots = {
+        found[0]: Slot(stack_name(found), packer.slots[leaves.members[0]].role, leaves=found)
+        for leaves, found in names.items()
+    }
     before = (packer.slots[v] for v in packer.graph.inputs)
     inputs = [slot for slot in before if slot.name in first or slot.name not in rest]
     return Rerolled(
@@ -128,18 +131,13 @@ def _pack_results(
     while new := [p for p in packer.packs.values() if isinstance(p, Leaves) and p not in stacked]:
         for leaves in new:
             names = _names(packer, leaves)
-            if any(name not in results for name in names):
+            if not results.keys() >= {*names}:
                 raise RefusedError(f"{names[0]} does not come back from the step")
-            after = tuple([results[name] for name in names])
-            stacked[leaves] = packer.pack(after, copies=False)
+            stacked[leaves] = packer.pack(tuple([results[n] for n in names]), copies=False)
 
 
 def _names(packer: Packer, leaves: Leaves) -> tuple[str, ...]:
     return tuple([packer.slots[v].name for v in leaves.members])
-
-
-def _slot(packer: Packer, leaves: Leaves, names: tuple[str, ...]) -> Slot:
-    return Slot(stack_name(names), packer.slots[leaves.members[0]].role, leaves=names)
 
 
 def _sums(packer: Packer) -> Iterator[Sum]:

@@ -16,6 +16,7 @@ from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import LoopAttrs
 from shardwright.compiler.ir.types import Op, Value
+from shardwright.compiler.support.walks import answered
 from shardwright.sharding.prepare.reroll.packs import Pack, Packer, Results
 from shardwright.sharding.prepare.reroll.sections import Before, Own, Place, Section, Source
 
@@ -130,24 +131,21 @@ class Body:
 
     def _shared(self, value: Value) -> Value:
         """A value that all layers share: repeated in the body if it is light, else a carry."""
-        shared = self.packer.shared
-        todo = [value]
-        while todo:
-            one = todo[-1]
-            op = self.packer.made.get(one)
-            if one in self._made:
-                todo.pop()
-            elif op is None or not _is_repeated(self.packer, op):
-                self._made[one] = self._carry(self.read(one))
-            else:
-                read = [shared.get(v, v) for v in op.operands]
-                missing = [v for v in read if v not in self._made]
-                todo += missing[::-1]
-                if not missing:
-                    operands = [self._made[v] for v in read]
-                    made = make_op(op.name, operands, op.attrs, (), op.loc)
-                    (self._made[one],) = self.level.append(made)
-        return self._made[value]
+        return answered(value, self._made, self._repeats, self._copied)
+
+    def _repeats(self, value: Value) -> list[Value]:
+        """What the op of a light value reads; nothing for values that bodies do not repeat."""
+        op = self.packer.made.get(value)
+        if op is None or not _is_repeated(self.packer, op):
+            return []
+        return [self.packer.shared.get(v, v) for v in op.operands]
+
+    def _copied(self, value: Value) -> Value:
+        op = self.packer.made.get(value)
+        if op is None or not _is_repeated(self.packer, op):
+            return self._carry(self.read(value))
+        operands = [self._made[v] for v in self._repeats(value)]
+        return self.level.append(make_op(op.name, operands, op.attrs, (), op.loc))[0]
 
     def _row(self, pack: Pack, counter: Value) -> Value:
         """The layer's own value of a pack."""
@@ -162,20 +160,20 @@ class Body:
             stack = self._packs.get(pack)
             if stack is None:
                 stack = self._packs[pack] = self._carry(self.read(pack))
-            sizes = (1, *pack.type.shape)
-            row = self.level.dynamic_slice(stack, self._starts(pack, counter), sizes)
-            self._rows[pack] = self.level.reshape(row, pack.type.shape)
+            shape = pack.type.shape
+            row = self.level.dynamic_slice(stack, self._starts(shape, counter), (1, *shape))
+            self._rows[pack] = self.level.reshape(row, shape)
         return self._rows[pack]
 
     def _written(self, stack: Value, value: Value, counter: Value) -> Value:
-        row = self.level.reshape(value, (1, *value.type.shape))
-        zero = self.level.constant(0, DType.I32)
-        starts = [self._number(counter), *(zero for _ in value.type.shape)]
-        return self.level.dynamic_update_slice(stack, row, starts)
+        shape = value.type.shape
+        row = self.level.reshape(value, (1, *shape))
+        return self.level.dynamic_update_slice(stack, row, self._starts(shape, counter))
 
-    def _starts(self, pack: Pack, counter: Value) -> list[Value]:
+    def _starts(self, shape: tuple[int, ...], counter: Value) -> list[Value]:
+        """Where the layer of an iteration, of such a shape, begins in a stack."""
         zero = self.level.constant(0, DType.I32)
-        return [self._number(counter), *(zero for _ in pack.type.shape)]
+        return [self._number(counter), *(zero for _ in shape)]
 
     def _number(self, counter: Value) -> Value:
         """The layer of an iteration."""

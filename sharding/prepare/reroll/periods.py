@@ -18,6 +18,7 @@ from shardwright.compiler.ir.analysis import is_light, structure
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.sharding.indices.layers import stretches
 
 MIN_REPEATS = 3
 """Two layers cost less than the loop around them (our choice)."""
@@ -128,7 +129,7 @@ def _longest(tokens: Tokens, heavy: Tokens, start: int, end: int) -> Run | None:
     """
     best, covered = None, 0
     for period in _periods(tokens[start:end]):
-        for first, matched in _stretches(tokens[start:end], period):
+        for first, matched in stretches(tokens[start:end], period, period * (MIN_REPEATS - 1)):
             run = Run(start + first, period, matched // period + 1, matched % period)
             size = run.period * run.count
             if run.count >= MIN_REPEATS and size > covered and heavy[_end(run)] > heavy[run.first]:
@@ -149,12 +150,3 @@ def _periods(tokens: Tokens) -> list[int]:
     best = np.argsort(-distances * counts, kind="stable")[:CANDIDATES]
     periods: list[int] = np.sort(distances[best]).tolist()
     return periods
-
-
-def _stretches(tokens: Tokens, period: int) -> Iterator[tuple[int, int]]:
-    """Maximal stretches of ops that equal the op `period` later: (first, length)."""
-    differs = np.flatnonzero(tokens[period:] != tokens[:-period])
-    bounds = np.concatenate(([-1], differs, [len(tokens) - period]))
-    lengths = np.diff(bounds) - 1
-    for at in np.flatnonzero(lengths >= period * (MIN_REPEATS - 1)):
-        yield int(bounds[at]) + 1, int(lengths[at])

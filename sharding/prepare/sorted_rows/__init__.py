@@ -9,6 +9,7 @@ stays as it is: right in values, gathered, and a finding. So does any other sort
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.ir.ops import SortAttrs
@@ -66,37 +67,33 @@ def _has_several(op: Op, value: Value, labels: Mapping[Value, int]) -> bool:
     return not one and value.type.shape[labels[value]] > 1
 
 
+@dataclass(slots=True)
 class _Rewrite:
     """All levels of a graph; `counts` are the numbers of samples of its inputs."""
 
-    def __init__(
-        self, counts: set[int], labels: Mapping[Value, int], unfollowed: set[Value]
-    ) -> None:
-        self.counts = counts
-        self.samples = max(counts)
-        self.labels = labels
-        self.unfollowed = unfollowed
-        self.notes: list[Diagnostic] = []
+    counts: set[int]
+    labels: Mapping[Value, int]
+    unfollowed: set[Value]
+    notes: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples, where all inputs have as many."""
+        return max(self.counts)
 
     def run(self, level: Level) -> Graph:
         """The graph of a level, loops inside of it first."""
         sorts = [op for op in level.graph.ops if isinstance(op.attrs, SortAttrs)]
-        mixing = [op for op in sorts if self._is_over_samples(op) and self._why_whole(op) is None]
-        found, refused = proven(mixing, level)
+        whole = {op: self._why_whole(op) for op in sorts if self._is_over_samples(op)}
+        found, refused = proven([op for op, why in whole.items() if why is None], level)
         self.notes += [_local(shuffle.sort) for shuffle in found]
         self.notes += [_mixed(error) for error in refused]
-        done = {*mixing, *(op for shuffle in found for op in shuffle.inverses)}
-        for op in sorts:
-            why = self._why_whole(op) if op not in done and self._is_over_samples(op) else None
-            self.notes += [_mixed(OrderMattersError(why, op.loc))] if why else []
+        inverses = {op for shuffle in found for op in shuffle.inverses}
+        left = ((op, why) for op, why in whole.items() if why and op not in inverses)
+        self.notes += [_mixed(OrderMattersError(why, op.loc)) for op, why in left]
         graph = Blocks(found, self.samples).run(level.graph) if found else level.graph
-        ops = [self._inside(op, level) for op in graph.ops]
-        return with_ops(graph, ops)
-
-    def _inside(self, op: Op, level: Level) -> Op:
-        if not op.regions:
-            return op
-        return with_regions(op, (self.run(level.inside(op)),))
+        inner = (tuple(self.run(level.inside(op)) for _ in op.regions) for op in graph.ops)
+        return with_ops(graph, list(map(with_regions, graph.ops, inner)))
 
     def _is_over_samples(self, op: Op) -> bool:
         """True for a sort of lists that have the rows of several samples."""

@@ -17,7 +17,7 @@ from shardwright.compiler.ir.facts import lookup, moved
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.rewrite import Level as Rewrite
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.prepare.sorted_rows.order import masks_behind
+from shardwright.sharding.prepare.sorted_rows.level import masks_behind
 from shardwright.sharding.prepare.sorted_rows.proof import Mask, Shuffle
 
 

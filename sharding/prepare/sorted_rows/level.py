@@ -14,6 +14,7 @@ import numpy as np
 from shardwright.compiler.ir.analysis import invariant_carries, known_elements
 from shardwright.compiler.ir.facts import counted_dim, dim_map, splat, stored
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.intervals import Interval
@@ -99,3 +100,16 @@ def elements(level: Level, value: Value) -> np.ndarray | None:
     if held is not None and value.type.num_elements <= MOST:
         return held.array()
     return known_elements(level.made, value)
+
+
+def masks_behind(graph: Graph, sort_of: Mapping[Op, Op]) -> list[Op]:
+    """The ops of a level in program order, but every mask of segments behind its sort, in front of
+    which it may stand as a comparison of places; what a sort and its mask need of each other is
+    missing.
+    """
+    made = graph.producers()
+    place = {op: i for i, op in enumerate(graph.ops)}
+    before = {op: {made[v] for v in op.operands if v in made} for op in graph.ops}
+    for mask, sort in sort_of.items():
+        before[mask].add(sort)
+    return topological(before, place.__getitem__)

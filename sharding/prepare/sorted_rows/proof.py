@@ -26,9 +26,9 @@ from shardwright.sharding.prepare.sorted_rows.level import (
     Level,
     elements,
     is_count,
+    masks_behind,
     varies,
 )
-from shardwright.sharding.prepare.sorted_rows.order import masks_behind
 
 POSITION_FIRST = ("LT", "GE")
 POSITION_LAST = ("GT", "LE")
