@@ -151,13 +151,12 @@ class _Level:
 
     def _pass_on(self, op: Op) -> None:
         """A barrier holds what is on the device."""
-        kept = [i for i, v in enumerate(op.operands) if v not in self.hosted]
-        for i, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-            if i not in kept and operand in self.before:
-                self.before[result] = self.before[operand]
+        pairs = list(zip(op.operands, op.results, strict=True))
+        kept = [(self._value(v), result) for v, result in pairs if v not in self.hosted]
+        moved = ((v, result) for v, result in pairs if v in self.hosted)
+        self.before |= {result: self.before[v] for v, result in moved if v in self.before}
         if kept:
-            operands = tuple(self._value(op.operands[i]) for i in kept)
-            results = tuple(op.results[i] for i in kept)
+            operands, results = zip(*kept, strict=True)
             self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
 
     def _loaded(self, value: Value, move: Op) -> Value:
@@ -189,13 +188,13 @@ class _Level:
         stack, update, *starts = op.operands
         sizes = zip(stack.type.shape, update.type.shape, starts, strict=True)
         walked = [(size, start) for size, part, start in sizes if size != part]
-        if not walked:
-            return
-        if self.loop is not None and len(walked) == 1:
-            ((size, start),) = walked
-            visited = visited_layers(self.loop, start)
-            if visited is not None and np.array_equal(np.sort(visited), np.arange(size)):
+        match walked:
+            case []:
                 return
+            case [(size, start)] if self.loop is not None:
+                visited = visited_layers(self.loop, start)
+                if visited is not None and np.array_equal(np.sort(visited), np.arange(size)):
+                    return
         raise ShardingError(
             "SW_HOST_VALUE",
             f"a stack on the host requires a loop that writes every row of it, got an update of"
