@@ -53,12 +53,11 @@ def on_host(step: StepPlan) -> StepPlan:
     names: set[str] = set()
     programs = []
     for program in step.programs:  # forward comes before backward
-        given = {v for n, v in zip(program.inputs, program.graph.inputs, strict=True) if n in names}
+        given = {value for name, value in program.reads if name in names}
         to_host = (op for op in _moves(program.graph) if op.attrs.memory == HOST)
         hosted = host_values(program.graph, given.union(*(op.results for op in to_host)))
         _check_leaving(step, program, hosted)
-        left = zip(program.outputs, program.graph.outputs, strict=True)
-        names |= {name for name, value in left if value in hosted}
+        names |= {name for name, value in program.writes if value in hosted}
         graph = dce(_Level(program.graph, hosted, None).run())
         programs.append(replace(program, graph=graph))
     buffers = {
@@ -75,7 +74,7 @@ def _moves(graph: Graph) -> list[Op]:
 
 def _check_leaving(step: StepPlan, program: StepProgram, hosted: Set[Value]) -> None:
     """Only residuals wait on the host."""
-    for name, value in zip(program.outputs, program.graph.outputs, strict=True):
+    for name, value in program.writes:
         if value in hosted and not step.buffers[name].is_kept:
             raise ShardingError(
                 "SW_HOST_VALUE",

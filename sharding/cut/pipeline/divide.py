@@ -130,12 +130,10 @@ class _Divider:
 
     def _inputs(self, kind: str) -> dict[Value, str]:
         """Input values of a whole program and their buffers."""
-        program = self.source[kind]
-        return dict(zip(program.graph.inputs, program.inputs, strict=True))
+        return {value: name for name, value in self.source[kind].reads}
 
-    def _outputs(self, kind: str) -> list[tuple[str, Value]]:
-        program = self.source[kind]
-        return list(zip(program.outputs, program.graph.outputs, strict=True))
+    def _outputs(self, kind: str) -> tuple[tuple[str, Value], ...]:
+        return self.source[kind].writes
 
     def _role(self, name: str) -> str:
         return self.buffers[name].role
