@@ -22,7 +22,7 @@ from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import Level, with_ops
+from shardwright.compiler.ir.rewrite import Level, fresh, with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts
@@ -154,8 +154,7 @@ def _behind(one: _Moved, total: Value) -> list[Op]:
     now = {one.source: total}
     ops: list[Op] = []
     for op in one.ops:
-        operands = tuple(now[v] for v in op.operands)
-        ops.append(Op(op.name, operands, (Value(op.result.type),), op.attrs, (), op.loc))
+        ops.append(fresh(op, [now[v] for v in op.operands]))
         now[op.result] = ops[-1].result
     if one.is_widened:
         wide = ConvertAttrs(one.target.local_type.dtype)
