@@ -18,7 +18,7 @@ from shardwright.compiler.ir.types import Graph, Op, tensor_type
 from shardwright.compiler.neff.schedule import flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.compiler.rewriting.driver import in_programs
-from shardwright.sharding.cut.overlap.last import reduced_in_last
+from shardwright.sharding.cut.overlap.ends import reduced_in_last
 from shardwright.sharding.cut.rewrites import SUMMED
 from shardwright.sharding.cut.summed import summed
 from shardwright.sharding.partition.mesh import DATA_AXES
