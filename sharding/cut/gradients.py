@@ -129,11 +129,13 @@ def find_cut(
 
 def _zone_sinks(view: StepView, outputs: Sequence[Value]) -> list[Value]:
     """The sums the optimizer reads, found by walking back from its outputs."""
-    walked = list(upstream(view, outputs, view.is_sum))
-    for value in walked:
-        if view.is_per_sample(value) and not view.is_sum(value):
+    sinks = []
+    for value in upstream(view, outputs, view.is_sum):
+        if view.is_sum(value):
+            sinks.append(value)
+        elif view.is_per_sample(value):
             raise _per_sample(view, value)
-    return list(filter(view.is_sum, walked))
+    return sinks
 
 
 def upstream(
