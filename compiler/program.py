@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.ops.host import DEVICE
-from shardwright.compiler.ir.types import Graph, TensorType
+from shardwright.compiler.ir.types import Graph, TensorType, Value
 from shardwright.compiler.neff.schedule import LeafPart, Schedule, Staged, Transfer
 
 
@@ -61,6 +61,16 @@ class StepProgram:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     stage: int = 0
+
+    @property
+    def reads(self) -> tuple[tuple[str, Value], ...]:
+        """The buffers it reads, each with the input that it is."""
+        return tuple(zip(self.inputs, self.graph.inputs, strict=True))
+
+    @property
+    def writes(self) -> tuple[tuple[str, Value], ...]:
+        """The buffers it writes, each with the output that it is."""
+        return tuple(zip(self.outputs, self.graph.outputs, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

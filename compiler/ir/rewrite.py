@@ -79,3 +79,9 @@ def with_results(op: Op, keep: Sequence[int], attrs: Any, regions: tuple[Graph, 
     """`op` with only the operand and result pairs of `keep`."""
     operands = tuple(op.operands[i] for i in keep)
     return Op(op.name, operands, tuple(op.results[i] for i in keep), attrs, regions, op.loc)
+
+
+def fresh(op: Op, operands: Sequence[Value]) -> Op:
+    """A copy of `op` that reads other operands of the same types and defines results of its own."""
+    results = tuple(Value(v.type) for v in op.results)
+    return Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc)

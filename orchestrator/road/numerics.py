@@ -141,33 +141,24 @@ def numerics_section(
     """The comparison with the unsharded run, for the report; without one, that of instructions with
     regions is left."""
     checks = values.l0.values()
-    found: dict[str, Any] = {
+    compared = reference and differences(values.after_one, values.losses, reference, rounding)
+    leaf, loss = compared or (None, None)
+    return {
         "steps": job.run.steps,
         "losses": list(values.losses),
-        "reference_losses": [],
-        "worst_loss_error": None,
-        "worst_loss": None,
-        "worst_param_error": None,
+        "reference_losses": list(reference.losses) if reference else [],
+        "worst_loss_error": loss and loss.error,
+        "worst_loss": loss and {"step": loss.name} | loss.figures(),
+        "worst_param_error": leaf and {"leaf": leaf.name} | leaf.figures(),
         "bound": reference.bound if reference else least_bound(job),
         "l0": {name: check.distance for name, check in values.l0.items()},
         "worst_l0": _worst_check(checks),
         "cast": compute_type(job),
-        "rounding": None,
-        "parts": None,
+        "rounding": rounding and {"samples": SAMPLES, "times": TIMES},
+        "parts": reference and _parts(reference, rounding),
+        "passed": all(check.passed for check in checks)
+        and all(difference.share <= 1 for difference in compared or ()),
     }
-    passed = all(check.passed for check in checks)
-    if reference is not None:
-        leaf, loss = differences(values.after_one, values.losses, reference, rounding)
-        passed = passed and leaf.share <= 1 and loss.share <= 1
-        found |= {
-            "reference_losses": list(reference.losses),
-            "worst_loss_error": loss.error,
-            "worst_loss": {"step": loss.name} | loss.figures(),
-            "worst_param_error": {"leaf": leaf.name} | leaf.figures(),
-            "rounding": rounding and {"samples": SAMPLES, "times": TIMES},
-            "parts": _parts(reference, rounding),
-        }
-    return found | {"passed": passed}
 
 
 def _parts(reference: Reference, rounding: Rounding | None) -> dict[str, Any] | None:

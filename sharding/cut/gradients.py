@@ -115,7 +115,9 @@ def find_cut(
     sources, edges, zone = _zone(view, sinks)
     weights = _weights(view, zone, accumulated)
     if reduce_last:
-        reduced = _behind_reductions(view, zone)
+        over_cores = (op for op in view.graph.ops if op.name in REDUCTIONS_OF_RANKS)
+        heads = (v for op in over_cores for v in op.results if v in zone)
+        reduced = depends_on(view.graph, heads)
         dearest = sum(n for n in weights.values() if n < UNCUTTABLE)
         weights = {v: n + dearest * (v in reduced) for v, n in weights.items()}
     network = FlowNetwork(weights, edges, sources, sinks)
@@ -178,15 +180,6 @@ def _zone(
             sources.append(value)
         edges.extend((v, value) for v in sums)
     return sources, edges, set(zone)
-
-
-def _behind_reductions(view: StepView, zone: set[Value]) -> set[Value]:
-    """The values of the zone that follow from a reduction over cores in it."""
-    found: set[Value] = set()
-    for op in view.graph.ops:
-        if op.name in REDUCTIONS_OF_RANKS or any(v in found for v in op.operands):
-            found.update(v for v in op.results if v in zone)
-    return found
 
 
 def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value, int]:

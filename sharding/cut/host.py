@@ -53,12 +53,11 @@ def on_host(step: StepPlan) -> StepPlan:
     names: set[str] = set()
     programs = []
     for program in step.programs:  # forward comes before backward
-        given = {v for n, v in zip(program.inputs, program.graph.inputs, strict=True) if n in names}
+        given = {value for name, value in program.reads if name in names}
         to_host = (op for op in _moves(program.graph) if op.attrs.memory == HOST)
         hosted = host_values(program.graph, given.union(*(op.results for op in to_host)))
         _check_leaving(step, program, hosted)
-        left = zip(program.outputs, program.graph.outputs, strict=True)
-        names |= {name for name, value in left if value in hosted}
+        names |= {name for name, value in program.writes if value in hosted}
         graph = dce(_Level(program.graph, hosted, None).run())
         programs.append(replace(program, graph=graph))
     buffers = {
@@ -75,7 +74,7 @@ def _moves(graph: Graph) -> list[Op]:
 
 def _check_leaving(step: StepPlan, program: StepProgram, hosted: Set[Value]) -> None:
     """Only residuals wait on the host."""
-    for name, value in zip(program.outputs, program.graph.outputs, strict=True):
+    for name, value in program.writes:
         if value in hosted and not step.buffers[name].is_kept:
             raise ShardingError(
                 "SW_HOST_VALUE",
@@ -151,13 +150,12 @@ class _Level:
 
     def _pass_on(self, op: Op) -> None:
         """A barrier holds what is on the device."""
-        kept = [i for i, v in enumerate(op.operands) if v not in self.hosted]
-        for i, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-            if i not in kept and operand in self.before:
-                self.before[result] = self.before[operand]
+        pairs = list(zip(op.operands, op.results, strict=True))
+        kept = [(self._value(v), result) for v, result in pairs if v not in self.hosted]
+        moved = ((v, result) for v, result in pairs if v in self.hosted)
+        self.before |= {result: self.before[v] for v, result in moved if v in self.before}
         if kept:
-            operands = tuple(self._value(op.operands[i]) for i in kept)
-            results = tuple(op.results[i] for i in kept)
+            operands, results = zip(*kept, strict=True)
             self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
 
     def _loaded(self, value: Value, move: Op) -> Value:
@@ -189,13 +187,13 @@ class _Level:
         stack, update, *starts = op.operands
         sizes = zip(stack.type.shape, update.type.shape, starts, strict=True)
         walked = [(size, start) for size, part, start in sizes if size != part]
-        if not walked:
-            return
-        if self.loop is not None and len(walked) == 1:
-            ((size, start),) = walked
-            visited = visited_layers(self.loop, start)
-            if visited is not None and np.array_equal(np.sort(visited), np.arange(size)):
+        match walked:
+            case []:
                 return
+            case [(size, start)] if self.loop is not None:
+                visited = visited_layers(self.loop, start)
+                if visited is not None and np.array_equal(np.sort(visited), np.arange(size)):
+                    return
         raise ShardingError(
             "SW_HOST_VALUE",
             f"a stack on the host requires a loop that writes every row of it, got an update of"

@@ -101,6 +101,10 @@ def choose_residuals(
             continue
         backward.append(op)
         chooser.needed.update(op.operands)
-    # Up to the last of `forward` stand repeated ops, and derivatives written beside them.
+    return place_late(backward[::-1], _beside_forward(graph, forward)), stored[::-1]
+
+
+def _beside_forward(graph: Graph, forward: set[Op]) -> set[Op]:
+    """Every op up to the last of `forward`: repeated ops, and derivatives written beside them."""
     behind = takewhile(lambda op: op not in forward, reversed(graph.ops))
-    return place_late(backward[::-1], set(graph.ops).difference(behind)), stored[::-1]
+    return set(graph.ops).difference(behind)

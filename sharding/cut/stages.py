@@ -10,7 +10,7 @@ between from `residuals.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
@@ -200,7 +200,10 @@ class _Part:
     def finish(self, inputs: Mapping[Value, str]) -> StepProgram:
         """The program, reading what it uses of `inputs` and its own extra inputs."""
         names = {**inputs, **self.extra_inputs}
-        ops = place_late((*self.before, *self._with_following()), set(self.before))
+        code = [*self.before]
+        for op in self.ops:
+            code += [op, *(after for v in op.results for after in self.after.get(v, ()))]
+        ops = place_late(code, set(self.before))
         used = {v for op in ops for v in op.operands} | {v for _, v in self.outputs}
         read = [v for v in names if v in used]
         graph = subgraph(read, ops, (v for _, v in self.outputs), self.name)
@@ -210,13 +213,6 @@ class _Part:
             inputs=tuple(names[v] for v in read),
             outputs=tuple(name for name, _ in self.outputs),
         )
-
-    def _with_following(self) -> Iterator[Op]:
-        """The ops, each followed by what `after` holds for its results."""
-        for op in self.ops:
-            yield op
-            for value in op.results:
-                yield from self.after.get(value, ())
 
 
 @dataclass(slots=True)
@@ -273,21 +269,16 @@ class _Builder:
         """Metrics computed per micro-batch, and those that follow from the cut or from no batch at
         all.
         """
-        early, late = [], []
-        for slot, value in self.step.outputs:
-            if slot.role in STATE_ROLES:
-                continue
-            if _follows_from(self.step.view, value, set(cut)):
-                late.append((slot, value))
-            else:
-                self._check_metric(slot, value)
-                early.append((slot, value))
+        metrics = [(s, v) for s, v in self.step.outputs if s.role not in STATE_ROLES]
+        ends = set(cut)
+        late = [(s, v) for s, v in metrics if _follows_from(self.step.view, v, ends)]
+        early = [pair for pair in metrics if pair not in late]
+        for slot, value in early if self.accumulates else ():
+            self._check_metric(slot, value)
         return early, late
 
     def _check_metric(self, slot: Slot, value: Value) -> None:
         """With several micro-batches a metric must be something that can be averaged."""
-        if not self.accumulates:
-            return
         op = self.step.view.producers.get(value)
         label = self.step.view.labels.get(value)
         if op is None or label is None or label.kind is Kind.SAMPLE:
@@ -398,14 +389,8 @@ def _gradient_names(
             match _elementwise_sources(step.view, value, set(cut)):
                 case [source]:
                     owners.setdefault(source, []).append(slot.name)
-    names = {}
-    for number, value in enumerate(cut):
-        match owners.get(value):
-            case [name]:
-                names[value] = f"gradient/{name}"
-            case _:
-                names[value] = f"gradient/{number}"
-    return names
+    alone = {value: names[0] for value, names in owners.items() if len(names) == 1}
+    return {v: f"gradient/{alone.get(v, number)}" for number, v in enumerate(cut)}
 
 
 def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[Value]:
@@ -418,11 +403,10 @@ def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[
             found.append(at)
             continue
         op = view.producers.get(at)
-        if op is None or not OPS[op.name].elementwise:
-            continue
-        fresh = {v for v in op.operands if v.type.shape == shape} - seen
-        seen |= fresh
-        todo.extend(fresh)
+        if op is not None and OPS[op.name].elementwise:
+            fresh = {v for v in op.operands if v.type.shape == shape} - seen
+            seen |= fresh
+            todo.extend(fresh)
     return found
 
 

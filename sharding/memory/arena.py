@@ -157,11 +157,6 @@ class _Level:
             return False
         return OPS[users[0].name].elementwise or users[0].name in _ABSORBING
 
-    def holding(self, op: Op, value: Value) -> Holding:
-        """A result of `op` as the user sees it."""
-        name = f"{self.program}: {op.name} {value.type}"
-        return Holding(name, self.categories[value], self.cost(op, value), op.loc)
-
 
 def _is_named(op: Op) -> bool:
     """Another name for what there is, or for what code holds; a transpose is stored."""
@@ -196,7 +191,12 @@ def _sweep(level: _Level) -> _Sweep:
                 total[level.categories[value]] -= live.pop(value)
                 gone[value] = position + 1
     there = ((v, op) for v, (op, at) in born.items() if at <= peak < gone.get(v, peak + 1))
-    sweep.held = [*(level.holding(op, v) for v, op in there), *at_peak.held]
+    own = (
+        Holding(f"{level.program}: {op.name} {v.type}", level.categories[v], size, op.loc)
+        for v, op in there
+        if (size := level.cost(op, v))
+    )
+    sweep.held = [*own, *at_peak.held]
     return sweep
 
 

@@ -27,10 +27,9 @@ def buffer_places(plan: StepPlan) -> dict[str, Loc]:
     places: dict[str, Loc] = {}
     for program in plan.programs:
         level = _Level(program.graph)
-        made = zip(program.outputs, program.graph.outputs, strict=True)
-        given = zip(program.inputs, program.graph.inputs, strict=True)
-        found = {name: _maker(level, value) for name, value in made}
-        found |= {n: _reader(level, v) for n, v in given if plan.buffers[n].role in _GIVEN}
+        given = ((n, v) for n, v in program.reads if plan.buffers[n].role in _GIVEN)
+        found = {name: _maker(level, value) for name, value in program.writes}
+        found |= {name: _reader(level, value) for name, value in given}
         for name, loc in found.items():
             if loc != UNKNOWN_LOC:
                 places.setdefault(name, loc)

@@ -22,7 +22,7 @@ from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import Level, with_ops
+from shardwright.compiler.ir.rewrite import Level, fresh, with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts
@@ -135,7 +135,7 @@ def _target(accumulator: BufferInfo, reduced: Value) -> BufferInfo:
 def _last(program: StepProgram, moved: Sequence[_Moved]) -> StepProgram:
     """The backward program `program` with reductions behind its sums."""
     by_name = {one.name: one for one in moved}
-    outputs = dict(zip(program.outputs, program.graph.outputs, strict=True))
+    outputs = dict(program.writes)
     behind = {outputs[one.name]: _behind(one, outputs[one.name]) for one in moved}
     ops: list[Op] = []
     for op in program.graph.ops:
@@ -154,8 +154,7 @@ def _behind(one: _Moved, total: Value) -> list[Op]:
     now = {one.source: total}
     ops: list[Op] = []
     for op in one.ops:
-        operands = tuple(now[v] for v in op.operands)
-        ops.append(Op(op.name, operands, (Value(op.result.type),), op.attrs, (), op.loc))
+        ops.append(fresh(op, [now[v] for v in op.operands]))
         now[op.result] = ops[-1].result
     if one.is_widened:
         wide = ConvertAttrs(one.target.local_type.dtype)
@@ -225,7 +224,7 @@ def _accumulators(plan: StepPlan, writer: StepProgram) -> list[str]:
     """What `writer` alone adds to by one sum, and others clear."""
     users = writer.graph.uses()
     found = []
-    for name, value in zip(writer.inputs, writer.graph.inputs, strict=True):
+    for name, value in writer.reads:
         adds = users.get(value, [])
         others = [p for p in plan.programs if name in p.outputs and p is not writer]
         if (
@@ -241,22 +240,20 @@ def _accumulators(plan: StepPlan, writer: StepProgram) -> list[str]:
 
 def _clears(program: StepProgram, name: str) -> bool:
     """Whether a program leaves zeros in a buffer."""
-    value = program.graph.outputs[program.outputs.index(name)]
-    held = splat(program.graph.producers().get(value))
+    held = splat(program.graph.producers().get(dict(program.writes)[name]))
     return held is not None and not any(held.data)
 
 
 def _first(program: StepProgram, names: Collection[str]) -> StepProgram:
     """`program` with what it adds to `names` in their place."""
-    pairs = list(zip(program.inputs, program.graph.inputs, strict=True))
-    gone = {value for name, value in pairs if name in names}
+    gone = {value for name, value in program.reads if name in names}
     level = Level()
     for op in program.graph.ops:
         if op.operands and op.operands[0] in gone:
             level.replace(op.results, (level.now(op.operands[1]),))
         else:
             level.ops.append(level.update(op))
-    kept = [(name, value) for name, value in pairs if value not in gone]
+    kept = [(name, value) for name, value in program.reads if value not in gone]
     results = tuple(level.now(value) for value in program.graph.outputs)
     name = first_of(program.name)
     graph = with_ops(program.graph, level.ops, results, tuple(v for _, v in kept), name)
@@ -265,9 +262,8 @@ def _first(program: StepProgram, names: Collection[str]) -> StepProgram:
 
 def _without_zeros(program: StepProgram, names: Collection[str]) -> StepProgram:
     """`program` without the zeros it leaves in `names`."""
-    pairs = list(zip(program.outputs, program.graph.outputs, strict=True))
-    kept = [(n, v) for n, v in pairs if n not in names or not _clears(program, n)]
-    if len(kept) == len(pairs):
+    kept = [(n, v) for n, v in program.writes if n not in names or not _clears(program, n)]
+    if len(kept) == len(program.writes):
         return program
     graph = with_ops(program.graph, program.graph.ops, tuple(v for _, v in kept))
     return replace(program, graph=dce(graph), outputs=tuple(n for n, _ in kept))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
-from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
+from shardwright.compiler.ir.rewrite import Level, fresh, with_ops, with_regions, with_results
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.assign import free_values
@@ -76,17 +76,13 @@ def _again(ops: list[Op], op: Op, now: dict[Value, Value], free: set[Value]) -> 
     """A copy of `op`. A barrier holds only what depends on other layers: weights behind it would
     wait for the layer before and could not be gathered with those of their group.
     """
-    held = list(range(len(op.results)))
-    operands = op.operands
     if op.name in IDENTITIES:
-        held = [i for i in held if op.results[i] not in free]
-        now.update((r, now[v]) for r, v in zip(op.results, operands, strict=True) if r in free)
-        operands = tuple(operands[i] for i in held)
-    if not held:
-        return
-    results = tuple(Value(op.results[i].type) for i in held)
-    ops.append(Op(op.name, tuple(now[v] for v in operands), results, op.attrs, op.regions, op.loc))
-    now.update((op.results[i], made) for i, made in zip(held, results, strict=True))
+        now.update((r, now[v]) for r, v in zip(op.results, op.operands, strict=True) if r in free)
+        held = [i for i, result in enumerate(op.results) if result not in free]
+        op = with_results(op, held, op.attrs, ())
+    if op.results:
+        ops.append(fresh(op, [now[v] for v in op.operands]))
+        now.update(zip(op.results, ops[-1].results, strict=True))
 
 
 def _with_counter(loop: Op, carries: Sequence[Value], counter: Value) -> tuple[Value, ...]:

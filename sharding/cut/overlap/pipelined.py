@@ -15,11 +15,12 @@ from itertools import pairwise
 
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.rewrite import Level, with_ops
+from shardwright.compiler.ir.rewrite import Level, fresh, with_ops, with_results
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.overlap.assign import Delays, Shifts, delays
+from shardwright.sharding.cut.overlap.streams import yielding
 
 Entry = tuple[Value, int]  # what the body calls a value, and how many times ago it was made
 
@@ -197,17 +198,13 @@ class _Time:
 
     def _emit(self, op: Op, delay: int) -> None:
         """A copy of `op` for the iteration of its delay; a barrier only holds what is not free."""
-        kept = [i for i, v in enumerate(op.results) if v not in self.pipeline.delays.free]
-        operands = op.operands
+        delays, held = self.pipeline.delays, op
         if op.name in IDENTITIES:
-            operands = tuple(operands[i] for i in kept)
-        results = tuple(Value(op.results[i].type) for i in kept)
-        read = tuple(self._read(v, delay) for v in operands)
-        attrs = op.attrs
-        if op in self.pipeline.delays.yielding:
-            attrs = replace(attrs, yields=True)
-        self.scope.append(Op(op.name, read, results, attrs, op.regions, op.loc))
-        self.now.update((op.results[i], v) for i, v in zip(kept, results, strict=True))
+            kept = [i for i, v in enumerate(op.results) if v not in delays.free]
+            held = with_results(op, kept, op.attrs, ())
+        copy = fresh(held, [self._read(v, delay) for v in held.operands])
+        self.scope.append(yielding(copy) if op in delays.yielding else copy)
+        self.now.update(zip(held.results, copy.results, strict=True))
 
     def _read(self, value: Value, delay: int) -> Value:
         """What `value` is for the iteration of `delay`."""

@@ -64,11 +64,11 @@ def threaded(graph: Graph) -> Graph:
     """
     ops = [with_regions(op, tuple(map(threaded, op.regions))) for op in graph.ops]
     if any(moves_values(op) for op in ops):
-        ops = [_yielding(op) if moves_state(op) else op for op in ops]
+        ops = [yielding(op) if moves_state(op) else op for op in ops]
     return with_ops(graph, ops)
 
 
-def _yielding(op: Op) -> Op:
+def yielding(op: Op) -> Op:
     """`op`, giving way."""
     attrs = replace(op.attrs, yields=True)
     return Op(op.name, op.operands, op.results, attrs, op.regions, op.loc)

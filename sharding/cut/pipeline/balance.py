@@ -71,7 +71,7 @@ def shares(costs: Sequence[float], num_parts: int) -> list[int]:
                     best[part, end] = (total, start)
     found, end = [], len(costs)
     for part in range(num_parts, 0, -1):
-        start = best[part, end][1]
+        _, start = best[part, end]
         found.append(end - start)
         end = start
     return found[::-1]
@@ -132,13 +132,9 @@ def _forward(graph: Graph, outputs: Sequence[Slot], layers: Sequence[Layers]) ->
     there is no such metric.
     """
     last = {_ops(one)[-1] for one in layers}
-    found = []
-    for slot, value in zip(outputs, graph.outputs, strict=True):
-        if slot.role == "metric":
-            needed = {*ancestors(graph, [value])}
-            if last <= needed:
-                found.append(needed)
-    return min(found, key=len, default=set())
+    pairs = zip(outputs, graph.outputs, strict=True)
+    needed = ({*ancestors(graph, [value])} for slot, value in pairs if slot.role == "metric")
+    return min((ops for ops in needed if last <= ops), key=len, default=set())
 
 
 def _ends(

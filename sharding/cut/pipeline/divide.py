@@ -8,7 +8,7 @@ any other, with several stages.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
@@ -119,40 +119,36 @@ class _Divider:
 
     def build(self) -> StepPlan:
         """The plan: programs from the last to the first, since readers decide what is sent."""
-        self.forward = self._place_forward()
-        self.backward = self._place_backward()
+        self.forward, self.backward = self._placed()
         self._make_pieces()
         for part in self.parts:
-            self._finish(self.pieces[program_name("backward", part)], self._backward_source)
+            self._finish(self.pieces[program_name("backward", part)])
         for part in reversed(self.parts):
-            self._finish(self.pieces[program_name("forward", part)], self._forward_source)
+            self._finish(self.pieces[program_name("forward", part)])
         self._finish_update()
         return self._plan()
 
     def _inputs(self, kind: str) -> dict[Value, str]:
         """Input values of a whole program and their buffers."""
-        program = self.source[kind]
-        return dict(zip(program.graph.inputs, program.inputs, strict=True))
+        return {value: name for name, value in self.source[kind].reads}
 
-    def _outputs(self, kind: str) -> list[tuple[str, Value]]:
-        program = self.source[kind]
-        return list(zip(program.outputs, program.graph.outputs, strict=True))
+    def _outputs(self, kind: str) -> tuple[tuple[str, Value], ...]:
+        return self.source[kind].writes
 
     def _role(self, name: str) -> str:
         return self.buffers[name].role
 
-    def _place_forward(self) -> Forward:
+    def _placed(self) -> tuple[Forward, Placed]:
+        """Who runs what of the forward and of the backward program."""
         inputs = self._inputs("forward")
         weights = [v for v, name in inputs.items() if self._role(name) == "parameter"]
         batch = [v for v, name in inputs.items() if self._role(name) in ("batch", "rng")]
         homes = {v: self.staged.homes[n] for v, n in inputs.items() if n in self.staged.homes}
-        return place_forward(self.source["forward"].graph, weights, batch, homes)
-
-    def _place_backward(self) -> Placed:
+        forward = place_forward(self.source["forward"].graph, weights, batch, homes)
         sums = frozenset(v for n, v in self._outputs("backward") if self._role(n) == "gradient")
         own = {v for v, n in self._inputs("backward").items() if self._role(n) == "gradient"}
-        backward = Backward(self.source["backward"].graph, self.forward, sums, frozenset(own))
-        return backward.run()
+        backward = Backward(self.source["backward"].graph, forward, sums, frozenset(own))
+        return forward, backward.run()
 
     def _make_pieces(self) -> None:
         """Every program with the outputs of the whole one that it computes."""
@@ -177,38 +173,30 @@ class _Divider:
             home = self.staged.homes.get(name.removeprefix("gradient/"), self.parts[-1])
             yield home, value
 
-    def _finish(self, piece: _Piece, source: Callable[[_Piece, Value], str]) -> None:
-        """Settle a program and bind what it reads; `source` sends what another part makes."""
+    def _finish(self, piece: _Piece) -> None:
+        """Settle a program and bind what it reads; what another part makes is sent."""
         piece.settle()
         for value in piece.free:
-            piece.inputs[value] = source(piece, value)
+            piece.inputs[value] = self._source(piece, value)
         self._held_by(piece)
 
     def _held_by(self, piece: _Piece) -> None:
         for name in (*piece.inputs.values(), *piece.outputs):
             self.stages[name].add(piece.stage)
 
-    def _backward_source(self, piece: _Piece, value: Value) -> str:
-        """The buffer from which a backward program reads."""
-        name = self._inputs("backward").get(value)
+    def _source(self, piece: _Piece, value: Value) -> str:
+        """The buffer from which a forward or backward program reads."""
+        kind, _, _ = piece.name.partition(".")
+        name = self._inputs(kind).get(value)
         if name is not None and not self.buffers[name].is_kept:
             return name
-        home = self.backward.home(value)
+        home = self.backward.home(value) if kind == "backward" else None
         if home is not None:
             return self._sent(value, "backward", home, piece)
         home = self.forward.placed.home(value)
-        if home is None:  # nobody's: its own part computes it in forward
-            home = piece.key
-        return self._sent(value, "forward", home, piece)
-
-    def _forward_source(self, piece: _Piece, value: Value) -> str:
-        """The buffer from which a forward program reads."""
-        name = self._inputs("forward").get(value)
-        if name is not None:
-            return name
-        home = self.forward.placed.home(value)
-        assert home is not None
-        return self._sent(value, "forward", home, piece)
+        assert home is not None or kind == "backward"
+        # What is nobody's its own part computes in forward.
+        return self._sent(value, "forward", piece.key if home is None else home, piece)
 
     def _sent(self, value: Value, kind: str, home: int, reader: _Piece) -> str:
         """The buffer of a value that part `home` makes, sent to the stage of its reader."""

@@ -16,6 +16,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
+from shardwright.compiler.ir.rewrite import fresh
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 
@@ -82,13 +83,8 @@ class Terms:
         terms = {}
         for stage, value in place.terms.items():
             operands = [value if i == one else v for i, v in enumerate(op.operands)]
-            terms[stage] = self._copy(op, operands, stage)
+            terms[stage] = self.emit(fresh(op, operands), stage)
         return Partial(kind, terms)
-
-    def _copy(self, op: Op, operands: Sequence[Value], stage: int) -> Value:
-        """`op` on one stage with other operands of the same types."""
-        results = tuple(Value(v.type) for v in op.results)
-        return self.emit(Op(op.name, tuple(operands), results, op.attrs, (), op.loc), stage)
 
     def joined(self, op: Op, kind: str, places: Sequence[Place]) -> Partial:
         """Terms of both operands, joined where one stage has one of each; what is whole counts
@@ -101,7 +97,7 @@ class Terms:
         terms = {}
         for stage in sorted(left.keys() | right.keys()):
             both = [side[stage] for side in (left, right) if stage in side]
-            terms[stage] = self._copy(op, both, stage) if len(both) == 2 else both[0]
+            terms[stage] = self.emit(fresh(op, both), stage) if len(both) == 2 else both[0]
         return Partial(kind, terms)
 
     def _terms(self, value: Value, place: Place, stages: Sequence[int]) -> Mapping[int, Value]:

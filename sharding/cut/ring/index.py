@@ -36,21 +36,17 @@ class Level:
     made: Mapping[Value, Op] = field(init=False)
     users: Mapping[Value, Sequence[Op]] = field(init=False)
     gathered: set[Value] = field(init=False)
-    numbers: dict[Value, int] = field(default_factory=dict, init=False)
-    _known: dict[Hashable, int] = field(default_factory=dict, init=False)
+    numbers: dict[Value, int] = field(init=False)
+    _known: dict[Hashable, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.made = self.graph.producers()
         self.users = self.graph.uses()
         self.gathered = reached(self.graph, [op.result for op in self.gathers])
-        for value in self.graph.inputs:
-            self._number(value, value)
+        self.numbers = {value: i for i, value in enumerate(self.graph.inputs)}
+        self._known = {value: i for value, i in self.numbers.items()}
         for op in self.graph.ops:
             self._number_results(op)
-
-    def _number(self, value: Value, key: Hashable) -> None:
-        """Give `value` the number of its key."""
-        self.numbers[value] = self._known.setdefault(key, len(self._known))
 
     def _number_results(self, op: Op) -> None:
         """Number results so that equal values have one number, whatever barriers are between."""
@@ -58,10 +54,10 @@ class Level:
         if op.name in IDENTITIES:
             self.numbers.update(zip(op.results, read, strict=True))
             return
-        same = OPS[op.name].pure or op in self.gathers
+        same = (OPS[op.name].pure or op in self.gathers) and not op.regions
         for i, value in enumerate(op.results):
-            plain = same and not op.regions
-            self._number(value, (op.name, op.attrs, *read, i) if plain else value)
+            key: Hashable = (op.name, op.attrs, *read, i) if same else value
+            self.numbers[value] = self._known.setdefault(key, len(self._known))
 
 
 @dataclass(slots=True)
