@@ -30,9 +30,7 @@ _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
 @dataclass(frozen=True, slots=True)
 class ArgInfo:
-    """An argument or result of the captured step: pytree path, role, shape, type, sample dim (batch
-    only).
-    """
+    """An argument or result of the captured step; `batch_dim` is the dim of samples of a batch."""
 
     name: str
     role: str
@@ -103,9 +101,7 @@ def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]
 
 
 def artifact_of(traced: Any) -> bytes:
-    """Lower what `jax.jit(f).trace(...)` returned, for the CPU platform, into a portable artifact
-    without CHLO.
-    """
+    """What `jax.jit(f).trace(...)` returned, lowered for the CPU, as an artifact without CHLO."""
     return _portable(_lowered(traced))
 
 
@@ -145,9 +141,7 @@ def _portable(module: Any) -> bytes:
 
 
 def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `task.step` returned as (state, metrics); a scalar loss becomes {"loss": ...}. Raises
-    UsageError.
-    """
+    """(state, metrics) of what `task.step` returned; a scalar is the loss. Raises UsageError."""
     count = len(task.state_names)
     if not isinstance(results, tuple) or len(results) != count + 1:
         raise UsageError(

@@ -46,8 +46,7 @@ class Hooked:
         self._results: dict[Hashable, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step; or leave its graph, and return zeros. Inside of another traced function it
-        is a part of that one's graph."""
+        """Run the step, also inside of another traced one; or leave its graph, and return zeros."""
         directory = graphs_directory()
         if directory is None or _is_traced(args, kwargs):
             return self._step(*args, **kwargs)

@@ -79,9 +79,7 @@ class Importer:
         return self._function_graph(function, arguments)
 
     def _argument_type(self, function: Any, argument: Any) -> TensorType:
-        """The type of an argument of the entry. Raises ImportRuleError with the function's
-        location.
-        """
+        """The type of an argument of the entry. Raises ImportRuleError at the function."""
         try:
             return self.type_of(argument.type)
         except RefusedError as error:
@@ -115,9 +113,7 @@ class Importer:
             self.scalars[op.results[0]] = op
 
     def lookup(self, scope: Scope, value: Any) -> Value:
-        """Our value of an MLIR value, captured from the enclosing scopes when it is not of this
-        one.
-        """
+        """Our value of an MLIR value, captured where it is of an enclosing scope."""
         found = scope.env.get(value)
         if found is None:
             assert scope.parent is not None, "an MLIR value is used before it is defined"
@@ -248,9 +244,7 @@ class Importer:
         )
 
     def _inline_copy(self, site: Site, template: Graph) -> Values:
-        """Copy the ops of `template` (which have no regions) to `site` with its operands for the
-        inputs.
-        """
+        """Copy the ops of `template`, which have no regions, with operands for its inputs."""
         values = dict(zip(template.inputs, site.operands, strict=True))
         join, call = self.locations.join, site.loc
         for op in template.ops:

@@ -177,9 +177,7 @@ def _posix(path: str, root: str) -> str:
 
 @cache
 def _library_roots() -> tuple[str, ...]:
-    """Folders of installed packages and of the standard library, packages first (they lie inside of
-    it).
-    """
+    """Folders of installed packages, and then of the standard library, in which they lie."""
     paths = sysconfig.get_paths()
     keys = ("purelib", "platlib", "stdlib", "platstdlib")
     return tuple(dict.fromkeys(os.path.join(os.path.realpath(paths[key]), "") for key in keys))

@@ -110,8 +110,7 @@ def _signature(path: Path, graph: Graph, aliases: Sequence[tuple[int, int]]) -> 
 
 
 def _by_position(graph: Graph) -> dict[int, int]:
-    """The longest run of results that have the types of the first arguments; one is left for the
-    loss."""
+    """The longest run of results of the first arguments' types; one is left for the loss."""
     state: dict[int, int] = {}
     for n, (argument, result) in enumerate(zip(graph.inputs, graph.outputs[:-1], strict=False)):
         if argument.type != result.type:

@@ -74,9 +74,7 @@ def _leaves(prefix: str, tree: Any) -> Leaves:
 
 
 def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
-    """All leaves after one step from `state` on `batch`: the new state and the metrics, by path
-    name.
-    """
+    """The state and the metrics after one step from `state` on `batch`, by path name."""
     results = _jitted(task)(*_unflatten(task, state), batch)
     new_state, metrics = split_results(task, results)
     return _state_leaves(task, new_state) | _leaves("metrics", metrics)

@@ -42,9 +42,7 @@ def init_params(sizes: Sizes, key: jax.Array) -> Params:
 
 
 def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
-    """What is added to scores [B, 1, 1, T]: 0 for a position that is present, else the least number
-    of the type, as in Hugging Face's BERT.
-    """
+    """What is added to scores [B, 1, 1, T]: 0, or of what is absent the type's least number."""
     absent = 1 - precision.wide(present)[:, None, None, :]
     return absent * jnp.finfo(absent.dtype).min
 
@@ -64,9 +62,7 @@ def encoder_layer(
 def hidden_states(
     sizes: Sizes, params: Params, batch: Mapping[str, jax.Array], how: How
 ) -> jax.Array:
-    """What the layers make [B, T, D] of the tokens and, where `complete`, their segments and which
-    of them are present.
-    """
+    """What the layers make [B, T, D] of tokens and, where `complete`, segments and presence."""
     p, tokens = how.precision, batch["tokens"]
     kept = p.stream_dtype
     x = params["embed"].astype(kept)[tokens]
@@ -114,9 +110,7 @@ def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
 
 
 def _pairs(samples: Samples) -> Samples:
-    """`samples` of two segments each without padding, and whether the second one belongs to the
-    first.
-    """
+    """`samples` of two segments without padding, and whether the second belongs to the first."""
     length = samples.tokens
 
     def batch(n: int) -> dict[str, Any]:

@@ -98,8 +98,7 @@ class Dropout:
 
     @staticmethod
     def first_state(key: jax.Array) -> dict[str, jax.Array]:
-        """The state of the first step, drawn from a key. Words are scalars, so that what masks
-        share is no work of a tensor."""
+        """The state of the first step; words are scalars, so that what masks share is cheap."""
         return {"seed": jax.random.bits(key), "step": jnp.uint32(0)}
 
     def next_state(self) -> dict[str, jax.Array]:

@@ -67,9 +67,7 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read a `config.json`. Raises UsageError for a missing size or a feature this model does
-        not have.
-        """
+        """Read a `config.json`. Raises UsageError for a missing size or feature not built here."""
         config_file.refuse_features(config, _PLAIN_VALUES)
         found: dict[str, Any] = {**config_file.sizes(config, _REQUIRED, _OPTIONAL)}
         found |= config_file.numbers(config, ("rms_norm_eps",)) | config_file.rope(config)

@@ -27,9 +27,7 @@ PIXELS = 16 * 16 * 3
 
 
 def init_params(sizes: Sizes, key: jax.Array) -> Params:
-    """Fresh parameters, fp32; `vocab` of the sizes counts classes, `positions` patches and the
-    class token.
-    """
+    """Fresh parameters, fp32; `vocab` counts classes, `positions` patches and the class token."""
     c = sizes
     matrices = {
         "patches": (PIXELS, c.hidden),

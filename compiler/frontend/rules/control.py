@@ -53,9 +53,7 @@ def while_(site: Site) -> Values:
 
 
 def _convert_regions(site: Site) -> tuple[WhileParts, Scope, int]:
-    """Condition and body over common carries, the scope of the body, and the number of the module's
-    carries.
-    """
+    """Condition and body over common carries, the body's scope, and how many carries it names."""
     importer, (cond_region, body_region) = site.importer, site.op.regions
     cond, body = Scope(site.scope), Scope(site.scope)
     cond_inputs = [Value(v.type) for v in site.operands]

@@ -52,9 +52,7 @@ def compare(site: Site) -> Values:
 
 
 def _total_order(site: Site, value: Value) -> Value:
-    """Integers that are ordered as the floats, -NaN first: the bits below the sign are turned over
-    where it is set.
-    """
+    """Integers in the order of the floats, -NaN first: bits below a sign that is set turn over."""
     wide = DType.F64 if value.type.dtype is DType.F64 else DType.F32
     bits, width = (DType.I64, 63) if wide is DType.F64 else (DType.I32, 31)
     make = site.make

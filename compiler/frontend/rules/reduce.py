@@ -43,9 +43,7 @@ def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[
 
 
 def combine(site: Site, kind: str, result: Value, init: Value) -> Value:
-    """Apply the scalar `init` to every element of `result` by the reduction `kind`, unless it is
-    the identity of that.
-    """
+    """Combine every element with the scalar `init` by `kind`, unless it is the identity of that."""
     start = site.constant(init)
     if start is not None and np.array_equal(start, identity(kind, result.type.dtype)):
         return result
@@ -95,9 +93,7 @@ def _extreme(site: Site) -> str | None:
 
 
 def _expression(value: Any, depth: int) -> Any:
-    """A value of a reducer as a term: compares by direction, `and` and `or` without order, as far
-    down as `depth` operators.
-    """
+    """A value of a reducer as a term `depth` operators deep; `and` and `or` have no order."""
     op = producer(value)
     if op is None or not depth:
         return value

@@ -22,9 +22,7 @@ _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """One side of a comparison: the left or right element of an operand, zeros and NaNs made equal
-    or not.
-    """
+    """The left or right element of an operand, zeros and NaNs made equal or not."""
 
     operand: int
     is_right: bool
