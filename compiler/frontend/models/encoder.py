@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Mask, Samples, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.layers import How, Params, Precision, Site, run_layers
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
@@ -48,7 +48,7 @@ def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
 
 
 def encoder_layer(
-    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: jax.Array | None = None
+    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: Mask = None
 ) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
     p = how.precision
@@ -79,17 +79,17 @@ def hidden_states(
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
     """Logits [B, T, V] of the token at every position."""
     p = precision
-    x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
+    x = p.linear("btd,dk->btk", x, params["w_transform"], params["b_transform"])
     x = jax.nn.gelu(x, approximate=False)
     x = blocks.layer_norm(p, x, params["head_scale"], params["head_shift"], _EPS)
-    return p.add_bias(p.einsum("btd,vd->btv", x, params["embed"]), params["b_vocab"])
+    return p.linear("btd,vd->btv", x, params["embed"], params["b_vocab"])
 
 
 def next_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
     """Logits [B, 2] of whether the second half follows the first, from the first position."""
     p = precision
-    pooled = p.add_bias(p.einsum("bd,dk->bk", x[:, 0], params["w_pool"]), params["b_pool"])
-    return p.add_bias(p.einsum("bd,dk->bk", jnp.tanh(pooled), params["w_next"]), params["b_next"])
+    pooled = p.linear("bd,dk->bk", x[:, 0], params["w_pool"], params["b_pool"])
+    return p.linear("bd,dk->bk", jnp.tanh(pooled), params["w_next"], params["b_next"])
 
 
 def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
