@@ -18,8 +18,16 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
-from shardwright.compiler.frontend.rules.registry import Check, RefusedError, Rule, refuse
-from shardwright.compiler.frontend.rules.site import Capture, Scope, Site, Values
+from shardwright.compiler.frontend.rules.registry import (
+    Capture,
+    Check,
+    RefusedError,
+    Rule,
+    Scope,
+    Site,
+    Values,
+    refuse,
+)
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.surface.operators import refusal_code
 

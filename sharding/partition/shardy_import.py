@@ -35,7 +35,7 @@ from shardwright.sharding.partition.permutes import permute_pairs
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
 
 if TYPE_CHECKING:
-    from shardwright.compiler.frontend.rules.site import Site
+    from shardwright.compiler.frontend.rules.registry import Site
 
 Axes = tuple[str, ...]
 Step = Callable[["Site", Value, int, Axes], Op]

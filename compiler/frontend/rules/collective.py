@@ -12,8 +12,7 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.compiler.frontend.rules.registry import imports
-from shardwright.compiler.frontend.rules.site import Scope, Site, Values
+from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, imports
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
     WhileParts,

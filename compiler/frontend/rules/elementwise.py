@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import direction
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
 from shardwright.compiler.ir.printer_ops import MEANT, STAND_INS

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from shardwright.compiler.frontend.rules.registry import refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
 from shardwright.compiler.ir.ops import MoveToAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 

@@ -13,8 +13,7 @@ import math
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.bits import UNSIGNED, together
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
 from shardwright.compiler.ir.types import Value
 
 # Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC11), Threefry-2x32.

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
-from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS, identity
 from shardwright.compiler.ir.types import Value
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
-from shardwright.compiler.frontend.rules.registry import Check, refuse
-from shardwright.compiler.frontend.rules.site import Site
+from shardwright.compiler.frontend.rules.registry import Check, Site, refuse
 from shardwright.compiler.ir.facts import stored
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import CASTS, VIEWS
