@@ -62,9 +62,8 @@ class Hooked:
         """Write the graph of a call; the shapes of its results."""
         import jax
 
-        if self._jitted is None:
-            is_jitted = hasattr(self._step, "trace") and hasattr(self._step, "lower")
-            self._jitted = self._step if is_jitted else jax.jit(self._step)
+        is_jitted = hasattr(self._step, "trace") and hasattr(self._step, "lower")
+        self._jitted = self._jitted or (self._step if is_jitted else jax.jit(self._step))
         traced = self._jitted.trace(*args, **kwargs)
         write_graph(directory, self._name, artifact_of(traced))
         return traced.out_info
