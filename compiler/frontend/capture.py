@@ -78,7 +78,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
         traced = jitted.trace(*tree.arrays, batch)
     new_state, metrics = split_results(task, traced.out_info)
     after = _state_leaves(task, new_state)
-    measured = _metric_infos(task, metrics)
+    measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
     loss = len(after) + [info.name for info in measured].index("metrics/loss")
     roles = _roles(task, before, tree.keys, used_arguments(traced.jaxpr, loss))
@@ -207,11 +207,6 @@ def _batch_infos(task: TrainTask, batch: Any, batch_size: int) -> list[ArgInfo]:
                 hint="batch(n) returns n samples; set batch_dim if it is not dim 0",
             )
     return infos
-
-
-def _metric_infos(task: TrainTask, metrics: dict[str, Any]) -> list[ArgInfo]:
-    """Every metric, in result order."""
-    return [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
 
 
 def _check_state(before: Sequence[ArgInfo], after: Sequence[ArgInfo]) -> None:

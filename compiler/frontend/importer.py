@@ -219,12 +219,10 @@ class Importer:
 
     def _template(self, site: Site, name: str) -> Graph:
         """The graph of a function over its own inputs, converted once."""
-        template = self._templates.get(name)
-        if template is None:
+        if name not in self._templates:
             arguments = tuple(Value(v.type) for v in site.operands)
-            template = self._function_graph(self.functions[name], arguments)
-            self._templates[name] = template
-        return template
+            self._templates[name] = self._function_graph(self.functions[name], arguments)
+        return self._templates[name]
 
     def _function_graph(self, function: Any, arguments: tuple[Value, ...]) -> Graph:
         scope = Scope()
@@ -237,11 +235,9 @@ class Importer:
         With hooks every call is visited; a loop may take its trip count from an argument of the
         call.
         """
-        known = self._reusable.get(name)
-        if known is None:
-            known = not self._observed and not self._has_loop(self.functions[name])
-            self._reusable[name] = known
-        return known
+        if name not in self._reusable:
+            self._reusable[name] = not self._observed and not self._has_loop(self.functions[name])
+        return self._reusable[name]
 
     def _has_loop(self, op: Any) -> bool:
         """True when a loop is anywhere below `op`, calls included."""

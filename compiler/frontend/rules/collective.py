@@ -18,7 +18,6 @@ from shardwright.compiler.ir.ops import (
     AllReduceAttrs,
     AllToAllAttrs,
     AxisIndexAttrs,
-    CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.types import Value
@@ -132,12 +131,9 @@ def collective_permute(site: Site) -> Values:
             f"collective_permute requires the pair (0, 0), got {pairs}",
             UNPARTITIONED,
         )
-    rest = zip(
-        *([r for r in range(ranks.count) if r not in side] for side in (sources, targets)),
-        strict=True,
-    )
-    attrs = CollectivePermuteAttrs(ranks.names, tuple(sorted([*pairs, *rest])), ranks.count)
-    moved = site.make.op("collective_permute", operand, attrs=attrs)
+    idle = ([r for r in range(ranks.count) if r not in side] for side in (sources, targets))
+    every = tuple(sorted([*pairs, *zip(*idle, strict=True)]))
+    moved = site.make.collective_permute(operand, every, ranks.names, ranks.count)
     if len(targets) == ranks.count:
         return (moved,)
     return (_only_on(site.make, moved, np.isin(np.arange(ranks.count), targets), ranks.names),)
