@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
 from shardwright.compiler.frontend.rules.registry import Check, Site, refuse
-from shardwright.compiler.ir.facts import stored
+from shardwright.compiler.ir.facts import behind, stored
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Value
@@ -140,12 +140,6 @@ def _ignore_seed(site: Site) -> None:
 
 def _constant(site: Site, value: Value) -> np.ndarray | None:
     """The number a value always has, also behind a broadcast or a conversion."""
-    found = site.constant(value)
-    if found is not None:
-        return found
-    for op in reversed(site.scope.ops):
-        if op.results and op.results[0] is value:
-            if (held := stored(op)) is not None:
-                return held.array()
-            return _constant(site, op.operands[0]) if op.name in _PASS_THROUGH else None
-    return None
+    made = {op.results[0]: op for op in site.scope.ops if op.results}
+    held = stored(made.get(behind(value, made, lambda op: op.name in _PASS_THROUGH)))
+    return site.constant(value) if held is None else held.array()
