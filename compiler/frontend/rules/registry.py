@@ -8,7 +8,7 @@ value per result. Rules live in the files of this folder, named like those of `c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -68,32 +68,29 @@ class Capture:
     inner: Value
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """Values and ops of one region while it is built."""
 
-    __slots__ = ("captures", "env", "ops", "parent")
-
-    def __init__(self, parent: Scope | None = None) -> None:
-        self.parent = parent
-        self.env: dict[Any, Value] = {}
-        self.ops: list[Op] = []
-        self.captures: list[Capture] = []
+    parent: Scope | None = None
+    env: dict[Any, Value] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Site:
     """One MLIR op being imported: its converted operands, its attributes, and where its ops go."""
 
-    __slots__ = ("importer", "loc", "name", "op", "operands", "scope")
+    importer: Importer
+    scope: Scope
+    op: Any
+    operands: tuple[Value, ...]
+    loc: Loc
+    name: str = field(init=False)
 
-    def __init__(
-        self, importer: Importer, scope: Scope, op: Any, operands: tuple[Value, ...], loc: Loc
-    ) -> None:
-        self.importer = importer
-        self.scope = scope
-        self.op = op
-        self.name: str = op.name
-        self.operands = operands
-        self.loc = loc
+    def __post_init__(self) -> None:
+        self.name = self.op.name
 
     def emit(
         self,
