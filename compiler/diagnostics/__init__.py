@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """Where an op came from: the user's file (relative to the job, `pkg:` for libraries), line, and
-    the name stack."""
+    """The user's file (relative to the job, `pkg:` for libraries), line and name stack of an op."""
 
     file: str = ""
     line: int = 0
@@ -51,9 +50,8 @@ class Diagnostic:
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
-        names = ("code", "severity", "message", "loc", "hint")
         found = asdict(self)
-        return {name: found[name] for name in names}
+        return {name: found[name] for name in ("code", "severity", "message", "loc", "hint")}
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
@@ -79,8 +77,7 @@ def _folded(name: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The hint of an error about a name that is none of `known`: `did you mean a or b?`, else
-    `otherwise`."""
+    """The hint for a name that is none of `known`: `did you mean a or b?`, else `otherwise`."""
     near = nearest(word, known, _MEANT)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
@@ -89,24 +86,14 @@ _MEANT = 3  # names that a hint has (our choice)
 
 
 class DiagnosticError(Exception):
-    """Base of every error a user can see; `exit_code` is what the command returns
-    (docs/commands.md)."""
+    """Base of every error a user can see; `exit_code` is the command's (docs/commands.md)."""
 
     exit_code = 70
 
     def __init__(self, code: str, message: str, loc: Loc | None = None, hint: str = "") -> None:
         super().__init__(code, message, loc, hint)
         self.diagnostic = Diagnostic(code, message, loc, hint)
-
-    @property
-    def code(self) -> str:
-        """The diagnostic's code."""
-        return self.diagnostic.code
-
-    @property
-    def loc(self) -> Loc | None:
-        """The user's location, if known."""
-        return self.diagnostic.loc
+        self.code, self.loc = code, loc
 
     def __str__(self) -> str:
         return self.diagnostic.render()

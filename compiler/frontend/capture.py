@@ -30,9 +30,7 @@ _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
 @dataclass(frozen=True, slots=True)
 class ArgInfo:
-    """An argument or result of the captured step: pytree path, role, shape, type, sample dim (batch
-    only).
-    """
+    """An argument or result of the captured step; `batch_dim` is the dim of samples of a batch."""
 
     name: str
     role: str
@@ -80,7 +78,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
         traced = jitted.trace(*tree.arrays, batch)
     new_state, metrics = split_results(task, traced.out_info)
     after = _state_leaves(task, new_state)
-    measured = _metric_infos(task, metrics)
+    measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
     loss = len(after) + [info.name for info in measured].index("metrics/loss")
     roles = _roles(task, before, tree.keys, used_arguments(traced.jaxpr, loss))
@@ -103,9 +101,7 @@ def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]
 
 
 def artifact_of(traced: Any) -> bytes:
-    """Lower what `jax.jit(f).trace(...)` returned, for the CPU platform, into a portable artifact
-    without CHLO.
-    """
+    """What `jax.jit(f).trace(...)` returned, lowered for the CPU, as an artifact without CHLO."""
     return _portable(_lowered(traced))
 
 
@@ -145,9 +141,7 @@ def _portable(module: Any) -> bytes:
 
 
 def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `task.step` returned as (state, metrics); a scalar loss becomes {"loss": ...}. Raises
-    UsageError.
-    """
+    """(state, metrics) of what `task.step` returned; a scalar is the loss. Raises UsageError."""
     count = len(task.state_names)
     if not isinstance(results, tuple) or len(results) != count + 1:
         raise UsageError(
@@ -213,11 +207,6 @@ def _batch_infos(task: TrainTask, batch: Any, batch_size: int) -> list[ArgInfo]:
                 hint="batch(n) returns n samples; set batch_dim if it is not dim 0",
             )
     return infos
-
-
-def _metric_infos(task: TrainTask, metrics: dict[str, Any]) -> list[ArgInfo]:
-    """Every metric, in result order."""
-    return [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
 
 
 def _check_state(before: Sequence[ArgInfo], after: Sequence[ArgInfo]) -> None:

@@ -39,9 +39,7 @@ def _of_arguments(module: Any) -> Iterable[tuple[int, int]]:
 
 
 def _of_module(module: Any) -> Iterable[tuple[int, int]]:
-    """Whole parameters and outputs only: tuples are taken apart, so an index inside a parameter has
-    no number here.
-    """
+    """Whole parameters and outputs only: what lies inside of a tuple has no number here."""
     attributes = module.operation.attributes
     for row in attributes.get(_MODULE, ()):
         alias, output = row["alias"], list(row["output_index"])

@@ -46,8 +46,7 @@ class Hooked:
         self._results: dict[Hashable, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step; or leave its graph, and return zeros. Inside of another traced function it
-        is a part of that one's graph."""
+        """Run the step, also inside of another traced one; or leave its graph, and return zeros."""
         directory = graphs_directory()
         if directory is None or _is_traced(args, kwargs):
             return self._step(*args, **kwargs)
@@ -63,9 +62,8 @@ class Hooked:
         """Write the graph of a call; the shapes of its results."""
         import jax
 
-        if self._jitted is None:
-            is_jitted = hasattr(self._step, "trace") and hasattr(self._step, "lower")
-            self._jitted = self._step if is_jitted else jax.jit(self._step)
+        is_jitted = hasattr(self._step, "trace") and hasattr(self._step, "lower")
+        self._jitted = self._jitted or (self._step if is_jitted else jax.jit(self._step))
         traced = self._jitted.trace(*args, **kwargs)
         write_graph(directory, self._name, artifact_of(traced))
         return traced.out_info

@@ -18,8 +18,16 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.mlir import all_ops, entry_name, functions_of
 from shardwright.compiler.frontend.rules.ranks import RankMesh, whole
-from shardwright.compiler.frontend.rules.registry import Check, RefusedError, Rule, refuse
-from shardwright.compiler.frontend.rules.site import Capture, Scope, Site, Values
+from shardwright.compiler.frontend.rules.registry import (
+    Capture,
+    Check,
+    RefusedError,
+    Rule,
+    Scope,
+    Site,
+    Values,
+    refuse,
+)
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.surface.operators import refusal_code
 
@@ -79,9 +87,7 @@ class Importer:
         return self._function_graph(function, arguments)
 
     def _argument_type(self, function: Any, argument: Any) -> TensorType:
-        """The type of an argument of the entry. Raises ImportRuleError with the function's
-        location.
-        """
+        """The type of an argument of the entry. Raises ImportRuleError at the function."""
         try:
             return self.type_of(argument.type)
         except RefusedError as error:
@@ -115,9 +121,7 @@ class Importer:
             self.scalars[op.results[0]] = op
 
     def lookup(self, scope: Scope, value: Any) -> Value:
-        """Our value of an MLIR value, captured from the enclosing scopes when it is not of this
-        one.
-        """
+        """Our value of an MLIR value, captured where it is of an enclosing scope."""
         found = scope.env.get(value)
         if found is None:
             assert scope.parent is not None, "an MLIR value is used before it is defined"
@@ -215,12 +219,10 @@ class Importer:
 
     def _template(self, site: Site, name: str) -> Graph:
         """The graph of a function over its own inputs, converted once."""
-        template = self._templates.get(name)
-        if template is None:
+        if name not in self._templates:
             arguments = tuple(Value(v.type) for v in site.operands)
-            template = self._function_graph(self.functions[name], arguments)
-            self._templates[name] = template
-        return template
+            self._templates[name] = self._function_graph(self.functions[name], arguments)
+        return self._templates[name]
 
     def _function_graph(self, function: Any, arguments: tuple[Value, ...]) -> Graph:
         scope = Scope()
@@ -233,11 +235,9 @@ class Importer:
         With hooks every call is visited; a loop may take its trip count from an argument of the
         call.
         """
-        known = self._reusable.get(name)
-        if known is None:
-            known = not self._observed and not self._has_loop(self.functions[name])
-            self._reusable[name] = known
-        return known
+        if name not in self._reusable:
+            self._reusable[name] = not self._observed and not self._has_loop(self.functions[name])
+        return self._reusable[name]
 
     def _has_loop(self, op: Any) -> bool:
         """True when a loop is anywhere below `op`, calls included."""
@@ -248,9 +248,7 @@ class Importer:
         )
 
     def _inline_copy(self, site: Site, template: Graph) -> Values:
-        """Copy the ops of `template` (which have no regions) to `site` with its operands for the
-        inputs.
-        """
+        """Copy the ops of `template`, which have no regions, with operands for its inputs."""
         values = dict(zip(template.inputs, site.operands, strict=True))
         join, call = self.locations.join, site.loc
         for op in template.ops:

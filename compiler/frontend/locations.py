@@ -12,7 +12,8 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -87,9 +88,19 @@ class LocationReader:
         frames = [(f.filename, f.lineno or 0) for f in below if not _is_ours(_real(f.filename))]
         return self.innermost(frames) if frames else None
 
-    def innermost(self, frames: Sequence[tuple[str, int]]) -> Loc:
-        """The user's innermost line of Python frames (file, line), the innermost first."""
-        return Loc(*self._user_frame(tuple(frames)))
+    def innermost(self, frames: Iterable[tuple[str, int]]) -> Loc:
+        """The user's innermost line of Python frames (file, line), the innermost first; else the
+        innermost of all, if there is any.
+        """
+        named = []
+        for file, line in frames:
+            if _real(file) in _CALLERS:
+                break
+            shown, library = _shown(file, self._base)
+            if not library:
+                return Loc(shown, line)
+            named.append(Loc(shown, line))
+        return named[0] if named else UNKNOWN_LOC
 
     def _convert(self, location: Any) -> Loc:
         """Name stack of the outermost name (HLO fuses name and line), frame of what it wraps."""
@@ -98,8 +109,7 @@ class LocationReader:
         fused = isinstance(location, ir.FusedLoc)
         parts = location.locations if fused else [location]
         scope = next((part.name_str for part in parts if isinstance(part, ir.NameLoc)), "")
-        file, line = self._user_frame(self._frames_of(location))
-        loc = Loc(file, line, scope) if file or scope else UNKNOWN_LOC
+        loc = replace(self.innermost(self._frames_of(location)), scope=scope)
         return self._interned.setdefault(loc, loc)
 
     def _frames_of(self, location: Any) -> tuple[tuple[str, int], ...]:
@@ -123,18 +133,6 @@ class LocationReader:
         if isinstance(location, ir.FusedLoc):
             return tuple(frame for part in location.locations for frame in self._frames_of(part))
         return ()
-
-    def _user_frame(self, frames: tuple[tuple[str, int], ...]) -> tuple[str, int]:
-        """The innermost frame of the user's code, else the innermost of all, else nothing."""
-        named = []
-        for file, line in frames:
-            if _real(file) in _CALLERS:
-                break
-            shown, library = _shown(file, self._base)
-            if not library:
-                return shown, line
-            named.append((shown, line))
-        return named[0] if named else ("", 0)
 
 
 @cache
@@ -177,9 +175,7 @@ def _posix(path: str, root: str) -> str:
 
 @cache
 def _library_roots() -> tuple[str, ...]:
-    """Folders of installed packages and of the standard library, packages first (they lie inside of
-    it).
-    """
+    """Folders of installed packages, and then of the standard library, in which they lie."""
     paths = sysconfig.get_paths()
     keys = ("purelib", "platlib", "stdlib", "platstdlib")
     return tuple(dict.fromkeys(os.path.join(os.path.realpath(paths[key]), "") for key in keys))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,10 @@ def _signature(path: Path, graph: Graph, aliases: Sequence[tuple[int, int]]) -> 
 
 
 def _by_position(graph: Graph) -> dict[int, int]:
-    """The longest run of results that have the types of the first arguments; one is left for the
-    loss."""
-    state: dict[int, int] = {}
-    for n, (argument, result) in enumerate(zip(graph.inputs, graph.outputs[:-1], strict=False)):
-        if argument.type != result.type:
-            break
-        state[n] = n
-    return state
+    """The longest run of results of the first arguments' types; one is left for the loss."""
+    pairs = zip(graph.inputs, graph.outputs[:-1], strict=False)
+    same = takewhile(lambda pair: pair[0].type == pair[1].type, pairs)
+    return {n: n for n, _ in enumerate(same)}
 
 
 def _is_loss(value: Value) -> bool:
@@ -145,8 +142,7 @@ def _inputs(signature: _Signature) -> tuple[ArgInfo, ...]:
     infos = []
     for n, value in enumerate(signature.graph.inputs):
         role = "batch" if n in batch else role_by_use(value.type.dtype, value in before)
-        dim = 0 if n in batch else None
-        infos.append(_info(f"{_PREFIX[role]}/arg{n}", role, value, dim))
+        infos.append(_info(f"{_PREFIX[role]}/arg{n}", role, value, 0 if n in batch else None))
     return tuple(infos)
 
 

@@ -14,8 +14,7 @@ from shardwright.compiler.frontend.locations import LocationReader
 
 
 def used_arguments(program: Any, result: int) -> list[bool]:
-    """Per argument of a closed program whether a result depends on it, also inside of loops and
-    calls."""
+    """Per argument of a closed program whether a result depends on it, also through loops."""
     from jax.interpreters.partial_eval import dce_jaxpr
 
     wanted = [n == result for n in range(len(program.jaxpr.outvars))]

@@ -74,9 +74,7 @@ def _leaves(prefix: str, tree: Any) -> Leaves:
 
 
 def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
-    """All leaves after one step from `state` on `batch`: the new state and the metrics, by path
-    name.
-    """
+    """The state and the metrics after one step from `state` on `batch`, by path name."""
     results = _jitted(task)(*_unflatten(task, state), batch)
     new_state, metrics = split_results(task, results)
     return _state_leaves(task, new_state) | _leaves("metrics", metrics)
@@ -95,14 +93,12 @@ def losses_of_parts(
 
     leaves, tree = jax.tree.flatten(batch)
     dims = [a.batch_dim for a in arguments if a.role == "batch"]
-    losses = []
-    for part in range(count):
-        taken = [
-            leaf if dim is None else np.split(np.asarray(leaf), count, dim)[part]
-            for leaf, dim in zip(leaves, dims, strict=True)
-        ]
-        losses.append(float(reference_step(task, state, tree.unflatten(taken))["metrics/loss"]))
-    return losses
+    pieces = [
+        [leaf] * count if dim is None else np.split(np.asarray(leaf), count, dim)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    parts = (tree.unflatten(taken) for taken in zip(*pieces, strict=True))
+    return [float(reference_step(task, state, part)["metrics/loss"]) for part in parts]
 
 
 def run_reference(

@@ -72,9 +72,7 @@ def _of_slot(attributes: Any, what: str) -> ShardingConstraintAttrs | None:
 
 
 def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
-    """What to tell about shardings that split values of a module compiled for one core, if there
-    are any.
-    """
+    """What to tell about shardings that split values of a module compiled for one core."""
     found = _splitting(module, locations)
     if not found:
         return ()

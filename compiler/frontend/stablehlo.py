@@ -146,9 +146,7 @@ def import_parsed(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection while tens of thousands of live objects are made (a third of the time
-    otherwise).
-    """
+    """No garbage collection while live objects are made: a third of the time otherwise."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -246,15 +246,8 @@ def named_leaves(prefix: str, tree: Any) -> list[tuple[str, Any]]:
     """Leaves of a pytree with their paths: dict keys, field names and positions joined by '/'."""
     import jax
 
+    def text(key: Any) -> str:
+        return str(jax.tree_util.keystr((key,), simple=True))
+
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [
-        ("/".join(part for part in (prefix, *map(_key_text, path)) if part), leaf)
-        for path, leaf in leaves
-    ]
-
-
-def _key_text(key: Any) -> str:
-    """One pytree key as a path part."""
-    import jax
-
-    return str(jax.tree_util.keystr((key,), simple=True))
+    return [("/".join(filter(None, (prefix, *map(text, path)))), leaf) for path, leaf in leaves]

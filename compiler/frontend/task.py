@@ -174,9 +174,7 @@ def _find_function(module_name: str, function_name: str, folder: Path) -> Callab
 
 
 def _forget_namesake(module_name: str, folder: Path) -> None:
-    """Drop a loaded module of the same name from another job's folder (`model.py` is a common
-    name).
-    """
+    """Drop a loaded module of the same name (`model.py` is common) from another job's folder."""
     own = folder.resolve() / f"{module_name}.py"
     loaded = getattr(sys.modules.get(module_name), "__file__", None)
     if loaded is not None and own.is_file() and Path(loaded).resolve() != own:

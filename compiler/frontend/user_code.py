@@ -27,8 +27,7 @@ EXTRAS = {
 
 
 def install_hint(package: str) -> str:
-    """How a missing package is installed. No index has our name, so extras are those of the
-    checkout."""
+    """How a missing package is installed; no index has our name, only the checkout has extras."""
     if package in EXTRAS:
         return f"in the checkout: pip install -e '.[{EXTRAS[package]}]'"
     return "install it where this command runs"

@@ -116,9 +116,7 @@ def read_custom(path: Path, known: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def check_together(path: Path, facts: Mapping[str, Any]) -> None:
-    """Raises UsageError SW_TARGET for facts, those of the base included, that do not fit each
-    other.
-    """
+    """Raises UsageError SW_TARGET for facts, the base's included, that do not fit each other."""
     shape, chips, topology = facts["shape"], facts["chips_per_instance"], facts["topology"]
     findings = []
     if topology == "switch":

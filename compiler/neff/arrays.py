@@ -57,8 +57,7 @@ class Stored:
         return given.kind in "biufV"
 
     def of_type(self, dtype: DType) -> np.ndarray:
-        """The values as `dtype`, of an array that is taken as that. Raises UsageError where
-        ml_dtypes is needed and missing."""
+        """The values as `dtype`. Raises UsageError where ml_dtypes is needed and missing."""
         if self.is_untyped:
             return self.array.view(dtype.numpy)
         return self.array.astype(dtype.numpy, copy=False)

@@ -43,9 +43,7 @@ def function_lines(
     locations: Sequence[tuple[str, int, str]],
     engines: Collection[Engine] = (),
 ) -> Iterator[str]:
-    """One function with the locations of its program; `engines` restricts the code to some queues
-    and leaves the meaning out.
-    """
+    """One function, or with `engines` its code for those queues alone."""
     yield f"function {function.name} ({len(function.regions)} regions)"
     for number, tensor in enumerate(function.tensors):
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"

@@ -29,8 +29,7 @@ PROGRAM_META = Table(
 
 
 def check_program_meta(program: Program, meta: Mapping[str, Any]) -> None:
-    """Raises ValueError when `meta` is not what the file of a program says, or says something else
-    than the program."""
+    """Raises ValueError when `meta` is not that of a program's file, or contradicts the program."""
     PROGRAM_META.require(meta, "meta")
     mesh = {axis: size for axis, size in meta.get("mesh", ())}
     if len(mesh) != len(meta.get("mesh", ())) or math.prod(mesh.values()) > MAX_CORE_FILES:

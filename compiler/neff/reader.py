@@ -178,8 +178,7 @@ def _checked_toc(data: memoryview, header: Header, name: str) -> dict[str, Any]:
 
 
 def _check_layout(data: memoryview, rows: list[Section], header: Header, name: str) -> None:
-    """Sections in order, inside the file, of known types; the bytes between them are zero (no CRC
-    covers those)."""
+    """Sections in order, in the file, of known types, with zeros between, which no CRC covers."""
     end = HEADER_BYTES
     size = sum(row.raw for row in rows)
     if size > MAX_RAW_BYTES:

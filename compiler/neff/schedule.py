@@ -43,9 +43,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class LeafPart:
-    """Which part of a leaf a buffer holds: from index `first` along `dim` of the leaf named
-    `leaf`.
-    """
+    """Which part of the leaf `leaf` a buffer holds: from index `first` on along `dim`."""
 
     leaf: str
     dim: int

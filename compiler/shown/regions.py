@@ -13,9 +13,7 @@ from shardwright.compiler.shown.charts import bytes_text, tensor_text
 
 
 def regions_text(lowered: Lowered) -> str:
-    """The tensors of a lowered function as comments, and its regions in order, which
-    `region_text.parse` reads back.
-    """
+    """The tensors of a function as comments, and its regions as `region_text.parse` reads them."""
     head = "// `loc N` is the N-th op, from 0, of the function's graph before its passes\n"
     tensors = "".join(_tensor(number, tensor) for number, tensor in enumerate(lowered.tensors))
     calls = "".join(
@@ -31,9 +29,7 @@ def _tensor(number: int, tensor: Tensor) -> str:
 
 
 def fusion_text(settled: Settled) -> str:
-    """Every region: its operators, what it moves and what fusing saved, and the merges that rules
-    refused.
-    """
+    """Every region: operators, what it moves, what fusing saved, and merges that rules refused."""
     lines = [
         "Operators that share a region keep what passes between them on chip. `moves`: bytes",
         "through HBM, every input read once and every output written once; `saves`: what the",

@@ -73,9 +73,7 @@ def parse_version(text: str) -> Version:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A release whose defaults and operator table apply; an empty version is this compiler's own
-    profile.
-    """
+    """A release whose defaults and operator table apply; empty: this compiler's own profile."""
 
     version: str = ""
 

@@ -100,9 +100,7 @@ class Settings:
 
 
 def settings_of(flags: Sequence[Given]) -> Settings:
-    """The values of flags. Raises UsageError (SW_USAGE) for a flag or value that is not
-    understood.
-    """
+    """The values of flags. Raises UsageError (SW_USAGE) for one that is not understood."""
     named = [item.value for item in flags if item.flag.field == "profile"]
     profile = releases.profile(named[-1] if named else "own")
     notices: list[Diagnostic] = []

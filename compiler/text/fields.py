@@ -20,9 +20,8 @@ Given = dict[str, tuple[Token, Any]]
 
 def field_values(item: Any) -> dict[str, Any]:
     """The fields of `item` that are not at their default, in the order of the class."""
-    values = {f.name: getattr(item, f.name) for f in fields(item)}
-    at_rest = {f.name for f in fields(item) if _is_default(f, values[f.name])}
-    return {name: value for name, value in values.items() if name not in at_rest}
+    values = ((f, getattr(item, f.name)) for f in fields(item))
+    return {f.name: value for f, value in values if not _is_default(f, value)}
 
 
 def _is_default(field: Field[Any], value: object) -> bool:
@@ -54,9 +53,7 @@ def from_fields(cursor: Cursor, start: Token, cls: type, given: Given, what: str
 
 
 def conforms(value: object, annotation: Any) -> bool:
-    """Whether `value` is what a field annotated so holds: classes, tuples of them, or one of
-    several.
-    """
+    """Whether a field annotated so holds `value`: classes, tuples of them, or one of several."""
     if get_origin(annotation) is UnionType:
         return any(conforms(value, one) for one in get_args(annotation))
     if get_origin(annotation) is not tuple:

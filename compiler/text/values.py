@@ -129,9 +129,7 @@ def _read_word(cursor: Cursor) -> Any:
 
 
 def read_mapping(cursor: Cursor) -> Given:
-    """`{key=value, ...}`, each value with its first token. Raises UsageError for a key given
-    twice.
-    """
+    """`{key=value, ...}`, values with their first tokens. Raises UsageError for a second key."""
     found: Given = {}
 
     def entry() -> None:

@@ -34,7 +34,7 @@ from shardwright.sharding.partition.permutes import permute_pairs
 from shardwright.sharding.partition.spec import ShardingSpec, num_shared, replicated
 
 if TYPE_CHECKING:
-    from shardwright.compiler.frontend.rules.site import Site
+    from shardwright.compiler.frontend.rules.registry import Site
 
 Axes = tuple[str, ...]
 UNRESOLVED = (

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import text
+from shardwright.compiler.frontend.models import config_file, text
 from shardwright.compiler.frontend.models.layers import (
     EXACT,
     INIT_STD,
@@ -29,11 +29,12 @@ from shardwright.compiler.frontend.models.layers import (
     Precision,
     Site,
     check_remat,
+    hide_later,
 )
-from shardwright.compiler.frontend.models.layers import causal as without_later
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 Shapes = Mapping[str, tuple[int, ...]]
+Mask: TypeAlias = "jax.Array | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in ("complete", "fused"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(
-                    "SW_MODEL_CONFIG", f"config requires a positive integer {name}, got {value}"
-                )
+            if name not in ("complete", "fused") and (type(value) is not int or value < 1):
+                raise config_file.refused(f"a positive integer {name}", str(value))
 
 
 def normal_leaves(key: jax.Array, shapes: Shapes) -> Params:
@@ -139,13 +136,7 @@ def _projected(p: Precision, layer: Params, x: jax.Array) -> list[jax.Array]:
 
 
 def attention(
-    how: How,
-    layer: Params,
-    x: jax.Array,
-    heads: int,
-    *,
-    causal: bool,
-    mask: jax.Array | None = None,
+    how: How, layer: Params, x: jax.Array, heads: int, *, causal: bool, mask: Mask = None
 ) -> jax.Array:
     """Multi-head attention with biases, every position against every other (or every earlier).
 
@@ -160,29 +151,22 @@ def attention(
     if mask is not None:
         scores = scores + mask.astype(scores.dtype)
     if causal:
-        scores = without_later(scores)
+        scores = hide_later(scores)
     weights = how.drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
     mixed = p.einsum("bhts,bshe->bthe", weights, v)
-    return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
+    return p.linear("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"], layer["bo"])
 
 
 def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.Array:
     """Two projections with GELU between them, of the normal distribution or in the tanh form."""
     p = precision
-    inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
+    inner = p.linear("btd,df->btf", x, layer["w_up"], layer["b_up"])
     inner = jax.nn.gelu(inner, approximate=not exact)
-    return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
+    return p.linear("btf,fd->btd", inner, layer["w_down"], layer["b_down"])
 
 
 def pre_norm_layer(
-    sizes: Sizes,
-    x: jax.Array,
-    layer: Params,
-    how: How,
-    *,
-    eps: float,
-    causal: bool,
-    exact: bool,
+    sizes: Sizes, x: jax.Array, layer: Params, how: How, *, eps: float, causal: bool, exact: bool
 ) -> jax.Array:
     """Attention and MLP, each behind a norm of `eps` and added to the residual."""
     p = how.precision

@@ -33,11 +33,12 @@ def sizes(config: Config, required: Iterable[str], optional: Iterable[str] = ())
         required = f"{_positive(wrong)}{_bound(config, wrong)}"
         given = ", ".join(json.dumps(config[k]) if k in config else "nothing" for k in wrong)
         hint = _near(config, wrong) or "take them from the model's own config.json"
-        raise _refused(required, given, hint)
+        raise refused(required, given, hint)
     return {key: config[key] for key in wanted}
 
 
-def _refused(required: str, given: str, hint: str = "") -> UsageError:
+def refused(required: str, given: str, hint: str = "") -> UsageError:
+    """The refusal of a config that has `given` where something else is required."""
     message = f"config requires {required}, got {given}"
     return UsageError("SW_MODEL_CONFIG", message, hint=hint)
 
@@ -68,7 +69,7 @@ def numbers(config: Config, keys: Iterable[str]) -> dict[str, float]:
     found = {key: config[key] for key in keys if config.get(key) is not None}
     for key, value in found.items():
         if not _is_number(value):
-            raise _refused(f"a positive number {key}", json.dumps(value))
+            raise refused(f"a positive number {key}", json.dumps(value))
     return {key: float(value) for key, value in found.items()}
 
 
@@ -84,7 +85,7 @@ def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> Non
         if key in config and config[key] not in values:
             wanted = " or ".join(json.dumps(value) for value in values)
             given = json.dumps(config[key])
-            raise _refused(f"{key} = {wanted}", given, _meant(config[key], values))
+            raise refused(f"{key} = {wanted}", given, _meant(config[key], values))
 
 
 def _meant(value: object, values: tuple[Any, ...]) -> str:
@@ -118,14 +119,14 @@ def rope(config: Config) -> dict[str, Any]:
     """
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
-        raise _refused("rope_scaling as an object", json.dumps(parameters))
+        raise refused("rope_scaling as an object", json.dumps(parameters))
     found: dict[str, Any] = {**numbers({**config, **parameters}, ("rope_theta",))}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return found
     if kind not in ("linear", "llama3"):
         required = "rope_type default, linear or llama3 of rope_scaling"
-        raise _refused(required, json.dumps(kind), OWN_MODEL)
+        raise refused(required, json.dumps(kind), OWN_MODEL)
     return found | {"rope_scaling": _scaling(parameters, kind)}
 
 
@@ -134,12 +135,12 @@ def _scaling(parameters: Config, kind: str) -> RopeScaling:
     given = numbers(parameters, keys)
     missing = [key for key in keys if key not in given]
     if missing:
-        raise _refused(f"{', '.join(missing)} of rope_scaling", "nothing")
+        raise refused(f"{', '.join(missing)} of rope_scaling", "nothing")
     if kind == "linear":
         return RopeScaling(factor=given["factor"])
     low, high = (given[key] for key in _RAMP)
     if low >= high:
-        raise _refused("low_freq_factor below high_freq_factor", f"{low:g} and {high:g}")
+        raise refused("low_freq_factor below high_freq_factor", f"{low:g} and {high:g}")
     (positions,) = sizes(parameters, ["original_max_position_embeddings"]).values()
     return RopeScaling(factor=given["factor"], low=low, high=high, positions=positions)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.compiler.frontend.models.blocks import Mask, Samples, Sizes, TaskOptions
 from shardwright.compiler.frontend.models.layers import How, Params, Precision, Site, run_layers
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
@@ -42,15 +42,13 @@ def init_params(sizes: Sizes, key: jax.Array) -> Params:
 
 
 def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
-    """What is added to scores [B, 1, 1, T]: 0 for a position that is present, else the least number
-    of the type, as in Hugging Face's BERT.
-    """
+    """What is added to scores [B, 1, 1, T]: 0, or of what is absent the type's least number."""
     absent = 1 - precision.wide(present)[:, None, None, :]
     return absent * jnp.finfo(absent.dtype).min
 
 
 def encoder_layer(
-    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: jax.Array | None = None
+    sizes: Sizes, x: jax.Array, layer: Params, how: How, mask: Mask = None
 ) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
     p = how.precision
@@ -64,9 +62,7 @@ def encoder_layer(
 def hidden_states(
     sizes: Sizes, params: Params, batch: Mapping[str, jax.Array], how: How
 ) -> jax.Array:
-    """What the layers make [B, T, D] of the tokens and, where `complete`, their segments and which
-    of them are present.
-    """
+    """What the layers make [B, T, D] of tokens and, where `complete`, segments and presence."""
     p, tokens = how.precision, batch["tokens"]
     kept = p.stream_dtype
     x = params["embed"].astype(kept)[tokens]
@@ -83,17 +79,17 @@ def hidden_states(
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
     """Logits [B, T, V] of the token at every position."""
     p = precision
-    x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
+    x = p.linear("btd,dk->btk", x, params["w_transform"], params["b_transform"])
     x = jax.nn.gelu(x, approximate=False)
     x = blocks.layer_norm(p, x, params["head_scale"], params["head_shift"], _EPS)
-    return p.add_bias(p.einsum("btd,vd->btv", x, params["embed"]), params["b_vocab"])
+    return p.linear("btd,vd->btv", x, params["embed"], params["b_vocab"])
 
 
 def next_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
     """Logits [B, 2] of whether the second half follows the first, from the first position."""
     p = precision
-    pooled = p.add_bias(p.einsum("bd,dk->bk", x[:, 0], params["w_pool"]), params["b_pool"])
-    return p.add_bias(p.einsum("bd,dk->bk", jnp.tanh(pooled), params["w_next"]), params["b_next"])
+    pooled = p.linear("bd,dk->bk", x[:, 0], params["w_pool"], params["b_pool"])
+    return p.linear("bd,dk->bk", jnp.tanh(pooled), params["w_next"], params["b_next"])
 
 
 def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
@@ -114,9 +110,7 @@ def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
 
 
 def _pairs(samples: Samples) -> Samples:
-    """`samples` of two segments each without padding, and whether the second one belongs to the
-    first.
-    """
+    """`samples` of two segments without padding, and whether the second belongs to the first."""
     length = samples.tokens
 
     def batch(n: int) -> dict[str, Any]:

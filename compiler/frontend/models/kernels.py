@@ -45,9 +45,7 @@ def product_graph(
 
 
 def _gelu_by_operators(x: jax.Array) -> jax.Array:
-    """GELU in its tanh form, tanh as a logistic. Barriers keep the compiler from taking it for the
-    function that it is.
-    """
+    """GELU in its tanh form, tanh as a logistic; barriers keep it from being recognised."""
     kept = jax.lax.optimization_barrier
     inner = kept((x + 0.044715 * kept(x * x * x)) * math.sqrt(2 / math.pi))
     curve = kept(jax.nn.sigmoid(2 * inner) * 2 - 1)
@@ -107,9 +105,7 @@ def convolution_graph(
 
 
 def nearest_graph(vectors: int, width: int, centres: int, dtype: str) -> Graph:
-    """Per vector the centre with the greatest product, of shapes [vectors, width] and
-    [centres, width].
-    """
+    """Per vector [vectors, width] the centre [centres, width] with the greatest product."""
 
     def nearest(x: jax.Array, c: jax.Array) -> jax.Array:
         return jnp.argmax(x @ c.T, axis=-1)

@@ -70,6 +70,10 @@ class Precision:
         """`x + bias`, an activation."""
         return x + bias.astype(self.dtype)
 
+    def linear(self, spec: str, x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        """A product with a weight, and a bias, an activation."""
+        return self.add_bias(self.einsum(spec, x, weight), bias)
+
 
 EXACT = Precision()
 
@@ -98,8 +102,7 @@ class Dropout:
 
     @staticmethod
     def first_state(key: jax.Array) -> dict[str, jax.Array]:
-        """The state of the first step, drawn from a key. Words are scalars, so that what masks
-        share is no work of a tensor."""
+        """The state of the first step; words are scalars, so that what masks share is cheap."""
         return {"seed": jax.random.bits(key), "step": jnp.uint32(0)}
 
     def next_state(self) -> dict[str, jax.Array]:
@@ -129,7 +132,7 @@ class How:
     drop: Dropout = NO_DROPOUT
 
 
-def causal(scores: jax.Array) -> jax.Array:
+def hide_later(scores: jax.Array) -> jax.Array:
     """Attention scores [..., T, T] without those of later positions."""
     positions = jnp.arange(scores.shape[-1])
     return jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)

@@ -26,13 +26,12 @@ from shardwright.compiler.frontend.models.blocks import TaskOptions
 from shardwright.compiler.frontend.models.config_file import RopeScaling
 from shardwright.compiler.frontend.models.layers import (
     EXACT,
-    INIT_STD,
     How,
     Params,
     Precision,
     Site,
-    causal,
     check_remat,
+    hide_later,
     run_layers,
 )
 from shardwright.compiler.frontend.task import TrainTask
@@ -67,9 +66,7 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read a `config.json`. Raises UsageError for a missing size or a feature this model does
-        not have.
-        """
+        """Read a `config.json`. Raises UsageError for a missing size or feature not built here."""
         config_file.refuse_features(config, _PLAIN_VALUES)
         found: dict[str, Any] = {**config_file.sizes(config, _REQUIRED, _OPTIONAL)}
         found |= config_file.numbers(config, ("rms_norm_eps",)) | config_file.rope(config)
@@ -77,10 +74,8 @@ class LlamaConfig:
             found |= config_file.sizes(config, (), ("sliding_window",))
         heads = found["num_attention_heads"]
         usual = {"num_key_value_heads": heads, "head_dim": found["hidden_size"] // heads}
-        built = cls(
-            **(usual | found),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings")),
-        )
+        tied = bool(config.get("tie_word_embeddings"))
+        built = cls(**(usual | found), tie_word_embeddings=tied)
         built.check()
         return built
 
@@ -88,20 +83,15 @@ class LlamaConfig:
         """Raises UsageError when the sizes do not fit each other."""
         groups = self.num_attention_heads % self.num_key_value_heads
         if groups or self.head_dim % 2:
-            raise UsageError(
-                "SW_MODEL_CONFIG",
-                "config requires num_key_value_heads to divide num_attention_heads and an even "
-                f"head dim, got {self.num_key_value_heads}, {self.num_attention_heads} and "
-                f"{self.head_dim}",
+            raise config_file.refused(
+                "num_key_value_heads to divide num_attention_heads and an even head dim",
+                f"{self.num_key_value_heads}, {self.num_attention_heads} and {self.head_dim}",
             )
 
 
 _REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "vocab_size"),
 )
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
@@ -117,20 +107,14 @@ _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
 
 def init_params(config: LlamaConfig, key: jax.Array) -> Params:
     """Fresh parameters: normal 0.02 for matrices, ones for norms, fp32."""
-    shapes = _matrix_shapes(config)
-    keys = jax.random.split(key, len(shapes))
-    params: Params = {"layers": {}}
-    for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True):
-        value = INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
-        (params if name in _OUTER else params["layers"])[name] = value
-    layers, width = config.num_hidden_layers, config.hidden_size
-    params["layers"]["attn_norm"] = jnp.ones((layers, width), jnp.float32)
-    params["layers"]["mlp_norm"] = jnp.ones((layers, width), jnp.float32)
-    params["final_norm"] = jnp.ones((width,), jnp.float32)
-    return params
+    layers = blocks.normal_leaves(key, _matrix_shapes(config))
+    outer = {name: layers.pop(name) for name in ("embed", "lm_head") if name in layers}
+    width = (config.hidden_size,)
+    for name in ("attn_norm", "mlp_norm"):
+        layers[name] = jnp.ones((config.num_hidden_layers, *width), jnp.float32)
+    return outer | {"layers": layers, "final_norm": jnp.ones(width, jnp.float32)}
 
 
-_OUTER = ("embed", "lm_head")
 _FUSED = {"w_qkv": ("wq", "wk", "wv"), "w_kv": ("wk", "wv"), "w_gate_up": ("w_gate", "w_up")}
 """Matrices of fused projections -> what they stand for, of equal widths; the first that fits."""
 
@@ -209,7 +193,7 @@ def attention(
     q, k = rotate(q, tables), rotate(k, tables)
     q = q.reshape(b, t, kv_heads, group, c.head_dim)
     scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
-    weights = how.drop(jax.nn.softmax(causal(scores), axis=-1).astype(dtype), Site.WEIGHTS)
+    weights = how.drop(jax.nn.softmax(hide_later(scores), axis=-1).astype(dtype), Site.WEIGHTS)
     mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
     return mixed.reshape(b, t, -1) @ layer["wo"].astype(dtype)
 
@@ -325,9 +309,8 @@ def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) ->
             hint="set max_position_embeddings of the config to as many",
         )
     if 0 < config.sliding_window < seq_len:
-        raise UsageError(
-            "SW_MODEL_CONFIG",
-            f"config requires sliding_window of at least seq_len {seq_len}, or null, got "
-            f"{config.sliding_window}",
-            hint=f"plan --seq-len {config.sliding_window}, or {config_file.OWN_MODEL}",
+        raise config_file.refused(
+            f"sliding_window of at least seq_len {seq_len}, or null",
+            str(config.sliding_window),
+            f"plan --seq-len {config.sliding_window}, or {config_file.OWN_MODEL}",
         )

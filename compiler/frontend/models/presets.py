@@ -53,9 +53,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 def _family(
     family: str, vocab: int, positions: int, rows: dict[str, tuple[int, int, int]]
 ) -> dict[str, tuple[str, dict[str, int]]]:
-    """Models of a family whose MLP is four times as wide as the model; rows are layers, width and
-    heads.
-    """
+    """Models whose MLP is four times as wide as they; rows are layers, width and heads."""
     return {
         name: (
             family,

@@ -66,9 +66,7 @@ def byte_batches(
 
 
 def batch_factory(seq_len: int, vocab_size: int) -> BatchFactory:
-    """The `batches` of a byte-level task; a vocabulary below 256 is refused when the first batch is
-    asked for.
-    """
+    """The `batches` of a byte-level task; the first one refuses a vocabulary below 256."""
 
     def batches(seed: int, global_batch: int, data: str | None) -> Iterator[Any]:
         if vocab_size < _NUM_BYTES:

@@ -27,9 +27,7 @@ PIXELS = 16 * 16 * 3
 
 
 def init_params(sizes: Sizes, key: jax.Array) -> Params:
-    """Fresh parameters, fp32; `vocab` of the sizes counts classes, `positions` patches and the
-    class token.
-    """
+    """Fresh parameters, fp32; `vocab` counts classes, `positions` patches and the class token."""
     c = sizes
     matrices = {
         "patches": (PIXELS, c.hidden),
@@ -47,13 +45,13 @@ encoder_layer = partial(blocks.pre_norm_layer, eps=_EPS, causal=False, exact=Tru
 def logits(sizes: Sizes, params: Params, images: jax.Array, how: How) -> jax.Array:
     """Scores [B, classes] of images [B, patches, PIXELS]."""
     p = how.precision
-    x = p.add_bias(p.einsum("btp,pd->btd", images, params["patches"]), params["b_patches"])
+    x = p.linear("btp,pd->btd", images, params["patches"], params["b_patches"])
     token = jnp.broadcast_to(params["token"].astype(p.dtype), (len(x), *params["token"].shape))
     x = jnp.concatenate([token, x], axis=1) + params["positions"].astype(p.stream_dtype)
     x = how.drop(x, Site.STATES)
     x = run_layers(partial(encoder_layer, sizes), x, params["layers"], how)
     x = blocks.layer_norm(p, x[:, 0], params["final_scale"], params["final_shift"], _EPS)
-    return p.add_bias(p.einsum("bd,dc->bc", x, params["head"]), params["b_head"])
+    return p.linear("bd,dc->bc", x, params["head"], params["b_head"])
 
 
 def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.registry import imports
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports
 from shardwright.compiler.ir.types import Value
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.types import Value
 

@@ -12,14 +12,12 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
     AllReduceAttrs,
     AllToAllAttrs,
     AxisIndexAttrs,
-    CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.types import Value
@@ -133,12 +131,9 @@ def collective_permute(site: Site) -> Values:
             f"collective_permute requires the pair (0, 0), got {pairs}",
             UNPARTITIONED,
         )
-    rest = zip(
-        *([r for r in range(ranks.count) if r not in side] for side in (sources, targets)),
-        strict=True,
-    )
-    attrs = CollectivePermuteAttrs(ranks.names, tuple(sorted([*pairs, *rest])), ranks.count)
-    moved = site.make.op("collective_permute", operand, attrs=attrs)
+    idle = ([r for r in range(ranks.count) if r not in side] for side in (sources, targets))
+    every = tuple(sorted([*pairs, *zip(*idle, strict=True)]))
+    moved = site.make.collective_permute(operand, every, ranks.names, ranks.count)
     if len(targets) == ranks.count:
         return (moved,)
     return (_only_on(site.make, moved, np.isin(np.arange(ranks.count), targets), ranks.names),)

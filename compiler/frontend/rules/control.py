@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.compiler.frontend.rules.registry import imports
-from shardwright.compiler.frontend.rules.site import Scope, Site, Values
+from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, imports
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
     WhileParts,
@@ -53,9 +52,7 @@ def while_(site: Site) -> Values:
 
 
 def _convert_regions(site: Site) -> tuple[WhileParts, Scope, int]:
-    """Condition and body over common carries, the scope of the body, and the number of the module's
-    carries.
-    """
+    """Condition and body over common carries, the body's scope, and how many carries it names."""
     importer, (cond_region, body_region) = site.importer, site.op.regions
     cond, body = Scope(site.scope), Scope(site.scope)
     cond_inputs = [Value(v.type) for v in site.operands]

@@ -17,8 +17,7 @@ from shardwright.compiler.frontend.callbacks import CALLBACKS
 from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules import gspmd, host, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
-from shardwright.compiler.frontend.rules.registry import Rule, imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Rule, Site, Values, imports, refuse
 from shardwright.compiler.frontend.rules.sort import approx_top_k
 from shardwright.compiler.ir.types import Value
 

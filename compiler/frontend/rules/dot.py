@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import DotGeneralAttrs
 
 _Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import direction
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
 from shardwright.compiler.ir.printer_ops import MEANT, STAND_INS
@@ -52,9 +51,7 @@ def compare(site: Site) -> Values:
 
 
 def _total_order(site: Site, value: Value) -> Value:
-    """Integers that are ordered as the floats, -NaN first: the bits below the sign are turned over
-    where it is set.
-    """
+    """Integers in the order of the floats, -NaN first: bits below a sign that is set turn over."""
     wide = DType.F64 if value.type.dtype is DType.F64 else DType.F32
     bits, width = (DType.I64, 63) if wide is DType.F64 else (DType.I32, 31)
     make = site.make

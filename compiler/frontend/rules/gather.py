@@ -6,8 +6,7 @@ from typing import Any
 
 from shardwright.compiler.frontend.mlir import producer, results_of
 from shardwright.compiler.frontend.rules.reduce import KINDS
-from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.ops.gather import SCATTER_KINDS
 

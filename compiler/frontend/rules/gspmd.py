@@ -13,8 +13,7 @@ import re
 
 from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED
-from shardwright.compiler.frontend.rules.registry import refuse, refuses
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse, refuses
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from shardwright.compiler.frontend.rules.registry import refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
 from shardwright.compiler.ir.ops import MoveToAttrs
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 
@@ -17,9 +16,8 @@ MEMORIES = {DEVICE: DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 
 def placement(site: Site) -> Values:
     """The operand, in another memory from here on."""
-    attributes, kind = site.op.attributes, "none"
-    if ATTRIBUTES in attributes and PLACEMENT in attributes[ATTRIBUTES]:
-        kind = attributes[ATTRIBUTES][PLACEMENT].value
+    given = site.optional(ATTRIBUTES)
+    kind = given[PLACEMENT].value if given is not None and PLACEMENT in given else "none"
     if kind not in MEMORIES:
         known = ", ".join(MEMORIES)
         refuse("NCC_EVRF064", f"{ANNOTATION} requires a memory of {known}, got {kind}")

@@ -13,8 +13,7 @@ import math
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.bits import UNSIGNED, together
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Maker, Site, Values
+from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
 from shardwright.compiler.ir.types import Value
 
 # Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC11), Threefry-2x32.
@@ -146,8 +145,7 @@ def _added(make: Maker, number: Pair, step: Value) -> Pair:
 def threefry(make: Maker, key: Pair, block: Pair) -> Pair:
     """Threefry-2x32 with 20 rounds of u32 tensors of one shape."""
     keys = (*key, make.with_number("xor", make.op("xor", *key), PARITY))
-    a = make.add(block[0], keys[0])
-    b = make.add(block[1], keys[1])
+    a, b = make.add(block[0], keys[0]), make.add(block[1], keys[1])
     for group in range(ROUNDS):
         for rotation in ROTATIONS[group % 2]:
             a = make.add(a, b)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
-from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Value
@@ -44,9 +43,7 @@ def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[
 
 
 def combine(site: Site, kind: str, result: Value, init: Value) -> Value:
-    """Apply the scalar `init` to every element of `result` by the reduction `kind`, unless it is
-    the identity of that.
-    """
+    """Combine every element with the scalar `init` by `kind`, unless it is the identity of that."""
     start = site.constant(init)
     if start is not None and np.array_equal(start, identity(kind, result.type.dtype)):
         return result
@@ -96,9 +93,7 @@ def _extreme(site: Site) -> str | None:
 
 
 def _expression(value: Any, depth: int) -> Any:
-    """A value of a reducer as a term: compares by direction, `and` and `or` without order, as far
-    down as `depth` operators.
-    """
+    """A value of a reducer as a term `depth` operators deep; `and` and `or` have no order."""
     op = producer(value)
     if op is None or not depth:
         return value

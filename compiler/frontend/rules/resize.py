@@ -13,8 +13,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import call_target, text_of
-from shardwright.compiler.frontend.rules.registry import refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Value
 

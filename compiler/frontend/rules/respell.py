@@ -22,9 +22,7 @@ _CALL = "stablehlo.custom_call"
 
 
 def respell(module: Any) -> None:
-    """Put the CHLO operator in the place of each of its other spellings in `module`, in place; its
-    context must be entered.
-    """
+    """Put the CHLO operators in the place of their other spellings in `module`."""
     for op in all_ops(module):
         name = _meant(op)
         if name and (name != _TOP_K or _setting(op, "k") is not None):

@@ -8,13 +8,14 @@ this compiler then takes all it can. Sources are those of `surface/releases.py` 
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
-from shardwright.compiler.frontend.rules.registry import Check, refuse
-from shardwright.compiler.frontend.rules.site import Site
-from shardwright.compiler.ir.facts import stored
+from shardwright.compiler.frontend.rules.registry import Check, Site, refuse
+from shardwright.compiler.ir.facts import behind, stored
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import CASTS, VIEWS
 from shardwright.compiler.ir.types import Graph, Value
@@ -63,8 +64,7 @@ def check_outputs(graph: Graph, profile: Profile) -> None:
 
 def _not_yet(row: Operator, profile: Profile) -> Check:
     def check(site: Site) -> None:
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             f"operator {row.name} requires release {row.since}, the profile is {profile}",
             "`shardwright list-operators` prints those of a release",
         )
@@ -72,13 +72,16 @@ def _not_yet(row: Operator, profile: Profile) -> Check:
     return check
 
 
+def _refuse(message: str, hint: str) -> NoReturn:
+    refuse("NCC_EVRF001", message, hint)
+
+
 def _power(site: Site) -> None:
     """Exponents: integers known at compile time."""
     exponent = _constant(site, site.operands[1])
     if exponent is None or not np.all(exponent == np.round(exponent)):
         got = "a computed value" if exponent is None else f"{exponent.flat[0]}"
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             f"Pow requires a constant integer exponent before {FACTS['pow_any_exponent'].since},"
             f" got {got}",
             "write it with exp and log, or name a newer release",
@@ -88,8 +91,7 @@ def _power(site: Site) -> None:
 def _dynamic_update(site: Site) -> None:
     """Indices: constants."""
     if any(_constant(site, value) is None for value in site.operands[2:]):
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             "DynamicUpdateSlice requires constant indices before"
             f" {FACTS['dynamic_update_index'].since}, got a computed one",
             "use jnp.where with an iota mask, or name a newer release",
@@ -105,8 +107,7 @@ def _gather(site: Site) -> None:
     window = {d for d in range(site.operands[0].type.rank) if d not in gone}
     both = sorted(window & set(numbers.start_index_map))
     if both:
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             "Gather requires start_index_map and remapped offset dims to be disjoint, got"
             f" {both} in both",
             "index whole rows, or use dynamic_slice",
@@ -119,14 +120,12 @@ def _reduce(site: Site, profile: Profile) -> None:
     allowed = (*_TABLE_REDUCTIONS, *(("or",) if profile.has("bool_add_is_or") else ()))
     wrong = [kind for kind in reduction_kinds(site, count) if kind not in allowed]
     if wrong:
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             f"Reduce requires one of {', '.join(allowed)}, got {wrong[0]}",
             "convert to a number and use max or min",
         )
     if any(_constant(site, value) is None for value in site.operands[count:]):
-        refuse(
-            "NCC_EVRF001",
+        _refuse(
             "Reduce requires a constant init value, got a computed one",
             "combine the init value after the reduction",
         )
@@ -141,12 +140,6 @@ def _ignore_seed(site: Site) -> None:
 
 def _constant(site: Site, value: Value) -> np.ndarray | None:
     """The number a value always has, also behind a broadcast or a conversion."""
-    found = site.constant(value)
-    if found is not None:
-        return found
-    for op in reversed(site.scope.ops):
-        if op.results and op.results[0] is value:
-            if (held := stored(op)) is not None:
-                return held.array()
-            return _constant(site, op.operands[0]) if op.name in _PASS_THROUGH else None
-    return None
+    made = {op.results[0]: op for op in site.scope.ops if op.results}
+    held = stored(made.get(behind(value, made, lambda op: op.name in _PASS_THROUGH)))
+    return site.constant(value) if held is None else held.array()

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,

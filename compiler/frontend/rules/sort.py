@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
-from shardwright.compiler.frontend.rules.registry import RefusedError, imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import SortAttrs
 
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
@@ -22,9 +21,7 @@ _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """One side of a comparison: the left or right element of an operand, zeros and NaNs made equal
-    or not.
-    """
+    """The left or right element of an operand, zeros and NaNs made equal or not."""
 
     operand: int
     is_right: bool

@@ -14,8 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
-from shardwright.compiler.frontend.rules.site import Values
+from shardwright.compiler.frontend.rules.registry import RefusedError, Values, refuse
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered

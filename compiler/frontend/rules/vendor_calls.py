@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import call_target, text_of
-from shardwright.compiler.frontend.rules.registry import refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
 from shardwright.compiler.ir.ops import SortAttrs
 
 

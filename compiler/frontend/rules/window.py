@@ -9,8 +9,7 @@ from __future__ import annotations
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
 from shardwright.compiler.frontend.rules.reduce import body_kind, combine
-from shardwright.compiler.frontend.rules.registry import imports, refuse
-from shardwright.compiler.frontend.rules.site import Site, Values
+from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.window import SELECTIONS
 

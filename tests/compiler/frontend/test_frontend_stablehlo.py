@@ -21,7 +21,7 @@ from shardwright.compiler.frontend.context import make_context, parse_module
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
 from shardwright.compiler.frontend.importer import ImportHooks
 from shardwright.compiler.frontend.rules import RULES, imports
-from shardwright.compiler.frontend.rules.site import Site
+from shardwright.compiler.frontend.rules.registry import Site
 from shardwright.compiler.frontend.stablehlo import import_module, import_parsed
 from shardwright.compiler.ir.ops import AllGatherAttrs
 from shardwright.compiler.ir.reference import evaluate
