@@ -119,3 +119,19 @@ def keeps_order(op: Op) -> bool:
         same = op.operands[0].type.num_elements == op.result.type.num_elements
         return same and list(op.attrs.dims) == sorted(op.attrs.dims)
     return op.name == "reshape"
+
+
+def repeats(op: Op | None, dim: int) -> bool:
+    """Whether the elements that `op` makes are alike along `dim`, since it spreads them there."""
+    walked = None if op is None else dim_map(op)
+    return walked is not None and walked[dim] is None
+
+
+def signs(op: Op | None) -> tuple[int, ...]:
+    """The sign of each operand where `op` adds them up element by element; else nothing."""
+    return () if op is None else OPS[op.name].signs
+
+
+def factors(op: Op | None) -> tuple[int, ...]:
+    """The operands in each of which `op` is linear while the others stay, element by element."""
+    return () if op is None else OPS[op.name].factors

@@ -53,12 +53,14 @@ class OpDef:
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
     ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
     follow from those at their place: all of that kind, casts, and the identity of one value.
-    `combines`: its attributes name how elements are combined. `commutes`: its two operands may
-    change places without a change of one bit. `passes`: the operands whose elements
-    its results consist of, as they are; operands before these choose among them, operands behind
-    say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
-    `walks`: per dim of the result the operand dim whose index it has, None where it repeats.
-    `resize`: the attributes for a result of another shape, where they hold sizes of it.
+    `signs`: the result is the sum of the operands, each times its sign. `factors`: the operands in
+    each of which the result is linear while the others stay. `combines`: its attributes name how
+    elements are combined. `commutes`: its two operands may change places without a change of one
+    bit. `passes`: the operands whose elements its results consist of, as they are; operands before
+    these choose among them, operands behind say where they are (None: elements are computed; what
+    `_PASSES` has for the kind is filled in). `walks`: per dim of the result the operand dim whose
+    index it has, None where it repeats. `resize`: the attributes for a result of another shape,
+    where they hold sizes of it.
     `pure` is False for ops that must not be merged with equal ones (collectives, barriers); a dead
     op of any kind may go, because all ranks run the same program.
     """
@@ -70,6 +72,8 @@ class OpDef:
     flops: Flops
     reference: Reference
     elementwise: bool = False
+    signs: tuple[int, ...] = ()
+    factors: tuple[int, ...] = ()
     combines: bool = False
     commutes: bool = False
     passes: slice | None = None

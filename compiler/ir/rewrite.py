@@ -7,7 +7,7 @@ survives it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -33,9 +33,7 @@ class Level:
 
     def update(self, op: Op) -> Op:
         """`op` with its operands as they are now."""
-        if self.replaced.keys().isdisjoint(op.operands):
-            return op
-        return with_operands(op, tuple(self.now(v) for v in op.operands))
+        return reading(op, self.replaced)
 
     def finish(self, graph: Graph) -> Graph:
         """`graph` with the new ops."""
@@ -59,6 +57,52 @@ def with_ops(
     if is_same and name in ("", graph.name):
         return graph
     return Graph(before, tuple(ops), after, name or graph.name)
+
+
+def replaced(
+    graph: Graph,
+    rule: Callable[[Op, Mapping[Value, Op]], Sequence[Op]],
+    inside: Callable[[Graph], Graph],
+) -> Graph:
+    """`graph` with the ops that `rule` makes in place of an op, the last one for its results; where
+    it makes none, the op stays. `rule` also gets the ops that make the values so far; regions are
+    rewritten by `inside` first.
+    """
+    made: dict[Value, Op] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = with_regions(op, tuple(map(inside, op.regions)))
+        *before, last = rule(op, made) or (op,)
+        for one in (*before, defining(last, op.results)):
+            ops.append(one)
+            made.update(dict.fromkeys(one.results, one))
+    return with_ops(graph, ops)
+
+
+def within(graph: Graph, inside: Callable[[Graph], Graph]) -> Graph:
+    """`graph` with its regions rewritten."""
+    return with_ops(graph, [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops])
+
+
+def defining(op: Op, results: tuple[Value, ...]) -> Op:
+    """`op` with other values for its results."""
+    if results is op.results:
+        return op
+    return Op(op.name, op.operands, results, op.attrs, op.regions, op.loc)
+
+
+def fresh(op: Op, operands: Iterable[Value], regions: tuple[Graph, ...] | None = None) -> Op:
+    """`op` once more on other operands: its results are values of its own."""
+    results = tuple([Value(v.type) for v in op.results])
+    inside = op.regions if regions is None else regions
+    return Op(op.name, tuple(operands), results, op.attrs, inside, op.loc)
+
+
+def reading(op: Op, now: Mapping[Value, Value]) -> Op:
+    """`op` with its operands as they are `now`, where that has them."""
+    if now.keys().isdisjoint(op.operands):
+        return op
+    return with_operands(op, tuple(now.get(v, v) for v in op.operands))
 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:

@@ -18,6 +18,7 @@ from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
+from shardwright.compiler.ir.rewrite import fresh
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
@@ -434,10 +435,9 @@ class _PieceBuilder:
     def add(self, op: Op) -> None:
         """Append a clone of `op` with everything cheap it needs."""
         now = self.now
-        operands = tuple([now.get(v) or self.value(v) for v in op.operands])
-        results = tuple([Value(r.type) for r in op.results])
-        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
-        now.update(zip(op.results, results, strict=True))
+        made = fresh(op, [now.get(v) or self.value(v) for v in op.operands])
+        self.ops.append(made)
+        now.update(zip(op.results, made.results, strict=True))
 
     def value(self, value: Value) -> Value:
         """What `value` is in the function."""

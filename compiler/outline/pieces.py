@@ -16,20 +16,13 @@ from dataclasses import dataclass
 from shardwright.compiler.ir.joins import consecutive
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.ops.host import TRANSFERS
-from shardwright.compiler.ir.traits import of
+from shardwright.compiler.ir.traits import MOVES, TRAFFIC, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
-MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter", *TRANSFERS))
-CARRIERS = (
-    MOVERS
-    | of(Kind.CAST, Kind.UPDATE)
-    | {
-        "add",  # to an accumulator
-        *("concatenate", "dynamic_slice", "optimization_barrier", "reshape", "slice", "transpose"),
-    }
-)
+MOVERS = TRAFFIC - {"collective_permute"} | {*TRANSFERS}
+CARRIERS = MOVERS | MOVES | of(Kind.CAST, Kind.IDENTITY, Kind.UPDATE) | {"add"}  # to an accumulator
 MAX_PERIODS = 12  # candidate periods looked at
 
 Hash = Callable[[Sequence[Op]], int]

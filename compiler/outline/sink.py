@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import fresh, reading, with_ops
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
@@ -49,10 +49,7 @@ def _sink(loop: Op, cloner: _Cloner, light: Collection[Value], ranges: Ranges) -
         if before is after and operand in light and operand.type.rank:
             now[before] = cloner.value(operand)
     outside, inside = list(cloner.carried), list(cloner.carried.values())
-    renamed = [
-        Op(o.name, tuple(now.get(v, v) for v in o.operands), o.results, o.attrs, o.regions, o.loc)
-        for o in body.ops
-    ]
+    renamed = [reading(op, now) for op in body.ops]
     outputs = tuple(
         now.get(v, v) if b is not v else v for b, v in zip(body.inputs, body.outputs, strict=True)
     )
@@ -94,7 +91,6 @@ class _Cloner:
         if op.name in IDENTITIES:
             self.ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))
             return self.ops[-1].result
-        results = tuple(Value(r.type) for r in op.results)
-        self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
-        self._now.update(zip(op.results, results, strict=True))
+        self.ops.append(fresh(op, operands))
+        self._now.update(zip(op.results, self.ops[-1].results, strict=True))
         return self._now[value]

@@ -8,14 +8,13 @@ carry becomes a constant of the body.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
-from shardwright.compiler.ir.facts import joined_dim, stored
+from shardwright.compiler.ir.facts import joined_dim, signs, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
@@ -175,17 +174,12 @@ def _identity_element(element: int, either_side: bool) -> Rule:
 
 
 def _is_element(level: _Fold, value: Value, element: int) -> bool:
-    """True for a splat constant of `element`; -1 stands for all bits set."""
+    """True for a splat constant of `element`; -1 stands for all bits set, also of i1."""
     splat = level.splat(value)
     if splat is None:
         return False
     want = np.asarray(element).astype(value.type.dtype.numpy)
     return bool(np.asarray(splat) == want)
-
-
-def _logical(element: int) -> Rule:
-    """`and` with all ones, `or` with zero; i1 counts True as all ones."""
-    return _identity_element(element, True)
 
 
 def _divide(level: _Fold, op: Op) -> Value | None:
@@ -194,18 +188,16 @@ def _divide(level: _Fold, op: Op) -> Value | None:
     if known is not None or not _is_element(level, op.operands[0], 1):
         return known
     total = level.made.get(op.operands[1])
-    if total is None or total.name != "add":
+    if total is None or signs(total) != (1, 1):
         return None
     terms = [v for v in total.operands if not _is_element(level, v, 1)]
     power = level.made.get(terms[0]) if len(terms) == 1 else None
-    negative = level.made.get(power.operands[0]) if _is_named(power, "exponential") else None
-    if negative is None or negative.name != "negate" or not op.result.type.dtype.is_float:
+    if power is None or power.name != "exponential" or not op.result.type.dtype.is_float:
+        return None
+    negative = level.made.get(power.operands[0])
+    if negative is None or signs(negative) != (-1,):
         return None
     return level.emit(make_op("logistic", negative.operands, loc=op.loc)).result
-
-
-def _is_named(op: Op | None, name: str) -> TypeGuard[Op]:
-    return op is not None and op.name == name
 
 
 def _same_type(level: _Fold, op: Op) -> Value | None:
@@ -336,7 +328,7 @@ def _iota(level: _Fold, op: Op) -> Value | None:
 _SPLAT_KEEPERS = of(Kind.VIEW, Kind.PART) | {"gather"}
 _RULES: dict[str, Rule] = {
     "add": _identity_element(0, True),
-    "and": _logical(-1),
+    "and": _identity_element(-1, True),
     "broadcast_in_dim": _broadcast,
     "bitcast_convert": _same_type,
     "concatenate": _concatenate,
@@ -345,7 +337,7 @@ _RULES: dict[str, Rule] = {
     "dynamic_slice": _same_type,
     "iota": _iota,
     "multiply": _multiply,
-    "or": _logical(0),
+    "or": _identity_element(0, True),
     "pad": _pad,
     "reduce": _reduce,
     "reshape": _reshape,

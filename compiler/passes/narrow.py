@@ -18,7 +18,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CASTS, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
@@ -183,7 +183,7 @@ class _Level:
             self._rounded(op.result)
             return
         operands = tuple(self._as_it_was(v) for v in op.operands)
-        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        self.ops.append(with_operands(op, operands))
         self.there.update(op.results)
 
     def _move(self, op: Op) -> None:

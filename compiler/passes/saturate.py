@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.compiler.dtypes import LARGEST
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 
@@ -38,7 +38,7 @@ def saturate_infinity(graph: Graph) -> Graph:
 
     for op in graph.ops:
         operands = tuple(map(finite, op.operands)) if _may_transpose(op) else op.operands
-        ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        ops.append(with_operands(op, operands))
     return with_ops(graph, ops)
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.facts import joined_dim, permutation, resized
+from shardwright.compiler.ir.facts import joined_dim, permutation, repeats, resized
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, PadAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import with_ops, within
 from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import free_values
@@ -46,8 +46,7 @@ def separate(graph: Graph) -> Graph:
 
     Results of folds and slices keep their values; sums may round differently in the last place.
     """
-    regions = [with_regions(op, tuple(map(separate, op.regions))) for op in graph.ops]
-    graph = with_ops(graph, regions)
+    graph = within(graph, separate)
     cuts = _Cuts(graph).found()
     return _Writer(graph, cuts).run() if cuts else graph
 
@@ -88,7 +87,7 @@ class _Cuts:
 
     def _splits(self, op: Op, cut: Cut) -> bool:
         """Whether an op can work on pieces."""
-        if op.name == "slice":
+        if isinstance(op.attrs, SliceAttrs):
             return cut.holding(op.attrs.start[cut.dim], op.attrs.limit[cut.dim]) is not None
         if op.name in REDUCTIONS or permutation(op) is not None:
             return True
@@ -101,8 +100,7 @@ class _Cuts:
         """Whether a part of an operand costs nothing: a scalar, counts, and what repeats."""
         if value in self.cuts or value in self.free or not value.type.rank:
             return True
-        op = self.producers.get(value)
-        return op is not None and _repeats(op, cut.dim)
+        return repeats(self.producers.get(value), cut.dim)
 
     def _begin(self, value: Value, cut: Cut) -> None:
         self.cuts[value] = cut
@@ -118,8 +116,8 @@ def _joins(op: Op) -> Cut | None:
     """The pieces an op puts side by side."""
     if (dim := joined_dim(op)) is not None:
         sizes = tuple(v.type.shape[dim] for v in op.operands)
-    elif op.name == "pad":
-        attrs, shape = op.attrs, op.operands[0].type.shape
+    elif isinstance(attrs := op.attrs, PadAttrs):
+        shape = op.operands[0].type.shape
         dims = [d for d in range(len(shape)) if attrs.low[d] or attrs.high[d]]
         if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
             return None
@@ -128,15 +126,6 @@ def _joins(op: Op) -> Cut | None:
     else:
         return None
     return Cut(dim, sizes) if 1 < len(sizes) <= MAX_PIECES and all(sizes) else None
-
-
-def _repeats(op: Op, dim: int) -> bool:
-    """Whether `op` broadcasts its operand along `dim`."""
-    if op.name != "broadcast_in_dim":
-        return False
-    if dim not in op.attrs.dims:
-        return True
-    return bool(op.operands[0].type.shape[op.attrs.dims.index(dim)] == 1)
 
 
 def _behind(op: Op, cut: Cut) -> Cut | None:
@@ -211,7 +200,7 @@ class _Writer:
             return value
         op, shape = self.producers[value], value.type.shape
         first, end = cut.spans()[number]
-        if _repeats(op, cut.dim):
+        if repeats(op, cut.dim):
             edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
             return self._make(op, op.name, op.operands, resized(op, edge))
         return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))

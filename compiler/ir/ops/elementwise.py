@@ -26,7 +26,7 @@ from shardwright.compiler.ir.ops.rules import (
 )
 from shardwright.compiler.ir.types import TensorType, tensor_type
 
-_COMPARE: dict[str, np.ufunc] = {
+COMPARE: dict[str, np.ufunc] = {
     "EQ": np.equal,
     "NE": np.not_equal,
     "LT": np.less,
@@ -34,7 +34,7 @@ _COMPARE: dict[str, np.ufunc] = {
     "GT": np.greater,
     "GE": np.greater_equal,
 }
-DIRECTIONS = tuple(_COMPARE)
+DIRECTIONS = tuple(COMPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +207,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """
 
 
-def _function(
-    name: str, arity: int, fn: Callable[..., Any], kind: str, commutes: bool = False
-) -> None:
+def _function(name: str, arity: int, fn: Callable[..., Any], kind: str, **facts: Any) -> None:
     """A function of elements, whose operands and result have one type of `_KINDS`."""
 
     def infer(attrs: None, *types: TensorType) -> TensorType:
@@ -226,24 +224,22 @@ def _function(
         rounded_once(fn),
         operands=arity,
         flops=result_elements,
-        commutes=commutes,
+        **facts,
     )
 
 
-def _binary(
-    name: str, fn: Callable[..., Any], kind: str = "number", commutes: bool = False
-) -> None:
-    _function(name, 2, fn, kind, commutes)
+def _binary(name: str, fn: Callable[..., Any], kind: str = "number", **facts: Any) -> None:
+    _function(name, 2, fn, kind, **facts)
 
 
-def _unary(name: str, fn: Callable[..., Any], kind: str = "float") -> None:
-    _function(name, 1, fn, kind)
+def _unary(name: str, fn: Callable[..., Any], kind: str = "float", **facts: Any) -> None:
+    _function(name, 1, fn, kind, **facts)
 
 
-_binary("add", np.add, "any", commutes=True)
-_binary("subtract", np.subtract)
-_binary("multiply", np.multiply, "any", commutes=True)
-_binary("divide", _divide)
+_binary("add", np.add, "any", signs=(1, 1), commutes=True)
+_binary("subtract", np.subtract, signs=(1, -1))
+_binary("multiply", np.multiply, "any", factors=(0, 1), commutes=True)
+_binary("divide", _divide, factors=(0,))
 _binary("maximum", np.maximum, "any")
 _binary("minimum", np.minimum, "any")
 _binary("power", _power)
@@ -259,7 +255,7 @@ _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "inte
 _binary("random_bits", _random_bits, "u32")
 
 _unary("not", np.invert, "integer or i1")
-_unary("negate", np.negative, "number")
+_unary("negate", np.negative, "number", signs=(-1,))
 _unary("abs", np.abs, "signed or float")
 _unary("sign", _sign, "signed or float")
 _unary("sqrt", np.sqrt)
@@ -353,7 +349,7 @@ _define(
     "compare",
     attrs=CompareAttrs,
     rule=_infer_compare,
-    meaning=lambda op, *pair: _COMPARE[op.attrs.direction](*pair).astype(np.bool_, copy=False),
+    meaning=lambda op, *pair: COMPARE[op.attrs.direction](*pair).astype(np.bool_, copy=False),
     operands=2,
 )
 _define(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import within
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
@@ -37,9 +37,7 @@ def keep_less(graph: Graph) -> Graph:
 
     Values are equal bit by bit. What is not read any more is left to `dce`.
     """
-    graph = remake_across_loops(graph, lightest)
-    ops = tuple(with_regions(op, tuple(keep_less(r) for r in op.regions)) for op in graph.ops)
-    return with_ops(graph, ops)
+    return within(remake_across_loops(graph, lightest), keep_less)
 
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:

@@ -161,3 +161,30 @@ def test_an_elementwise_op_combines_two_values_as_their_reduction_does(kind: str
     graph = b.finish(b.op(ELEMENTWISE_OF[kind], x, y), b.reduce(pair, kind, (0,)))
     joined, reduced = evaluate(graph, [np.array([5, -3], np.int32), np.array([6, 2], np.int32)])
     assert joined.tolist() == reduced.tolist()
+
+
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if op.signs or op.factors])
+def test_what_an_op_is_linear_in(name: str) -> None:
+    known = OPS[name]
+    b = Builder()
+    inputs = [b.input((8,)) for _ in range(max(len(known.signs), 1 + bool(known.factors)))]
+    graph = b.finish(b.op(name, *inputs))
+    arrays = [np.random.default_rng(i).normal(3, 1, 8).astype(np.float32) for i in range(2)]
+    arrays = arrays[: len(inputs)]
+    (found,) = evaluate(graph, arrays)
+    if known.signs:
+        total = sum(sign * array for sign, array in zip(known.signs, arrays, strict=True))
+        np.testing.assert_allclose(found, total, rtol=1e-6)
+    for number in range(len(inputs)):
+        doubled = [a * np.float32(2) if i == number else a for i, a in enumerate(arrays)]
+        linear = np.allclose(evaluate(graph, doubled)[0], found * 2, rtol=1e-6)
+        assert linear == (number in known.factors or len(known.signs) == 1)
+    assert facts.signs(None) == facts.factors(None) == ()
+
+
+def test_what_repeats_does_so_along_its_dim() -> None:
+    x = Builder().input((1, 4))
+    spread = make_op("broadcast_in_dim", (x,), BroadcastInDimAttrs((0, 2), (3, 5, 4)))
+    assert [facts.repeats(spread, d) for d in range(3)] == [True, True, False]
+    assert not facts.repeats(make_op("transpose", (x,), TransposeAttrs((1, 0))), 0)
+    assert not facts.repeats(None, 0)
