@@ -64,6 +64,20 @@ def subgraph(
     return Graph(tuple(inputs), tuple(ops), tuple(outputs), name)
 
 
+def defining(op: Op, results: tuple[Value, ...]) -> Op:
+    """`op` with other values for its results."""
+    if results is op.results:
+        return op
+    return Op(op.name, op.operands, results, op.attrs, op.regions, op.loc)
+
+
+def fresh(op: Op, operands: Iterable[Value], regions: tuple[Graph, ...] | None = None) -> Op:
+    """`op` once more on other operands: its results are values of its own."""
+    results = tuple([Value(v.type) for v in op.results])
+    inside = op.regions if regions is None else regions
+    return Op(op.name, tuple(operands), results, op.attrs, inside, op.loc)
+
+
 class Builder:
     """One graph level under construction."""
 

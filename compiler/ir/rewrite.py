@@ -7,10 +7,11 @@ survives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
@@ -82,20 +83,6 @@ def replaced(
 def within(graph: Graph, inside: Callable[[Graph], Graph]) -> Graph:
     """`graph` with its regions rewritten."""
     return with_ops(graph, [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops])
-
-
-def defining(op: Op, results: tuple[Value, ...]) -> Op:
-    """`op` with other values for its results."""
-    if results is op.results:
-        return op
-    return Op(op.name, op.operands, results, op.attrs, op.regions, op.loc)
-
-
-def fresh(op: Op, operands: Iterable[Value], regions: tuple[Graph, ...] | None = None) -> Op:
-    """`op` once more on other operands: its results are values of its own."""
-    results = tuple([Value(v.type) for v in op.results])
-    inside = op.regions if regions is None else regions
-    return Op(op.name, tuple(operands), results, op.attrs, inside, op.loc)
 
 
 def reading(op: Op, now: Mapping[Value, Value]) -> Op:

@@ -12,13 +12,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.analysis import structure
-from shardwright.compiler.ir.build import subgraph
+from shardwright.compiler.ir.build import fresh, subgraph
 from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
-from shardwright.compiler.ir.rewrite import fresh
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.facts import chooses, splat
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
 from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, COMPARE, erf, erfc, logistic
-from shardwright.compiler.ir.rewrite import Level, defining, within
+from shardwright.compiler.ir.rewrite import Level, within
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.facts import pairing, permutation
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
-from shardwright.compiler.ir.rewrite import fresh, replaced
+from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose

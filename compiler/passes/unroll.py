@@ -8,7 +8,8 @@ needs no memory, and their counters and keys fold away.
 from __future__ import annotations
 
 from shardwright.compiler.ir.analysis import is_light
-from shardwright.compiler.ir.rewrite import Level, fresh, with_regions
+from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 MAX_OPS = 1024

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass
 from functools import partial
 
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.rewrite import fresh, with_ops
+from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CHEAP, CONTRACTIONS, IDENTITIES, LITERALS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
