@@ -7,7 +7,7 @@ survives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -110,3 +110,16 @@ def with_results(op: Op, keep: Sequence[int], attrs: Any, regions: tuple[Graph, 
     """`op` with only the operand and result pairs of `keep`."""
     operands = tuple(op.operands[i] for i in keep)
     return Op(op.name, operands, tuple(op.results[i] for i in keep), attrs, regions, op.loc)
+
+
+def carrying(loop: Op, first: Iterable[Value], results: Iterable[Value], region: Graph) -> Op:
+    """`loop` with more carries at the end of its own, as `region` has them."""
+    operands, ends = (*loop.operands, *first), (*loop.results, *results)
+    return Op(loop.name, operands, ends, loop.attrs, (region,), loop.loc)
+
+
+def with_invariants(loop: Op, inside: Mapping[Value, Value], ops: Sequence[Op]) -> Op:
+    """`loop` with `ops` for its body, which have values from outside of it as they are `inside`."""
+    body, more = loop.regions[0], tuple(inside.values())
+    region = with_ops(body, ops, (*body.outputs, *more), (*body.inputs, *more))
+    return carrying(loop, inside, [Value(v.type) for v in more], region)

@@ -8,7 +8,7 @@ moving data and rounding commute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,14 @@ def _moved(op: Op, number: int) -> tuple[Value, ...]:
     return operands[number : number + 1] if op.name in IDENTITIES else operands
 
 
+def _until_stable(found: set[Value], sweep: Callable[[], None]) -> None:
+    """Sweep until `found` stays as it is."""
+    before = -1
+    while before != len(found):
+        before = len(found)
+        sweep()
+
+
 class _Exact:
     """Values whose every element is a float of `dtype`."""
 
@@ -73,10 +81,7 @@ class _Exact:
 
     def values(self) -> set[Value]:
         """The largest set that contradicts no op."""
-        before = -1
-        while before != len(self.found):
-            before = len(self.found)
-            self._sweep(self.graph)
+        _until_stable(self.found, lambda: self._sweep(self.graph))
         return self.found
 
     def _sweep(self, graph: Graph) -> None:
@@ -118,10 +123,7 @@ class _Rounded:
 
     def values(self) -> set[Value]:
         """The largest set that contradicts no reader."""
-        before = -1
-        while before != len(self.read_wide):
-            before = len(self.read_wide)
-            self._sweep(self.graph)
+        _until_stable(self.read_wide, lambda: self._sweep(self.graph))
         return {v for v in self.read if _is_wide(v, self.dtype) and v not in self.read_wide}
 
     def _sweep(self, graph: Graph) -> None:

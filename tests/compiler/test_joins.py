@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.function import lower_function
 from shardwright.compiler.neff.schedule import STAGE_AXIS
@@ -14,6 +13,7 @@ from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.region_reference import run_lowered
 
 

@@ -19,7 +19,6 @@ from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.values.buckets import execute_parts
 from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
@@ -28,6 +27,7 @@ from shardwright.sharding.cut.overlap.buckets import bucketed
 from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import build_plan, traffic
+from tests.support.building import Builder
 from tests.support.cells import long_in_matrix
 from tests.support.staged_runs import state_after
 from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph

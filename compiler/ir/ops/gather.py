@@ -8,7 +8,7 @@ so that the window stays inside; a scatter drops every window that would leave t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -76,26 +76,10 @@ class _Windows:
         return [n for d, n in enumerate(indices) if d != self.vector_dim]
 
 
-def _gather_windows(attrs: GatherAttrs) -> _Windows:
-    return _Windows(
-        attrs.offset_dims,
-        attrs.collapsed_slice_dims,
-        attrs.operand_batching_dims,
-        attrs.start_indices_batching_dims,
-        attrs.start_index_map,
-        attrs.index_vector_dim,
-    )
-
-
-def _scatter_windows(attrs: ScatterAttrs) -> _Windows:
-    return _Windows(
-        attrs.update_window_dims,
-        attrs.inserted_window_dims,
-        attrs.input_batching_dims,
-        attrs.scatter_indices_batching_dims,
-        attrs.scatter_dims_to_operand_dims,
-        attrs.index_vector_dim,
-    )
+def _windows(attrs: GatherAttrs | ScatterAttrs) -> _Windows:
+    """Both name them in the same order."""
+    first = fields(attrs)[: len(fields(_Windows))]
+    return _Windows(*(getattr(attrs, field.name) for field in first))
 
 
 def _check_windows(w: _Windows, operand: TensorType, indices: TensorType) -> None:
@@ -120,7 +104,7 @@ def _check_windows(w: _Windows, operand: TensorType, indices: TensorType) -> Non
 
 
 def _infer_gather(attrs: GatherAttrs, operand: TensorType, indices: TensorType) -> TensorType:
-    windows = _gather_windows(attrs)
+    windows = _windows(attrs)
     _check_windows(windows, operand, indices)
     sizes = attrs.slice_sizes
     fits = len(sizes) == operand.rank
@@ -139,7 +123,7 @@ def _infer_gather(attrs: GatherAttrs, operand: TensorType, indices: TensorType) 
 def _infer_scatter(
     attrs: ScatterAttrs, operand: TensorType, indices: TensorType, updates: TensorType
 ) -> TensorType:
-    windows = _scatter_windows(attrs)
+    windows = _windows(attrs)
     _check_windows(windows, operand, indices)
     if attrs.kind not in SCATTER_KINDS:
         raise mismatch(f"a kind of {' '.join(SCATTER_KINDS)}", attrs.kind)
@@ -182,7 +166,7 @@ def _count(rank: int, dim: int, shape: Sequence[int]) -> np.ndarray:
 
 
 def _gather_reference(op: Op, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    sizes, windows = op.attrs.slice_sizes, _gather_windows(op.attrs)
+    sizes, windows = op.attrs.slice_sizes, _windows(op.attrs)
     starts, offsets = _positions(windows, operand.shape, indices, op.result.type.shape)
     index = [
         np.clip(start, 0, n - size) + offset
@@ -194,7 +178,7 @@ def _gather_reference(op: Op, operand: np.ndarray, indices: np.ndarray) -> np.nd
 def _scatter_reference(
     op: Op, operand: np.ndarray, indices: np.ndarray, updates: np.ndarray
 ) -> np.ndarray:
-    windows, shape = _scatter_windows(op.attrs), operand.shape
+    windows, shape = _windows(op.attrs), operand.shape
     starts, offsets = _positions(windows, shape, indices, updates.shape)
     keep: np.ndarray = np.ones((), np.bool_)
     flat: np.ndarray = np.zeros((), np.int64)
