@@ -175,7 +175,7 @@ class Labelling:
         from an operand of another space.
         """
         operand, other = op.operands[side], op.operands[1 - side]
-        dims, free = contracted(op, side), free_dims(op, 1 - side)
+        dims, free = op.attrs.contract(side), free_dims(op, 1 - side)
         if other in self.labels or not dims or len(free_dims(op, side)) < 2:
             return False
         root = self.component(operand)
@@ -190,22 +190,10 @@ class Labelling:
         """
         mine, other = op.operands[side], op.operands[1 - side]
         own = self.labels[mine]
-        batch = [own[d] for d in batch_dims(op, side)]
+        batch = [own[d] for d in op.attrs.batch(side)]
         kept = [own[d] for d in free_dims(op, side)]
         back = list(fresh([other.type.shape[d] for d in free_dims(op, 1 - side)]))
         return tuple(batch + (kept + back if side == 0 else back + kept)), tuple(back)
-
-
-def contracted(op: Op, side: int) -> tuple[int, ...]:
-    """Contracted dims of one operand of a contraction."""
-    dims: tuple[int, ...] = (op.attrs.lhs_contract, op.attrs.rhs_contract)[side]
-    return dims
-
-
-def batch_dims(op: Op, side: int) -> tuple[int, ...]:
-    """Batch dims of one operand of a contraction."""
-    dims: tuple[int, ...] = (op.attrs.lhs_batch, op.attrs.rhs_batch)[side]
-    return dims
 
 
 def free_dims(op: Op, side: int) -> tuple[int, ...]:

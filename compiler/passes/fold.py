@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
-from shardwright.compiler.ir.facts import joined_dim, signs, stored
+from shardwright.compiler.ir.facts import joined_dim, signs, splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
@@ -42,13 +42,15 @@ class _Fold(Level):
         """The constant `value` is, if it is one."""
         return stored(self.made.get(value))
 
+    def repeated(self, value: Value) -> ConstantAttrs | None:
+        """The constant `value` is, if all its elements, and it has some, are one."""
+        held = splat(self.made.get(value))
+        return held if held is not None and held.type.num_elements else None
+
     def splat(self, value: Value) -> object | None:
         """The repeated element of a constant, None when `value` is not a splat constant."""
-        attrs = self.constant(value)
-        if attrs is None or not attrs.is_splat or not attrs.type.num_elements:
-            return None
-        element: object = attrs.array().flat[0]
-        return element
+        held = self.repeated(value)
+        return None if held is None else np.frombuffer(held.data, held.type.dtype.numpy)[0]
 
     def make_constant(self, attrs: ConstantAttrs, loc: Loc) -> Value:
         """A new constant."""
@@ -129,14 +131,17 @@ def _is_small(attrs: ConstantAttrs) -> bool:
 def _compute(level: _Fold, op: Op) -> Value | None:
     """Run the reference of a pure op on constants; elementwise ops of splats run on one element."""
     opdef = OPS[op.name]
-    constants = [level.constant(v) for v in op.operands]
+    constants = [held for v in op.operands if (held := level.constant(v)) is not None]
     if not op.operands or not opdef.pure or len(op.results) != 1:
         return None
-    arrays = [c.array() for c in constants if c is not None]
-    if len(arrays) != len(constants):
+    if len(constants) != len(op.operands):
         return None
-    if opdef.elementwise and all(c is not None and c.is_splat for c in constants):
-        return _compute_splat(level, op, arrays)
+    arrays = [held.array() for held in constants]
+    if opdef.elementwise and all(held.is_splat for held in constants):
+        scalars = [Value(tensor_type((), v.type.dtype)) for v in op.operands]
+        scalar_op = make_op(op.name, scalars, op.attrs)
+        (value,) = opdef.reference(scalar_op, [np.asarray(a.flat[0]) for a in arrays])
+        return level.make_constant(ConstantAttrs(value.tobytes(), op.result.type), op.loc)
     sizes = [a.size for a in arrays] + [op.result.type.num_elements]
     if max(sizes) > MAX_FOLDED_ELEMENTS:
         return None
@@ -144,21 +149,12 @@ def _compute(level: _Fold, op: Op) -> Value | None:
     return level.make_constant(constant_attrs(array, op.result.type.dtype), op.loc)
 
 
-def _compute_splat(level: _Fold, op: Op, arrays: list[np.ndarray]) -> Value | None:
-    if not op.result.type.num_elements:
-        return None
-    scalars = [Value(tensor_type((), v.type.dtype)) for v in op.operands]
-    scalar_op = make_op(op.name, scalars, op.attrs)
-    (value,) = OPS[op.name].reference(scalar_op, [np.asarray(a.flat[0]) for a in arrays])
-    return level.make_constant(ConstantAttrs(value.tobytes(), op.result.type), op.loc)
-
-
 def _keep_splat(level: _Fold, op: Op) -> Value | None:
     """Rearranging a splat leaves a splat of the result type."""
-    attrs = level.constant(op.operands[0])
-    if attrs is None or not attrs.is_splat or not attrs.type.num_elements:
+    held = level.repeated(op.operands[0])
+    if held is None:
         return _compute(level, op)
-    return level.make_constant(ConstantAttrs(attrs.data, op.result.type), op.loc)
+    return level.make_constant(ConstantAttrs(held.data, op.result.type), op.loc)
 
 
 def _identity_element(element: int, either_side: bool) -> Rule:
@@ -175,11 +171,8 @@ def _identity_element(element: int, either_side: bool) -> Rule:
 
 def _is_element(level: _Fold, value: Value, element: int) -> bool:
     """True for a splat constant of `element`; -1 stands for all bits set, also of i1."""
-    splat = level.splat(value)
-    if splat is None:
-        return False
-    want = np.asarray(element).astype(value.type.dtype.numpy)
-    return bool(np.asarray(splat) == want)
+    held = level.splat(value)
+    return held is not None and bool(held == np.asarray(element).astype(value.type.dtype.numpy))
 
 
 def _divide(level: _Fold, op: Op) -> Value | None:
@@ -264,10 +257,6 @@ def _at(places: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:
 def _pad(level: _Fold, op: Op) -> Value | None:
     """No padding, nothing but padding, or a splat padded with its own element."""
     attrs, operand = op.attrs, op.operands[0]
-    if not operand.type.num_elements:
-        spread = BroadcastInDimAttrs((), op.result.type.shape)
-        made = make_op("broadcast_in_dim", op.operands[1:], spread, loc=op.loc)
-        return level.emit(made).result
     if not any(attrs.low + attrs.high + attrs.interior):
         return operand
     constant, value = level.constant(operand), level.constant(op.operands[1])
@@ -277,16 +266,11 @@ def _pad(level: _Fold, op: Op) -> Value | None:
 
 
 def _concatenate(level: _Fold, op: Op) -> Value | None:
-    """One operand, or equal splats; operands without elements do not count."""
-    operands = tuple(v for v in op.operands if v.type.num_elements)
-    if len(operands) == 1:
-        return operands[0]
-    if len(operands) < len(op.operands):
-        return level.emit(make_op(op.name, operands, op.attrs, loc=op.loc)).result
-    constants = [level.constant(v) for v in op.operands]
-    data = {c.data if c is not None and c.is_splat else None for c in constants}
-    only = data.pop()
-    if data or only is None:
+    """One operand, or equal splats."""
+    if len(op.operands) == 1:
+        return op.operands[0]
+    only, *others = {held.data if held else None for held in map(level.repeated, op.operands)}
+    if others or only is None:
         return None
     return level.make_constant(ConstantAttrs(only, op.result.type), op.loc)
 
