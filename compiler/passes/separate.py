@@ -170,14 +170,13 @@ class _Writer:
         """The pieces of a concatenation or pad."""
         if joined_dim(op) is not None:
             return list(op.operands)
-        cut, shape = self.cuts[op.result], op.result.type.shape
+        cut, whole = self.cuts[op.result], op.result.type
         found = []
         for first, end in cut.spans():
             if first == op.attrs.low[cut.dim]:
                 found.append(op.operands[0])
                 continue
-            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
-            attrs = BroadcastInDimAttrs((), edge)
+            attrs = BroadcastInDimAttrs((), whole.resized(cut.dim, end - first).shape)
             found.append(self._make(op, "broadcast_in_dim", op.operands[1:], attrs))
         return found
 
@@ -198,12 +197,13 @@ class _Writer:
             return self.pieces[value][number]
         if not value.type.rank:
             return value
-        op, shape = self.producers[value], value.type.shape
+        op = self.producers[value]
         first, end = cut.spans()[number]
         if repeats(op, cut.dim):
-            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
+            edge = value.type.resized(cut.dim, end - first).shape
             return self._make(op, op.name, op.operands, resized(op, edge))
-        return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))
+        window = SliceAttrs.along(value.type.shape, cut.dim, first, end)
+        return self._make(op, "slice", (value,), window)
 
     def _slice(self, op: Op, cut: Cut) -> None:
         """A slice of the one piece that holds it."""
@@ -224,12 +224,6 @@ class _Writer:
         while len(folded) > 2:
             folded[:2] = [self._make(op, name, folded[:2])]
         self.ops.append(Op(name, tuple(folded), op.results, None, (), op.loc))
-
-
-def _window(shape: tuple[int, ...], dim: int, first: int, end: int) -> SliceAttrs:
-    start = tuple(first if d == dim else 0 for d in range(len(shape)))
-    limit = tuple(end if d == dim else n for d, n in enumerate(shape))
-    return SliceAttrs(start, limit, (1,) * len(shape))
 
 
 def _moved(places: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:

@@ -127,12 +127,4 @@ def _reference(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return joined.transpose(back).astype(out.dtype.numpy, copy=False)
 
 
-define(
-    "convolution",
-    Kind.CONTRACTION,
-    ConvolutionAttrs,
-    _infer,
-    _reference,
-    operands=2,
-    flops=_flops,
-)
+define("convolution", Kind.CONTRACTION, ConvolutionAttrs, _infer, _reference, flops=_flops)

@@ -89,12 +89,4 @@ def _reference(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return cast(product.reshape(out.shape), out.dtype)
 
 
-define(
-    "dot_general",
-    Kind.CONTRACTION,
-    DotGeneralAttrs,
-    _infer,
-    _reference,
-    operands=2,
-    flops=_flops,
-)
+define("dot_general", Kind.CONTRACTION, DotGeneralAttrs, _infer, _reference, flops=_flops)

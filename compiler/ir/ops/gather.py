@@ -201,22 +201,13 @@ def _scatter_flops(op: Op) -> int:
     return 0 if op.attrs.kind == "replace" else op.operands[2].type.num_elements
 
 
-define(
-    "gather",
-    Kind.INDEXED,
-    GatherAttrs,
-    _infer_gather,
-    _gather_reference,
-    operands=2,
-    passes=slice(0, 1),
-)
+define("gather", Kind.INDEXED, GatherAttrs, _infer_gather, _gather_reference, passes=slice(0, 1))
 define(
     "scatter",
     Kind.INDEXED,
     ScatterAttrs,
     _infer_scatter,
     _scatter_reference,
-    operands=3,
     combines=True,
     flops=_scatter_flops,
 )

@@ -56,20 +56,12 @@ def _infer_move(attrs: MoveToAttrs, operand: TensorType) -> TensorType:
 
 
 _define = partial(define, kind=Kind.TRANSFER, pure=False)
-_define(
-    "move_to",
-    attrs=MoveToAttrs,
-    rule=_infer_move,
-    meaning=lambda op, x: x,
-    operands=1,
-    passes=slice(0, 1),
-)
+_define("move_to", attrs=MoveToAttrs, rule=_infer_move, meaning=lambda op, x: x, passes=slice(0, 1))
 _define(
     EMPTY,
     attrs=HostEmptyAttrs,
     rule=lambda attrs: attrs.type,
     meaning=lambda op: np.zeros(op.result.type.shape, op.result.type.dtype.numpy),
-    operands=0,
 )
 _define(STORE, attrs=None, rule=infer_dynamic_update, meaning=updated_at)
 _define(LOAD, attrs=HostLoadAttrs, rule=infer_dynamic_slice, meaning=sliced_at)

@@ -49,6 +49,13 @@ class SliceAttrs:
     limit: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @classmethod
+    def along(cls, shape: Sequence[int], dim: int, first: int, end: int) -> SliceAttrs:
+        """All of a tensor of `shape`, but from `first` to `end` along one dim."""
+        start = tuple(first if d == dim else 0 for d in range(len(shape)))
+        limit = tuple(end if d == dim else n for d, n in enumerate(shape))
+        return cls(start, limit, (1,) * len(shape))
+
 
 @dataclass(frozen=True, slots=True)
 class ConcatenateAttrs:
@@ -169,11 +176,9 @@ def _infer_concatenate(attrs: ConcatenateAttrs, *types: TensorType) -> TensorTyp
     if not 0 <= dim < first.rank:
         raise mismatch(f"a dim below rank {first.rank}", dim)
     for t in types:
-        others = (*t.shape[:dim], *t.shape[dim + 1 :])
-        if t.dtype is not first.dtype or others != (*first.shape[:dim], *first.shape[dim + 1 :]):
+        if t.resized(dim, 0) is not first.resized(dim, 0):
             raise mismatch(f"operands that differ from {first} only in dim {dim}", t)
-    total = sum(t.shape[dim] for t in types)
-    return tensor_type((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
+    return first.resized(dim, sum(t.shape[dim] for t in types))
 
 
 def _infer_pad(attrs: PadAttrs, operand: TensorType, value: TensorType) -> TensorType:
@@ -319,7 +324,6 @@ define(
     BroadcastInDimAttrs,
     _infer_broadcast,
     _broadcast_reference,
-    operands=1,
     walks=_spread,
     resize=_of_shape,
 )
@@ -329,7 +333,6 @@ define(
     ReshapeAttrs,
     _infer_reshape,
     lambda op, x: x.reshape(op.attrs.shape),
-    operands=1,
     resize=_of_shape,
 )
 define(
@@ -338,10 +341,9 @@ define(
     TransposeAttrs,
     _infer_transpose,
     lambda op, x: x.transpose(op.attrs.permutation),
-    operands=1,
     walks=lambda op: op.attrs.permutation,
 )
-define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference, operands=1, resize=_of_limit)
+define("slice", Kind.PART, SliceAttrs, _infer_slice, _slice_reference, resize=_of_limit)
 define(
     "concatenate",
     Kind.JOIN,
@@ -349,23 +351,15 @@ define(
     _infer_concatenate,
     lambda op, *parts: np.concatenate(parts, axis=op.attrs.dim),
 )
-define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, operands=2)
-define(
-    "reverse",
-    Kind.PART,
-    ReverseAttrs,
-    _infer_reverse,
-    lambda op, x: np.flip(x, op.attrs.dims),
-    operands=1,
-)
-define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference, operands=0, resize=_of_type)
+define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference)
+define("reverse", Kind.PART, ReverseAttrs, _infer_reverse, lambda op, x: np.flip(x, op.attrs.dims))
+define("iota", Kind.LITERAL, IotaAttrs, _infer_iota, _iota_reference, resize=_of_type)
 define(
     "constant",
     Kind.LITERAL,
     ConstantAttrs,
     _infer_constant,
     lambda op: op.attrs.array(),
-    operands=0,
     resize=_of_type,
 )
 define(

@@ -200,14 +200,13 @@ def _flops(op: Op) -> int:
     return int(windows.type.num_elements * math.prod(op.attrs.sizes))
 
 
-define("unfold", Kind.PART, UnfoldAttrs, _infer_unfold, _unfold_reference, operands=1)
+define("unfold", Kind.PART, UnfoldAttrs, _infer_unfold, _unfold_reference)
 define(
     "reduce_window",
     Kind.WINDOW,
     ReduceWindowAttrs,
     _infer_reduce,
     _reduce_reference,
-    operands=1,
     combines=True,
     flops=_flops,
 )
@@ -217,6 +216,5 @@ define(
     SelectAndScatterAttrs,
     _infer_scatter,
     _scatter_reference,
-    operands=2,
     flops=_flops,
 )
