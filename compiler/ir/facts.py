@@ -5,7 +5,7 @@ Passes ask these instead of for names, and take an op or None: what makes a valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shardwright.compiler.ir.opdef import OPS
@@ -28,6 +28,27 @@ def behind(value: Value, made: Mapping[Value, Op], through: Callable[[Op], bool]
     while (op := made.get(value)) is not None and through(op):
         value = operands_of(op, value)[0]
     return value
+
+
+def cone(
+    made: Mapping[Value, Op],
+    wanted: Iterable[Value],
+    stops: Callable[[Value], bool],
+    reads: Callable[[Op, Value], Iterable[Value]] = operands_of,
+) -> tuple[set[Op], tuple[Value, ...]]:
+    """The ops that make the `wanted` values, and the leaves that they read: where `stops` says, and
+    what no op of `made` makes.
+    """
+    ops, leaves, todo = set[Op](), dict[Value, None](), list(wanted)
+    while todo:
+        value = todo.pop()
+        op = made.get(value)
+        if op is None or stops(value):
+            leaves[value] = None
+        elif op not in ops:
+            ops.add(op)
+            todo += reads(op, value)
+    return ops, tuple(leaves)
 
 
 def places_of(op: Op) -> tuple[Value, ...]:

@@ -127,7 +127,7 @@ class _Mapper:
     def _constant(self, value: Value) -> float | None:
         """The number a splat holds."""
         held = splat(self.producers.get(value))
-        return None if held is None else float(held.array().reshape(-1)[0])
+        return None if held is None else float(held.element)
 
     def matches(self) -> dict[Value, _Match]:
         """Matches that share no code, later ones first."""

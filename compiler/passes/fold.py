@@ -16,7 +16,7 @@ from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
 from shardwright.compiler.ir.facts import joined_dim, signs, splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -50,7 +50,7 @@ class _Fold(Level):
     def splat(self, value: Value) -> object | None:
         """The repeated element of a constant, None when `value` is not a splat constant."""
         held = self.repeated(value)
-        return None if held is None else np.frombuffer(held.data, held.type.dtype.numpy)[0]
+        return None if held is None else held.element
 
     def make_constant(self, attrs: ConstantAttrs, loc: Loc) -> Value:
         """A new constant."""
@@ -241,17 +241,10 @@ def _slice(level: _Fold, op: Op) -> Value | None:
     for piece in source.operands:
         size = piece.type.shape[dim]
         if first <= start and end <= first + size:
-            moved = [_at(places, dim, -first) for places in (op.attrs.start, op.attrs.limit)]
-            attrs = SliceAttrs(moved[0], moved[1], op.attrs.stride)
-            cut = make_op("slice", (piece,), attrs, loc=op.loc)
+            cut = make_op("slice", (piece,), op.attrs.moved(dim, -first), loc=op.loc)
             return piece if cut.result.type == piece.type else level.emit(cut).result
         first += size
     return _same_type(level, op)
-
-
-def _at(places: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:
-    """`places` with the one of `dim` moved by `step`."""
-    return (*places[:dim], places[dim] + step, *places[dim + 1 :])
 
 
 def _pad(level: _Fold, op: Op) -> Value | None:

@@ -108,9 +108,9 @@ def _fits(attrs: ConstantAttrs, dtype: DType) -> bool:
     """True for a splat that `dtype` holds; other constants are not looked at."""
     if not attrs.is_splat:
         return False
-    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy)
-    rounded = stored.astype(dtype.numpy).astype(stored.dtype)
-    return bool(np.array_equal(rounded, stored, equal_nan=True))
+    element = np.asarray(attrs.element)
+    rounded = element.astype(dtype.numpy).astype(element.dtype)
+    return bool(np.array_equal(rounded, element, equal_nan=True))
 
 
 class _Rounded:
@@ -220,8 +220,11 @@ class _Level:
 
     def _new(self, value: Value) -> Value:
         """What stands for a narrow value."""
-        self.short[value] = Value(_short(value.type, self.dtype))
+        self.short[value] = Value(self._short(value.type))
         return self.short[value]
+
+    def _short(self, type: TensorType) -> TensorType:
+        return tensor_type(type.shape, self.dtype)
 
     def _rounded(self, value: Value) -> Value:
         """`value` in the short type."""
@@ -237,7 +240,7 @@ class _Level:
                 return source
         loc = self._loc(value)
         if (held := splat(maker)) is not None:
-            attrs = _constant(held, self.dtype)
+            attrs = ConstantAttrs.full(held.element, self._short(held.type))
             return self._added(make_op("constant", (), attrs, loc=loc))
         source = self._as_it_was(value)
         return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype), loc=loc))
@@ -258,13 +261,3 @@ class _Level:
             self.ops.append(Op("convert", (self.short[value],), (value,), attrs, (), loc))
             self.there.add(value)
         return self.now.get(value, value)
-
-
-def _short(type: TensorType, dtype: DType) -> TensorType:
-    return tensor_type(type.shape, dtype)
-
-
-def _constant(attrs: ConstantAttrs, dtype: DType) -> ConstantAttrs:
-    """A splat, rounded."""
-    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy).astype(dtype.numpy)
-    return ConstantAttrs(stored.tobytes(), _short(attrs.type, dtype))

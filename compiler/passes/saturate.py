@@ -13,12 +13,12 @@ import numpy as np
 
 from shardwright.compiler.dtypes import LARGEST
 from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.combinations import EXTREMES
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
-
-_AFFECTED = CONTRACTIONS | {"transpose"}
 
 
 def saturate_infinity(graph: Graph) -> Graph:
@@ -43,8 +43,8 @@ def saturate_infinity(graph: Graph) -> Graph:
 
 
 def _may_transpose(op: Op) -> bool:
-    extreme = op.name in REDUCTIONS and op.attrs.kind in ("max", "min")
-    return extreme or op.name in _AFFECTED
+    extreme = op.name in REDUCTIONS and op.attrs.kind in EXTREMES
+    return extreme or op.name in CONTRACTIONS or permutation(op) is not None
 
 
 def _limit(value: Value, number: float, ops: list[Op]) -> Value:

@@ -211,9 +211,7 @@ class _Writer:
         number = cut.holding(attrs.start[dim], attrs.limit[dim])
         assert number is not None
         first, _ = cut.spans()[number]
-        start = _moved(attrs.start, dim, first)
-        window = SliceAttrs(start, _moved(attrs.limit, dim, first), attrs.stride)
-        piece = self.pieces[op.operands[0]][number]
+        piece, window = self.pieces[op.operands[0]][number], attrs.moved(dim, -first)
         self.ops.append(Op("slice", (piece,), op.results, window, (), op.loc))
 
     def _fold(self, op: Op, parts: Sequence[Value]) -> None:
@@ -224,7 +222,3 @@ class _Writer:
         while len(folded) > 2:
             folded[:2] = [self._make(op, name, folded[:2])]
         self.ops.append(Op(name, tuple(folded), op.results, None, (), op.loc))
-
-
-def _moved(places: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
-    return tuple(n - by if d == dim else n for d, n in enumerate(places))

@@ -56,6 +56,14 @@ class SliceAttrs:
         limit = tuple(end if d == dim else n for d, n in enumerate(shape))
         return cls(start, limit, (1,) * len(shape))
 
+    def moved(self, dim: int, by: int) -> SliceAttrs:
+        """The same slice of what lies `by` elements further along a dim."""
+        start, limit = (
+            (*places[:dim], places[dim] + by, *places[dim + 1 :])
+            for places in (self.start, self.limit)
+        )
+        return replace(self, start=start, limit=limit)
+
 
 @dataclass(frozen=True, slots=True)
 class ConcatenateAttrs:
@@ -104,6 +112,11 @@ class ConstantAttrs:
     def is_splat(self) -> bool:
         """True when one stored element stands for all."""
         return len(self.data) == self.type.dtype.bytes
+
+    @property
+    def element(self) -> Any:
+        """The first element: of a splat, all of them."""
+        return np.frombuffer(self.data, self.type.dtype.numpy, 1)[0]
 
     def array(self) -> np.ndarray:
         """The values, read-only; a splat is a broadcast view of its element."""

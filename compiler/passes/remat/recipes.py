@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
@@ -39,8 +40,6 @@ SHORT_ROW = 2048
 time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
 
-EXTREMES = ("max", "min")
-"""Reductions that are the same in any order."""
 FIGURES = (*EXTREMES, "add")
 """Of a row; a sum may be rounded otherwise in another function, as it may under jax.checkpoint."""
 
