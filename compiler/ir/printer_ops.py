@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.ops.host import HOST
 from shardwright.compiler.ir.ops.shape import ConstantAttrs
-from shardwright.compiler.ir.types import Op
+from shardwright.compiler.ir.types import Op, Value
 
 CHLO_OPS = frozenset(("atan", "erf", "erfc"))
 """Functions that StableHLO spells in CHLO and that stay one op until lowering."""
@@ -178,22 +178,20 @@ def _slid(op: Op) -> tuple[int, ...]:
     return tuple(d for d, row in enumerate(rows) if row != (1, 1, 0, 0))
 
 
+def _changed(before: Value, after: Value) -> tuple[int, ...]:
+    """Dims along which two values have other sizes."""
+    sizes = zip(before.type.shape, after.type.shape, strict=True)
+    return tuple(d for d, (one, other) in enumerate(sizes) if one != other)
+
+
 def _resized(op: Op) -> tuple[int, ...]:
-    """Dims whose size changes from the operand to the result."""
-    sizes = zip(op.operands[0].type.shape, op.result.type.shape, strict=True)
-    return tuple(d for d, (before, after) in enumerate(sizes) if before != after)
-
-
-def _updated(op: Op) -> tuple[int, ...]:
-    """Dims of which a part is replaced."""
-    sizes = zip(op.operands[0].type.shape, op.operands[1].type.shape, strict=True)
-    return tuple(d for d, (whole, part) in enumerate(sizes) if whole != part)
+    return _changed(op.operands[0], op.result)
 
 
 WHOLE_DIMS: dict[str, Callable[[Op], tuple[int, ...]]] = {
     "concatenate": lambda op: (op.attrs.dim,),
     "dynamic_slice": _resized,
-    "dynamic_update_slice": _updated,
+    "dynamic_update_slice": lambda op: _changed(*op.operands[:2]),
     "pad": _resized,
     "reduce_window": _slid,
     "reverse": lambda op: op.attrs.dims,

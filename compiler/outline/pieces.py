@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 from shardwright.compiler.ir.joins import consecutive
 from shardwright.compiler.ir.opdef import Kind
@@ -148,7 +149,7 @@ def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[O
 
 def _merged(components: Sequence[Sequence[Op]]) -> list[Op]:
     """Components as one piece."""
-    return [op for component in components for op in component]
+    return list(chain.from_iterable(components))
 
 
 def _only_moves(ops: Sequence[Op]) -> bool:
@@ -248,8 +249,4 @@ def _crossing_bytes(ops: Sequence[Op], level: Level) -> list[int]:
     for value, end in last.items():
         change[at[level.producers[value]] + 1] += value.type.num_bytes
         change[end + 1] -= value.type.num_bytes
-    total, crossing = 0, []
-    for step in change:
-        total += step
-        crossing.append(total)
-    return crossing
+    return list(accumulate(change))

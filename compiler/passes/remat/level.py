@@ -56,7 +56,7 @@ class _Remaker:
     def run(self) -> Graph:
         """The level with copies placed in front of their readers."""
         stored = set(self.graph.outputs)
-        for value in self.readers.values():
+        for value in self.readers.values:
             if value in stored:
                 continue
             for group in self.readers.groups(value)[1:]:
