@@ -20,6 +20,7 @@ from shardwright.compiler.ir.ops.host import TRANSFERS
 from shardwright.compiler.ir.traits import MOVES, TRAFFIC, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.passes.remat.recipes import RATIO, contracts
+from shardwright.compiler.support.families import Families
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
 MOVERS = TRAFFIC - {"collective_permute"} | {*TRANSFERS}
@@ -63,14 +64,14 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
         first = -1 if _is_scalar(op) else 0
         phase[op] = max([first, *[phase[p] + distance for distance, p in before[op]]])
     _sink(ops, before, phase)
-    parent: dict[Op, Op] = {op: op for op in ops}
+    families = Families[Op]()
     for op in ops:
         for _, producer in before[op]:
             if phase[producer] == phase[op]:
-                parent[_root(parent, producer)] = _root(parent, op)
+                families.join(producer, op)
     components: dict[Op, list[Op]] = {}
     for op in ops:
-        components.setdefault(_root(parent, op), []).append(op)
+        components.setdefault(families.of(op), []).append(op)
     by_phase: dict[int, list[list[Op]]] = {}
     for component in components.values():
         by_phase.setdefault(phase[component[0]], []).append(component)
@@ -123,13 +124,6 @@ def _sink(ops: Sequence[Op], before: Edges, phase: dict[Op, int]) -> None:
         for distance, producer in before[op]:
             latest = phase[op] - distance
             limit[producer] = min(limit.get(producer, latest), latest)
-
-
-def _root(parent: dict[Op, Op], op: Op) -> Op:
-    while parent[op] is not op:
-        parent[op] = parent[parent[op]]
-        op = parent[op]
-    return op
 
 
 def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[Op]]:

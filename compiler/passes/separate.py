@@ -20,6 +20,7 @@ from shardwright.compiler.ir.rewrite import with_ops, within
 from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import free_values
+from shardwright.compiler.support.families import Families
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
 
@@ -57,7 +58,7 @@ class _Cuts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.cuts: dict[Value, Cut] = {}
-        self.family: dict[Value, Value] = {}
+        self.families = Families[Value]()
         self.refused: set[Value] = set()
         self.producers = graph.producers()
         self.free = free_values(graph)
@@ -67,23 +68,23 @@ class _Cuts:
         for op in self.graph.ops:
             self._visit(op)
         self.refused.update(v for v in self.graph.outputs if v in self.cuts)
-        refused = {self._root(v) for v in self.refused}
-        return {v: cut for v, cut in self.cuts.items() if self._root(v) not in refused}
+        refused = {self.families.of(v) for v in self.refused}
+        return {v: cut for v, cut in self.cuts.items() if self.families.of(v) not in refused}
 
     def _visit(self, op: Op) -> None:
         given = [v for v in op.operands if v in self.cuts]
         if not given:
             if (cut := _joins(op)) is not None:
-                self._begin(op.result, cut)
+                self.cuts[op.result] = cut
             return
         for other in given[1:]:
-            self.family[self._root(other)] = self._root(given[0])
+            self.families.join(other, given[0])
         cut = self.cuts[given[0]]
         if any(self.cuts[v] != cut for v in given) or not self._splits(op, cut):
             self.refused.update(given)
         elif (behind := _behind(op, cut)) is not None:
-            self._begin(op.result, behind)
-            self.family[op.result] = self._root(given[0])
+            self.cuts[op.result] = behind
+            self.families.join(op.result, given[0])
 
     def _splits(self, op: Op, cut: Cut) -> bool:
         """Whether an op can work on pieces."""
@@ -101,15 +102,6 @@ class _Cuts:
         if value in self.cuts or value in self.free or not value.type.rank:
             return True
         return repeats(self.producers.get(value), cut.dim)
-
-    def _begin(self, value: Value, cut: Cut) -> None:
-        self.cuts[value] = cut
-        self.family[value] = value
-
-    def _root(self, value: Value) -> Value:
-        while self.family[value] is not value:
-            value = self.family[value]
-        return value
 
 
 def _joins(op: Op) -> Cut | None:
