@@ -237,8 +237,6 @@ FUNCTION = Rewrite(
 
 def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:
     """`error` with the user's location in place of an op ordinal of `graph`."""
-    loc = error.loc
-    if loc is None or loc.file != ORDINAL_FILE or loc.line >= len(graph.ops):
-        return error
+    loc = None if error.loc is None else _place(error.loc, graph)
     d = error.diagnostic
-    return type(error)(d.code, d.message, _place(loc, graph), d.hint)
+    return error if loc is error.loc else type(error)(d.code, d.message, loc, d.hint)

@@ -78,24 +78,13 @@ class DType(enum.Enum):
         return _of_numpy(dtype)
 
 
-_FLOATS = frozenset(
-    (
-        DType.F16,
-        DType.BF16,
-        DType.F8E4M3,
-        DType.F8E4M3FN,
-        DType.F8E5M2,
-        DType.TF32,
-        DType.F32,
-        DType.F64,
-    )
-)
 _ML_DTYPES = {
     DType.BF16: "bfloat16",
     DType.F8E4M3: "float8_e4m3",
     DType.F8E4M3FN: "float8_e4m3fn",
     DType.F8E5M2: "float8_e5m2",
 }
+_FLOATS = frozenset((*_ML_DTYPES, DType.F16, DType.TF32, DType.F32, DType.F64))
 _ML_BYTES = {DType.BF16: 2, DType.F8E4M3: 1, DType.F8E4M3FN: 1, DType.F8E5M2: 1}
 _TF32_DROPPED_BITS = 13  # of fp32's 23 mantissa bits tf32 keeps 10 (hardware.md, data types)
 

@@ -52,12 +52,19 @@ def step(name: str, graph: Graph, remark: Remark | None = None) -> Graph:
     if is_watched():
         from shardwright.compiler.ir.verify import verify
 
-        try:
+        with behind(name):
             verify(graph)
-        except DiagnosticError as error:
-            error.add_note(f"after step {name}")
-            raise
     return graph
+
+
+@contextmanager
+def behind(name: str) -> Iterator[None]:
+    """What the block refuses, step `name` made."""
+    try:
+        yield
+    except DiagnosticError as error:
+        error.add_note(f"after step {name}")
+        raise
 
 
 def note(name: str, make: Callable[[], str], kind: str = "txt") -> None:

@@ -25,6 +25,7 @@ from shardwright.compiler.lower.labels import (
     leaves,
     unify,
 )
+from shardwright.compiler.support.families import Families
 
 Space = frozenset[Atom]
 """Kinds of index, each by one representative atom."""
@@ -44,7 +45,7 @@ class Labelling:
         self.seeds: list[Op] = []
         self.sinks: list[tuple[Op, int]] = []
         self._batch: dict[Value, list[Label]] = {}  # per component: batch dims of its scores
-        self._parent: dict[Value, Value] = {}
+        self._components = Families[Value]()
         self._links: list[tuple[Label, Label]] = []
         for op in graph.ops:
             self._label(op)
@@ -52,10 +53,7 @@ class Labelling:
 
     def component(self, value: Value) -> Value:
         """The representative of the component of a labelled value."""
-        while self._parent[value] is not value:
-            self._parent[value] = self._parent[self._parent[value]]
-            value = self._parent[value]
-        return value
+        return self._components.of(value)
 
     def together(self, a: Value, b: Value) -> bool:
         """True for labelled values of one component."""
@@ -72,30 +70,18 @@ class Labelling:
         return frozenset(self._kind(a) for d in dims for a in leaves(labels[d]))
 
     def _kind(self, atom: Atom) -> Atom:
-        root = find(atom)
-        while self._kin.get(root, root) is not root:
-            root = self._kin[root]
-        return root
+        return self._kin.of(find(atom))
 
-    def _kinds(self) -> dict[Atom, Atom]:
+    def _kinds(self) -> Families[Atom]:
         """Kin of every atom that a slice, pad or concatenation made."""
-        kin: dict[Atom, Atom] = {}
-
-        def top(atom: Atom) -> Atom:
-            while kin.get(atom, atom) is not atom:
-                atom = kin[atom]
-            return atom
-
+        kin = Families[Atom]()
         for new, old in self._links:
-            target = top(leaves(old)[-1])
             for atom in leaves(new):
-                if top(atom) is not target:
-                    kin[top(atom)] = target
+                kin.join(atom, leaves(old)[-1])
         return kin
 
     def _set(self, value: Value, labels: Labels, sources: Iterable[Value]) -> None:
         self.labels[value] = labels
-        self._parent.setdefault(value, value)
         for source in sources:
             self._join(self.component(source), self.component(value))
 
@@ -106,7 +92,7 @@ class Labelling:
         a, b = self._batch.pop(root, []), self._batch.pop(other, [])
         longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
         longer.extend(shorter)
-        self._parent[root] = other
+        self._components.join(root, other)
         self._batch[other] = longer
 
     def _label(self, op: Op) -> None:
@@ -175,7 +161,7 @@ class Labelling:
         from an operand of another space.
         """
         operand, other = op.operands[side], op.operands[1 - side]
-        dims, free = contracted(op, side), free_dims(op, 1 - side)
+        dims, free = op.attrs.contract(side), free_dims(op, 1 - side)
         if other in self.labels or not dims or len(free_dims(op, side)) < 2:
             return False
         root = self.component(operand)
@@ -190,22 +176,10 @@ class Labelling:
         """
         mine, other = op.operands[side], op.operands[1 - side]
         own = self.labels[mine]
-        batch = [own[d] for d in batch_dims(op, side)]
+        batch = [own[d] for d in op.attrs.batch(side)]
         kept = [own[d] for d in free_dims(op, side)]
         back = list(fresh([other.type.shape[d] for d in free_dims(op, 1 - side)]))
         return tuple(batch + (kept + back if side == 0 else back + kept)), tuple(back)
-
-
-def contracted(op: Op, side: int) -> tuple[int, ...]:
-    """Contracted dims of one operand of a contraction."""
-    dims: tuple[int, ...] = (op.attrs.lhs_contract, op.attrs.rhs_contract)[side]
-    return dims
-
-
-def batch_dims(op: Op, side: int) -> tuple[int, ...]:
-    """Batch dims of one operand of a contraction."""
-    dims: tuple[int, ...] = (op.attrs.lhs_batch, op.attrs.rhs_batch)[side]
-    return dims
 
 
 def free_dims(op: Op, side: int) -> tuple[int, ...]:

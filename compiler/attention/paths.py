@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.compiler.attention.labelling import Labelling, Space
-from shardwright.compiler.ir.facts import behind, chooses, operands_of, pairing, splat
+from shardwright.compiler.ir.facts import (
+    behind,
+    chooses,
+    operands_of,
+    pairing,
+    product_of,
+    signs,
+    splat,
+)
 from shardwright.compiler.ir.opdef import OPS, Kind
-from shardwright.compiler.ir.traits import of
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs
+from shardwright.compiler.ir.traits import MOVES, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
 _VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST) | {"negate"}
-_SCALINGS = frozenset(("divide", "multiply"))
-_TERMS = frozenset(("add", "subtract"))
-_KEEPING = _VIEWS | {"concatenate", "maximum", "pad", "reduce_precision", "select", "slice"}
+_KEEPING = _VIEWS | MOVES | {"maximum"}
 
 
 class Paths:
@@ -29,6 +36,8 @@ class Paths:
     def __init__(self, labelling: Labelling) -> None:
         self.labelling = labelling
         self.users = labelling.graph.uses()
+        ops = labelling.graph.ops
+        self._exponentials = {v for op in ops if op.name == "exponential" for v in op.results}
         self._exponential: dict[Value, bool] = {}
         self._probability: dict[tuple[Value, Space], bool] = {}
         self._row: dict[tuple[Value, Space], bool] = {}
@@ -39,10 +48,8 @@ class Paths:
 
     def _made_of_exponential(self, value: Value) -> bool:
         inside = self._inside(value)
-        return bool(inside) and (
-            self.labelling.producers[value].name == "exponential"
-            or any(self._exponential[v] for v in inside)
-        )
+        made = value in self._exponentials or any(self._exponential[v] for v in inside)
+        return bool(inside) and made
 
     def _inside(self, value: Value) -> list[Value]:
         """Operands of the component of `value`."""
@@ -64,15 +71,16 @@ class Paths:
         op = self.labelling.producers.get(asked[0])
         if op is None:
             return False
-        if op.name == "exponential":
+        if asked[0] in self._exponentials:
             return True
         good = [self._probability[one] for one in self._core(asked)]
-        if op.name in _SCALINGS:
+        if product_of(op):
             return len(good) == 1 and good[0]
-        if op.name in _TERMS:
+        if _adds(op):
             splats = sum(map(self._is_splat, op.operands))
             return len(good) + splats == len(op.operands) and bool(good) and all(good)
-        return (op.name in _KEEPING or pairing(op) is not None) and any(good)
+        keeps = op.name in _KEEPING or chooses(op) or pairing(op) is not None
+        return keeps and any(good)
 
     def _spans(self, value: Value, keys: Space) -> bool:
         return value in self.labelling.labels and self.labelling.space(value) >= keys
@@ -102,7 +110,8 @@ class Paths:
         return self._spreads_row(op, keys) or (bool(read) and all(self._row[v] for v in read))
 
     def _spreads_row(self, op: Op, keys: Space) -> bool:
-        return op.name == "broadcast_in_dim" and not self._spans(op.operands[0], keys)
+        spreads = isinstance(op.attrs, BroadcastInDimAttrs)
+        return spreads and not self._spans(op.operands[0], keys)
 
     def product_behind(self, value: Value) -> Op | None:
         """The multiplication or division that `value` is, behind views and selections."""
@@ -110,7 +119,7 @@ class Paths:
         while op is not None and (op.name in _VIEWS or chooses(op)):
             value = op.operands[1 if chooses(op) else op.results.index(value)]
             op = self.labelling.producers.get(value)
-        return op if op is not None and op.name in _SCALINGS else None
+        return op if product_of(op) else None
 
     def _source(self, value: Value) -> Value:
         """`value` before views."""
@@ -123,18 +132,17 @@ class Paths:
         stored = {self._source(v) for v in product.operands}
 
         def spreads(op: Op) -> bool:
-            scales = op.name in _SCALINGS and not self._spans(op.result, keys)
-            return op.name in _VIEWS or scales
+            return op.name in _VIEWS or (bool(product_of(op)) and not self._spans(op.result, keys))
 
         for value in self._reached(total.result, spreads):
             for op in self.users.get(value, ()):
-                if op.name in _TERMS and self._spans(op.result, keys):
-                    if self._is_scaled_by(op.result, stored):
-                        return True
-                elif op.name == "multiply" and self._spans(op.result, keys):
-                    both = stored & {self._source(v) for v in op.operands}
-                    if both and self._is_added_to(op.result, product.result):
-                        return True
+                if not self._spans(op.result, keys):
+                    continue
+                if _adds(op) and self._is_scaled_by(op.result, stored):
+                    return True
+                scaled = _multiplies(op) and self._reads(op, stored)
+                if scaled and self._is_added_to(op.result, product.result):
+                    return True
         return False
 
     def _reached(self, value: Value, through: Callable[[Op], bool]) -> list[Value]:
@@ -155,13 +163,22 @@ class Paths:
             return op.name in _VIEWS or chooses(op)
 
         return any(
-            op.name == "multiply" and stored & {self._source(v) for v in op.operands}
+            _multiplies(op) and self._reads(op, stored)
             for reached in self._reached(value, keeps)
             for op in self.users.get(reached, ())
         )
 
     def _is_added_to(self, value: Value, other: Value) -> bool:
-        return any(
-            op.name in _TERMS and other in {self._source(v) for v in op.operands}
-            for op in self.users.get(value, ())
-        )
+        return any(_adds(op) and self._reads(op, {other}) for op in self.users.get(value, ()))
+
+    def _reads(self, op: Op, values: set[Value]) -> bool:
+        """Whether `op` reads one of `values`, or a view of it."""
+        return any(self._source(v) in values for v in op.operands)
+
+
+def _adds(op: Op) -> bool:
+    return len(signs(op)) > 1
+
+
+def _multiplies(op: Op) -> bool:
+    return len(product_of(op)) > 1

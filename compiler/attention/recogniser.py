@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.compiler.attention.labelling import Labelling, Space, contracted, free_dims
+from shardwright.compiler.attention.labelling import Labelling, Space, free_dims
 from shardwright.compiler.attention.paths import Paths
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.facts import is_sum
@@ -124,7 +124,7 @@ class _Component:
     def _keys_of_output(self, op: Op, side: int, sums: list[tuple[Op, Space]]) -> Space | None:
         """keys when `op` contracts probabilities over exactly keys and leaves the rows free."""
         operand = op.operands[side]
-        over = self.labelling.span(operand, contracted(op, side))
+        over = self.labelling.span(operand, op.attrs.contract(side))
         if not self.paths.is_exponential(operand):
             return None
         for total, keys in sums:
@@ -153,7 +153,7 @@ class _Component:
         return self.paths.uses_stored(total, product, keys)
 
     def _over(self, op: Op, side: int) -> Space:
-        return self.labelling.span(op.operands[side], contracted(op, side))
+        return self.labelling.span(op.operands[side], op.attrs.contract(side))
 
     def _over_rows(self, op: Op, side: int, keys: Space) -> Value | None:
         """The operand of a contraction that removes rows (if there are any) and keeps keys."""

@@ -7,7 +7,7 @@ already be values of this level. Broadcasting is explicit; only constants are ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
-    AllGatherAttrs,
-    AllReduceAttrs,
     AllSliceAttrs,
-    AllToAllAttrs,
     AxisIndexAttrs,
     BroadcastInDimAttrs,
     CollectivePermuteAttrs,
@@ -32,7 +29,6 @@ from shardwright.compiler.ir.ops import (
     LoopAttrs,
     PadAttrs,
     ReduceAttrs,
-    ReduceScatterAttrs,
     ReshapeAttrs,
     ReverseAttrs,
     SliceAttrs,
@@ -62,6 +58,20 @@ def subgraph(
     the same values.
     """
     return Graph(tuple(inputs), tuple(ops), tuple(outputs), name)
+
+
+def defining(op: Op, results: tuple[Value, ...]) -> Op:
+    """`op` with other values for its results."""
+    if results is op.results:
+        return op
+    return Op(op.name, op.operands, results, op.attrs, op.regions, op.loc)
+
+
+def fresh(op: Op, operands: Iterable[Value], regions: tuple[Graph, ...] | None = None) -> Op:
+    """`op` once more on other operands: its results are values of its own."""
+    results = tuple([Value(v.type) for v in op.results])
+    inside = op.regions if regions is None else regions
+    return Op(op.name, tuple(operands), results, op.attrs, inside, op.loc)
 
 
 class Builder:
@@ -203,33 +213,13 @@ class Builder:
         )
         return self.op("dot_general", lhs, rhs, attrs=attrs)
 
-    def all_gather(self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1) -> Value:
-        """Concatenate shards along `dim`."""
-        return self.op("all_gather", a, attrs=AllGatherAttrs(dim, tuple(axes), group_size))
+    def axis_index(self, axes: Sequence[str]) -> Value:
+        """This rank's position over `axes`."""
+        return self.op("axis_index", attrs=AxisIndexAttrs(tuple(axes)))
 
     def all_slice(self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1) -> Value:
         """Keep this rank's slice of `dim`."""
         return self.op("all_slice", a, attrs=AllSliceAttrs(dim, tuple(axes), group_size))
-
-    def all_reduce(
-        self, a: Value, axes: Sequence[str], group_size: int = 1, reduction: str = "add"
-    ) -> Value:
-        """Reduce over the group."""
-        return self.op("all_reduce", a, attrs=AllReduceAttrs(tuple(axes), reduction, group_size))
-
-    def reduce_scatter(
-        self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1, reduction: str = "add"
-    ) -> Value:
-        """Reduce over the group and keep this rank's slice of `dim`."""
-        attrs = ReduceScatterAttrs(dim, tuple(axes), reduction, group_size)
-        return self.op("reduce_scatter", a, attrs=attrs)
-
-    def all_to_all(
-        self, a: Value, split_dim: int, concat_dim: int, axes: Sequence[str], group_size: int = 1
-    ) -> Value:
-        """Split one dim over the group, concatenate along the other."""
-        attrs = AllToAllAttrs(split_dim, concat_dim, tuple(axes), group_size)
-        return self.op("all_to_all", a, attrs=attrs)
 
     def collective_permute(
         self, a: Value, pairs: Sequence[tuple[int, int]], axes: Sequence[str], group_size: int = 1
@@ -238,26 +228,18 @@ class Builder:
         attrs = CollectivePermuteAttrs(tuple(axes), tuple(pairs), group_size)
         return self.op("collective_permute", a, attrs=attrs)
 
-    def axis_index(self, axes: Sequence[str]) -> Value:
-        """This rank's position over `axes`."""
-        return self.op("axis_index", attrs=AxisIndexAttrs(tuple(axes)))
-
-    def barrier(self, *values: Value) -> tuple[Value, ...]:
-        """`optimization_barrier`."""
-        return self.append(make_op("optimization_barrier", values, loc=self.loc))
-
     def loop(
         self,
         trip: int,
         carries: Sequence[Value],
-        body: Callable[[Builder, Value, tuple[Value, ...]], Sequence[Value]],
+        body: Callable[[Self, Value, tuple[Value, ...]], Sequence[Value]],
         dtype: DType = DType.I32,
     ) -> tuple[Value, ...]:
         """A loop of `trip` iterations; `body(builder, index, carries)` returns the next carries.
 
         The counter is carry 0 and is made here; the results are those of `carries`.
         """
-        inner = Builder("body", self.loc)
+        inner = type(self)("body", self.loc)
         index = inner.input((), dtype)
         inside = tuple(inner.input(v.type.shape, v.type.dtype) for v in carries)
         outside = body(inner, index, inside)

@@ -5,12 +5,12 @@ Passes ask these instead of for names, and take an op or None: what makes a valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from shardwright.compiler.ir.factors import Factor, FactorKind
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import FIRST, OPS, SECOND
 from shardwright.compiler.ir.ops import (
     ConstantAttrs,
     DotGeneralAttrs,
@@ -48,6 +48,27 @@ def behind(value: Value, made: Mapping[Value, Op], through: Callable[[Op], bool]
     while (op := made.get(value)) is not None and through(op):
         value = operands_of(op, value)[0]
     return value
+
+
+def cone(
+    made: Mapping[Value, Op],
+    wanted: Iterable[Value],
+    stops: Callable[[Value], bool],
+    reads: Callable[[Op, Value], Iterable[Value]] = operands_of,
+) -> tuple[set[Op], tuple[Value, ...]]:
+    """The ops that make the `wanted` values, and the leaves that they read: where `stops` says, and
+    what no op of `made` makes.
+    """
+    ops, leaves, todo = set[Op](), dict[Value, None](), list(wanted)
+    while todo:
+        value = todo.pop()
+        op = made.get(value)
+        if op is None or stops(value):
+            leaves[value] = None
+        elif op not in ops:
+            ops.add(op)
+            todo += reads(op, value)
+    return ops, tuple(leaves)
 
 
 def places_of(op: Op) -> tuple[Value, ...]:
@@ -204,3 +225,21 @@ def lookup(op: Op | None) -> Windows | None:
 def moved(op: Op) -> Value:
     """What `op` with a `lookup` moves: the result of a gather, the update of a scatter."""
     return op.operands[2] if op.name in WRITES else op.result
+
+
+def repeats(op: Op | None, dim: int) -> bool:
+    """Whether the elements that `op` makes are alike along `dim`, since it spreads them there."""
+    walked = None if op is None else dim_map(op)
+    return walked is not None and walked[dim] is None
+
+
+def signs(op: Op | None) -> tuple[int, ...]:
+    """The sign of each operand where `op` adds them up element by element; else nothing."""
+    return () if op is None else OPS[op.name].signs
+
+
+def product_of(op: Op | None) -> tuple[int, ...]:
+    """The operands in each of which `op` is linear while the others stay, element by element."""
+    if op is None or not OPS[op.name].elementwise or len(op.operands) == 1:
+        return ()
+    return tuple(g.start for g in linear_in(op) if g in (FIRST, SECOND))

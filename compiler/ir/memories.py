@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 from shardwright.compiler.ir.facts import keeps_order
 from shardwright.compiler.ir.ops.host import EMPTY, LOAD, STORE
+from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
@@ -14,9 +16,12 @@ def host_values(graph: Graph, known: Collection[Value] = ()) -> set[Value]:
     """The values of a graph and its loops that are in host memory, `known` ones among them: what
     transfers reach, what it is written to, and all that only names it otherwise.
     """
-    seeds, same = list(known), _Same()
+    seeds, same = list(known), defaultdict[Value, list[Value]](list)
     for op in graph.walk():
-        same.note(op)
+        for before, after, is_one in _named(op):
+            same[before].append(after)
+            if is_one:
+                same[after].append(before)
         if op.name in (EMPTY, STORE):
             seeds.append(op.result)
         elif op.name == LOAD:
@@ -26,35 +31,25 @@ def host_values(graph: Graph, known: Collection[Value] = ()) -> set[Value]:
         value = seeds.pop()
         if value not in found:
             found.add(value)
-            seeds += same.to.get(value, ())
+            seeds += same[value]
     return found
 
 
-class _Same:
-    """Which values are in host memory where another one is."""
-
-    def __init__(self) -> None:
-        self.to: dict[Value, list[Value]] = {}
-
-    def note(self, op: Op) -> None:
-        """What an op says about its operands and results."""
-        if op.name == "loop":
-            (body,) = op.regions
-            carries = zip(op.operands, body.inputs, body.outputs, op.results, strict=True)
-            for operand, *inside in carries:
-                self.to.setdefault(operand, []).append(inside[0])
-                self._tie(inside)
-        elif op.name == "optimization_barrier":
-            for pair in zip(op.operands, op.results, strict=True):
-                self._tie(pair)
-        elif op.name in ("dynamic_update_slice", STORE):
-            self._tie((op.operands[0], op.result))
-            if op.name != STORE:
-                self.to.setdefault(op.operands[1], []).append(op.result)
-        elif op.name == "dynamic_slice" or keeps_order(op):
-            self.to.setdefault(op.operands[0], []).append(op.result)
-
-    def _tie(self, values: Sequence[Value]) -> None:
-        for before, after in pairwise(values):
-            self.to.setdefault(before, []).append(after)
-            self.to.setdefault(after, []).append(before)
+def _named(op: Op) -> Iterator[tuple[Value, Value, bool]]:
+    """Values of which the second is in host memory where the first is, and whether that holds the
+    other way round too.
+    """
+    if op.regions:
+        (body,) = op.regions
+        for carry in zip(op.operands, body.inputs, body.outputs, op.results, strict=True):
+            for number, (before, after) in enumerate(pairwise(carry)):
+                yield before, after, number > 0
+    elif op.name in IDENTITIES:
+        for operand, result in zip(op.operands, op.results, strict=True):
+            yield operand, result, True
+    elif op.name in ("dynamic_update_slice", STORE):
+        yield op.operands[0], op.result, True
+        if op.name != STORE:
+            yield op.operands[1], op.result, False
+    elif op.name == "dynamic_slice" or keeps_order(op):
+        yield op.operands[0], op.result, False

@@ -54,10 +54,11 @@ class OpDef:
     `attrs` is the frozen dataclass its ops carry (None when it has no attributes). `infer` raises
     ValueError in the form "X requires Y, got Z". `elementwise` ops have one result, whose elements
     follow from those at their place: all of that kind, casts, and the identity of one value.
-    `combines`: its attributes name how elements are combined. `commutes`: its two operands may
-    change places without a change of one bit. `passes`: the operands whose elements
-    its results consist of, as they are; operands before these choose among them, operands behind
-    say where they are (None: elements are computed; what `_PASSES` has for the kind is filled in).
+    `signs`: the result is the sum of the operands, each times its sign. `combines`: its attributes
+    name how elements are combined. `commutes`: its two operands may change places without a change
+    of one bit. `passes`: the operands whose elements its results consist of, as they are; operands
+    before these choose among them, operands behind say where they are (None: elements are computed;
+    what `_PASSES` has for the kind is filled in).
     `linear`: the operands in which it is linear, those of each slice together and the others held
     (what it passes on, unless said; attributes and types may speak against it, `facts.linear_in`).
     `factors`: which dims are one index, and what a part of it is worth (`factors.py`); by position
@@ -74,6 +75,7 @@ class OpDef:
     flops: Flops
     reference: Reference
     elementwise: bool = False
+    signs: tuple[int, ...] = ()
     combines: bool = False
     commutes: bool = False
     passes: slice | None = None
@@ -109,6 +111,7 @@ def register(opdef: OpDef) -> None:
     passes, linear = opdef.passes or _PASSES.get(opdef.kind), opdef.linear
     if linear is None:
         linear = (passes,) if passes and opdef.kind is not Kind.SORT else ()
+        linear = (ALL,) if opdef.signs else linear
     OPS[opdef.name] = replace(
         opdef,
         reference=np.errstate(all="ignore")(opdef.reference),

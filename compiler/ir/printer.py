@@ -143,17 +143,17 @@ class _Printer:
 
     def function_sharding(self, value: Value) -> str:
         """The sharding attribute of an argument or result, empty when there is none."""
+        body = self.asked(value)
+        return f" {{sdy.sharding = #sdy.sharding{body}}}" if body else ""
+
+    def asked(self, value: Value) -> str:
+        """The body of the sharding that a value has to have, empty when there is none."""
         spec = self.specs.get(value)
-        if spec is None:
-            return ""
-        body = self.sharding(spec.dims, getattr(spec, "open_dims", ()))
-        return f" {{sdy.sharding = #sdy.sharding{body}}}"
+        return "" if spec is None else self.sharding(spec.dims, getattr(spec, "open_dims", ()))
 
     def constrain(self, value: Value) -> None:
         """Insert the constraint of a value that has a spec, and use its result from here on."""
-        spec = self.specs.get(value)
-        if spec is not None:
-            body = self.sharding(spec.dims, getattr(spec, "open_dims", ()))
+        if body := self.asked(value):
             self.constrained(value, body)
 
     def constrained(self, value: Value, body: str, where: str = "") -> None:

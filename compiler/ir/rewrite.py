@@ -7,10 +7,11 @@ survives it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
@@ -33,9 +34,7 @@ class Level:
 
     def update(self, op: Op) -> Op:
         """`op` with its operands as they are now."""
-        if self.replaced.keys().isdisjoint(op.operands):
-            return op
-        return with_operands(op, tuple(self.now(v) for v in op.operands))
+        return reading(op, self.replaced)
 
     def finish(self, graph: Graph) -> Graph:
         """`graph` with the new ops."""
@@ -59,6 +58,38 @@ def with_ops(
     if is_same and name in ("", graph.name):
         return graph
     return Graph(before, tuple(ops), after, name or graph.name)
+
+
+def replaced(
+    graph: Graph,
+    rule: Callable[[Op, Mapping[Value, Op]], Sequence[Op]],
+    inside: Callable[[Graph], Graph],
+) -> Graph:
+    """`graph` with the ops that `rule` makes in place of an op, the last one for its results; where
+    it makes none, the op stays. `rule` also gets the ops that make the values so far; regions are
+    rewritten by `inside` first.
+    """
+    made: dict[Value, Op] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = with_regions(op, tuple(map(inside, op.regions)))
+        *before, last = rule(op, made) or (op,)
+        for one in (*before, defining(last, op.results)):
+            ops.append(one)
+            made.update(dict.fromkeys(one.results, one))
+    return with_ops(graph, ops)
+
+
+def within(graph: Graph, inside: Callable[[Graph], Graph]) -> Graph:
+    """`graph` with its regions rewritten."""
+    return with_ops(graph, [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops])
+
+
+def reading(op: Op, now: Mapping[Value, Value]) -> Op:
+    """`op` with its operands as they are `now`, where that has them."""
+    if now.keys().isdisjoint(op.operands):
+        return op
+    return with_operands(op, tuple(now.get(v, v) for v in op.operands))
 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
@@ -85,3 +116,16 @@ def fresh(op: Op, operands: Sequence[Value]) -> Op:
     """A copy of `op` that reads other operands of the same types and defines results of its own."""
     results = tuple(Value(v.type) for v in op.results)
     return Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc)
+
+
+def carrying(loop: Op, first: Iterable[Value], results: Iterable[Value], region: Graph) -> Op:
+    """`loop` with more carries at the end of its own, as `region` has them."""
+    operands, ends = (*loop.operands, *first), (*loop.results, *results)
+    return Op(loop.name, operands, ends, loop.attrs, (region,), loop.loc)
+
+
+def with_invariants(loop: Op, inside: Mapping[Value, Value], ops: Sequence[Op]) -> Op:
+    """`loop` with `ops` for its body, which have values from outside of it as they are `inside`."""
+    body, more = loop.regions[0], tuple(inside.values())
+    region = with_ops(body, ops, (*body.outputs, *more), (*body.inputs, *more))
+    return carrying(loop, inside, [Value(v.type) for v in more], region)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import SelectAndScatterAttrs
 from shardwright.compiler.ir.reference import Arrays, evaluate
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.support.rounding import EXACT, Draws
 
-_SUMS = frozenset(("convolution", "dot_general", "select_and_scatter"))
-_MAY_SUM = frozenset(("reduce", "reduce_window", "scatter"))
 _NOT_DRAWN = EXACT | {"loop"}
 
 
@@ -66,14 +66,14 @@ def _rounds(op: Op) -> bool:
     if op.name == "convert":
         given, wanted = op.operands[0].type.dtype, op.result.type.dtype
         return not (given.is_float and wanted.is_float and given.bytes < wanted.bytes)
-    return op.name not in _MAY_SUM or op.attrs.kind in ("add", "multiply")
+    return combination(op) in ("", "add", "multiply")
 
 
 def _terms(op: Op, args: Arrays) -> Arrays | None:
     """Of an op that adds up, the sums of the magnitudes of its terms."""
-    if op.name not in _SUMS and not (op.name in _MAY_SUM and op.attrs.kind == "add"):
+    chosen_by = int(isinstance(op.attrs, SelectAndScatterAttrs))  # operand 0 picks the terms
+    if not chosen_by and combination(op) != "add":
         return None
-    chosen_by = 1 if op.name == "select_and_scatter" else 0  # its first operand picks the terms
     sizes = [np.abs(a) if _is_float(a) else a for a in args[chosen_by:]]
     return OPS[op.name].reference(op, [*args[:chosen_by], *sizes])
 

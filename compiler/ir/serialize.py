@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -34,15 +34,12 @@ def attrs_classes() -> dict[str, type]:
     return {d.attrs.__name__: d.attrs for d in OPS.values() if d.attrs is not None}
 
 
-@dataclass(slots=True)
-class _Table(Generic[Entry]):
-    """Distinct entries in order of first use."""
+Table = dict[Entry, int]
+"""Distinct entries, numbered in order of first use."""
 
-    index: dict[Entry, int] = field(default_factory=dict)
 
-    def add(self, entry: Entry) -> int:
-        """The number of `entry`."""
-        return self.index.setdefault(entry, len(self.index))
+def _number(table: Table[Entry], entry: Entry) -> int:
+    return table.setdefault(entry, len(table))
 
 
 @dataclass(slots=True)
@@ -50,30 +47,28 @@ class _Writer:
     """The tables of one dump."""
 
     with_locs: bool
-    names: _Table[str] = field(default_factory=_Table)
-    types: _Table[TensorType] = field(default_factory=_Table)
-    attrs: _Table[tuple[str, Any]] = field(default_factory=_Table)
-    locs: _Table[Loc] = field(default_factory=_Table)
+    names: Table[str] = field(default_factory=dict)
+    types: Table[TensorType] = field(default_factory=dict)
+    attrs: Table[tuple[str, Any]] = field(default_factory=dict)
+    locs: Table[Loc] = field(default_factory=dict)
 
     def graph(self, graph: Graph) -> list[Any]:
         """[name, input types, ops, output values]."""
-        numbers: dict[Value, int] = {}
-        inputs = [self.types.add(v.type) for v in graph.inputs]
-        for value in graph.inputs:
-            numbers[value] = len(numbers)
+        numbers = {value: i for i, value in enumerate(graph.inputs)}
+        inputs = [_number(self.types, v.type) for v in graph.inputs]
         ops = [self.op(op, numbers) for op in graph.ops]
         return [graph.name, inputs, ops, [numbers[v] for v in graph.outputs]]
 
     def op(self, op: Op, numbers: dict[Value, int]) -> list[Any]:
         """[name, operand values, result types, attrs, regions, location], -1 for none."""
-        attrs = -1 if op.attrs is None else self.attrs.add((type(op.attrs).__name__, op.attrs))
+        attrs = -1 if op.attrs is None else _number(self.attrs, (type(op.attrs).__name__, op.attrs))
         row = [
-            self.names.add(op.name),
+            _number(self.names, op.name),
             [numbers[v] for v in op.operands],
-            [self.types.add(v.type) for v in op.results],
+            [_number(self.types, v.type) for v in op.results],
             attrs,
             [self.graph(r) for r in op.regions],
-            self.locs.add(op.loc) if self.with_locs and op.loc != UNKNOWN_LOC else -1,
+            _number(self.locs, op.loc) if self.with_locs and op.loc != UNKNOWN_LOC else -1,
         ]
         for value in op.results:
             numbers[value] = len(numbers)
@@ -84,10 +79,10 @@ class _Writer:
         return {
             "format": FORMAT,
             "version": VERSION,
-            "names": list(self.names.index),
-            "types": list(self.types.index),
-            "attrs": [[name, *_field_values(a)] for name, a in self.attrs.index],
-            "locs": [[x.file, x.line, x.scope] for x in self.locs.index],
+            "names": list(self.names),
+            "types": list(self.types),
+            "attrs": [[name, *_field_values(a)] for name, a in self.attrs],
+            "locs": [[x.file, x.line, x.scope] for x in self.locs],
             "graph": root,
         }
 

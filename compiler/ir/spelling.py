@@ -9,29 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConstantAttrs
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops.elementwise import RANDOM_ROUNDS
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 
-class _Site:
+class _Site(Builder):
     """New ops in the place of one."""
 
     def __init__(self, op: Op) -> None:
-        self.op = op
-        self.ops: list[Op] = []
+        super().__init__(loc=op.loc)
+        self.type = op.result.type
 
     def emit(self, name: str, *operands: Value | float) -> Value:
-        values = [v if isinstance(v, Value) else self._splat(v) for v in operands]
-        self.ops.append(make_op(name, values, loc=self.op.loc))
-        return self.ops[-1].result
-
-    def _splat(self, number: float) -> Value:
-        kind = self.op.result.type
-        self.ops.append(make_op("constant", (), ConstantAttrs.full(number, kind)))
-        return self.ops[-1].result
+        """An op whose operands may be numbers."""
+        kind = self.type
+        given = (
+            v if isinstance(v, Value) else self.full(kind.shape, v, kind.dtype) for v in operands
+        )
+        return self.op(name, *given)
 
 
 def _normal(site: _Site, x: Value) -> Value:
@@ -94,16 +91,12 @@ def spelled(graph: Graph, kept: Collection[str] = ()) -> Graph:
     in `kept` stay.
     """
     written = SPELLINGS.keys() - set(kept)
-    if not any(op.name in written for op in graph.walk()):
-        return graph
-    ops: list[Op] = []
-    for op in graph.ops:
+
+    def rule(op: Op, _: Mapping[Value, Op]) -> list[Op]:
         if op.name not in written:
-            regions = tuple(spelled(region, kept) for region in op.regions)
-            ops.append(with_regions(op, regions))
-            continue
+            return []
         site = _Site(op)
         SPELLINGS[op.name](site, *op.operands)
-        last = site.ops.pop()
-        ops += [*site.ops, Op(last.name, last.operands, op.results, last.attrs, (), last.loc)]
-    return with_ops(graph, ops)
+        return site.ops
+
+    return replaced(graph, rule, lambda region: spelled(region, kept))

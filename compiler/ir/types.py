@@ -45,6 +45,10 @@ class TensorType:
     def __reduce__(self) -> tuple[Any, ...]:
         return tensor_type, (self.shape, self.dtype)  # element types hash otherwise elsewhere
 
+    def resized(self, dim: int, size: int) -> TensorType:
+        """The same with another size of one dim."""
+        return tensor_type((*self.shape[:dim], size, *self.shape[dim + 1 :]), self.dtype)
+
     def __str__(self) -> str:
         return f"tensor<{''.join(f'{d}x' for d in self.shape)}{self.dtype.value}>"
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.facts import places_of
-from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
+from shardwright.compiler.ir.rewrite import reading, with_ops, with_regions, within
 from shardwright.compiler.ir.traits import PARTS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
@@ -23,8 +23,8 @@ from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap,
 
 def narrow_borders(graph: Graph) -> Graph:
     """`graph` whose loop bodies keep less in memory while the loops in them run."""
-    ops = tuple(with_regions(op, tuple(map(narrow_borders, op.regions))) for op in graph.ops)
-    return with_ops(graph, [_narrowed(op) if _holds_loops(op) else op for op in ops])
+    graph = within(graph, narrow_borders)
+    return with_ops(graph, [_narrowed(op) if _holds_loops(op) else op for op in graph.ops])
 
 
 def _holds_loops(op: Op) -> bool:
@@ -85,7 +85,7 @@ def _remade_behind(body: Graph, number: int, outside: Collection[Value]) -> Grap
     now = {leaf: leaf for recipe in recipes.values() for leaf in recipe.leaves}
     copies = [op for recipe in recipes.values() for op in repeat(recipe.ops, now)]
     made = {value: now[value] for value in recipes}
-    later = [with_operands(op, tuple(made.get(v, v) for v in op.operands)) for op in behind]
+    later = [reading(op, made) for op in behind]
     return with_ops(body, (*before, loop, *place_late([*copies, *later], set(copies))))
 
 

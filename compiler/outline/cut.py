@@ -8,11 +8,12 @@ those live in is decided by `buffers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from shardwright.compiler.ir.analysis import structure
-from shardwright.compiler.ir.build import subgraph
+from shardwright.compiler.ir.build import fresh, subgraph
 from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
@@ -107,18 +108,7 @@ def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> L
     what inputs stay in.
     """
     sunk = NARROW_BORDERS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
-    return _Cutter(sunk, {}, integer_ranges(sunk, numbers), _Counters(), name).level()
-
-
-@dataclass(slots=True)
-class _Counters:
-    """Program registers, one per loop."""
-
-    used: int = 0
-
-    def new(self) -> int:
-        self.used += 1
-        return self.used - 1
+    return _Cutter(sunk, {}, integer_ranges(sunk, numbers), count(), name).level()
 
 
 class _Cutter:
@@ -134,7 +124,7 @@ class _Cutter:
         graph: Graph,
         registers: Mapping[Value, Known],
         ranges: Mapping[Value, Interval],
-        counters: _Counters,
+        counters: Iterator[int],
         name: str,
         ignored: int = -1,
         whole: bool = False,
@@ -149,7 +139,7 @@ class _Cutter:
         self.positions = Positions(graph, ranges)
         self.producers = graph.producers()
         self.users = graph.uses()
-        self._through: dict[Value, Value] = {}
+        self.through: dict[Value, Value] = {}
         self._note_loop_results()
         self.free = self._free_values()
         self.demanded = self._demanded()
@@ -167,7 +157,7 @@ class _Cutter:
                 if i == op.attrs.induction:
                     self.known[result] = Known(Affine(op.attrs.trip), op.attrs.trip, op.attrs.trip)
                 elif body.inputs[i] is body.outputs[i] or not op.attrs.trip:
-                    self._through[result] = op.operands[i]
+                    self.through[result] = op.operands[i]
 
     def _demanded(self) -> set[Value]:
         """Values that must be in memory: outputs and loop operands, behind bitcasts."""
@@ -204,8 +194,8 @@ class _Cutter:
         """The value whose bytes `value` is, through reshapes, barriers and invariant carries."""
         while True:
             op = self.producers.get(value)
-            if value in self._through:
-                value = self._through[value]
+            if value in self.through:
+                value = self.through[value]
             elif op is not None and op.name in BITCASTS:
                 value = op.operands[op.results.index(value)]
             else:
@@ -228,26 +218,28 @@ class _Cutter:
         """Values computed at this level (or inputs of it) that `value` is made of through cheap
         ops.
         """
-        return answered(value, self._bases, self._behind, self._find_bases)
+        return answered(value, self._bases, self.behind, self._find_bases)
 
-    def _behind(self, value: Value) -> tuple[Value, ...]:
-        """What a value is made of through one cheap op."""
+    def behind(self, value: Value, free: Collection[Value] = ()) -> tuple[Value, ...]:
+        """What a value is made of through one cheap op, or an op that makes `free` ones."""
         if value in self.known:
             return ()
-        if value in self._through:
-            return (self._through[value],)
+        if value in self.through:
+            return (self.through[value],)
+        op = self.maker(value, free)
+        return () if op is None else operands_of(op, value)
+
+    def maker(self, value: Value, free: Collection[Value] = ()) -> Op | None:
+        """The cheap op that makes `value`, or any op of a `free` one."""
         op = self.producers.get(value)
-        if op is None or op not in self.cheap:
-            return ()
-        return operands_of(op, value)
+        return op if op in self.cheap or value in free else None
 
     def _find_bases(self, value: Value) -> tuple[Value, ...]:
         if value in self.known:
             return ()
-        op = self.producers.get(value)
-        if value not in self._through and (op is None or op not in self.cheap):
+        if value not in self.through and self.maker(value) is None:
             return (value,)
-        return tuple(dict.fromkeys(b for v in self._behind(value) for b in self._bases[v]))
+        return tuple(dict.fromkeys(b for v in self.behind(value) for b in self._bases[v]))
 
     def level(self) -> Level:
         """The cut level."""
@@ -337,7 +329,7 @@ class _Cutter:
         piece.graph = builder.finish(piece.outputs)
 
     def _loop(self, op: Op) -> LoopStep:
-        body, counter = op.regions[0], self.counters.new()
+        body, counter = op.regions[0], next(self.counters)
         trip, induction = op.attrs.trip, op.attrs.induction
         registers = {body.inputs[induction]: parameter(counter, 0, trip - 1)}
         invariant: list[int] = []
@@ -434,10 +426,9 @@ class _PieceBuilder:
     def add(self, op: Op) -> None:
         """Append a clone of `op` with everything cheap it needs."""
         now = self.now
-        operands = tuple([now.get(v) or self.value(v) for v in op.operands])
-        results = tuple([Value(r.type) for r in op.results])
-        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
-        now.update(zip(op.results, results, strict=True))
+        made = fresh(op, [now.get(v) or self.value(v) for v in op.operands])
+        self.ops.append(made)
+        now.update(zip(op.results, made.results, strict=True))
 
     def value(self, value: Value) -> Value:
         """What `value` is in the function."""
@@ -445,24 +436,16 @@ class _PieceBuilder:
 
     def _read(self, value: Value) -> tuple[Value, ...]:
         """What is cloned before `value`."""
-        cutter = self.cutter
-        if value in cutter.known:
-            return ()
-        if value in cutter._through:
-            return (cutter._through[value],)
-        op = cutter.producers.get(value)
-        if op is None or (op not in cutter.cheap and value not in cutter.free):
-            return ()
-        return operands_of(op, value)
+        return self.cutter.behind(value, self.cutter.free)
 
     def _make(self, value: Value) -> Value:
         cutter = self.cutter
         if value in cutter.known:
             return self._scalar(value, cutter.known[value])
-        if value in cutter._through:
-            return self._same_bytes(value, cutter._through[value])
-        op = cutter.producers.get(value)
-        if op is None or (op not in cutter.cheap and value not in cutter.free):
+        if value in cutter.through:
+            return self._same_bytes(value, cutter.through[value])
+        op = cutter.maker(value, cutter.free)
+        if op is None:
             return self._input(value)
         if op.name in IDENTITIES:
             return self._behind(op, value)
@@ -478,9 +461,10 @@ class _PieceBuilder:
 
     def _same_bytes(self, value: Value, source: Value) -> Value:
         made = self.value(source)
-        if made.type == value.type:
-            return made
-        return self._append(make_op("reshape", (made,), ReshapeAttrs(value.type.shape)))
+        return made if made.type == value.type else self._reshaped(made, value)
+
+    def _reshaped(self, made: Value, like: Value) -> Value:
+        return self._append(make_op("reshape", (made,), ReshapeAttrs(like.type.shape)))
 
     def _append(self, op: Op) -> Value:
         self.ops.append(op)
@@ -496,11 +480,7 @@ class _PieceBuilder:
             self._scalars[key] = Value(tensor_type((), kind.dtype))
             self.piece.scalars.append((self._scalars[key], known))
         scalar = self._scalars[key]
-        return (
-            scalar
-            if not kind.rank
-            else self._append(make_op("reshape", (scalar,), ReshapeAttrs(kind.shape)))
-        )
+        return self._reshaped(scalar, value) if kind.rank else scalar
 
     def _input(self, value: Value) -> Value:
         self.piece.inputs.append(value)

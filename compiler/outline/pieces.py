@@ -12,24 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 from shardwright.compiler.ir.joins import consecutive
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.ops.host import TRANSFERS
-from shardwright.compiler.ir.traits import of
+from shardwright.compiler.ir.traits import MOVES, TRAFFIC, of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.passes.remat.recipes import RATIO, contracts
+from shardwright.compiler.support.families import Families
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
-MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter", *TRANSFERS))
-CARRIERS = (
-    MOVERS
-    | of(Kind.CAST, Kind.UPDATE)
-    | {
-        "add",  # to an accumulator
-        *("concatenate", "dynamic_slice", "optimization_barrier", "reshape", "slice", "transpose"),
-    }
-)
+MOVERS = TRAFFIC - {"collective_permute"} | {*TRANSFERS}
+CARRIERS = MOVERS | MOVES | of(Kind.CAST, Kind.IDENTITY, Kind.UPDATE) | {"add"}  # to an accumulator
 MAX_PERIODS = 12  # candidate periods looked at
 
 Hash = Callable[[Sequence[Op]], int]
@@ -69,14 +64,14 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
         first = -1 if _is_scalar(op) else 0
         phase[op] = max([first, *[phase[p] + distance for distance, p in before[op]]])
     _sink(ops, before, phase)
-    parent: dict[Op, Op] = {op: op for op in ops}
+    families = Families[Op]()
     for op in ops:
         for _, producer in before[op]:
             if phase[producer] == phase[op]:
-                parent[_root(parent, producer)] = _root(parent, op)
+                families.join(producer, op)
     components: dict[Op, list[Op]] = {}
     for op in ops:
-        components.setdefault(_root(parent, op), []).append(op)
+        components.setdefault(families.of(op), []).append(op)
     by_phase: dict[int, list[list[Op]]] = {}
     for component in components.values():
         by_phase.setdefault(phase[component[0]], []).append(component)
@@ -131,13 +126,6 @@ def _sink(ops: Sequence[Op], before: Edges, phase: dict[Op, int]) -> None:
             limit[producer] = min(limit.get(producer, latest), latest)
 
 
-def _root(parent: dict[Op, Op], op: Op) -> Op:
-    while parent[op] is not op:
-        parent[op] = parent[parent[op]]
-        op = parent[op]
-    return op
-
-
 def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[Op]]:
     """Components that occur more than once stay apart; all others of the phase become one piece.
 
@@ -155,7 +143,7 @@ def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[O
 
 def _merged(components: Sequence[Sequence[Op]]) -> list[Op]:
     """Components as one piece."""
-    return [op for component in components for op in component]
+    return list(chain.from_iterable(components))
 
 
 def _only_moves(ops: Sequence[Op]) -> bool:
@@ -255,8 +243,4 @@ def _crossing_bytes(ops: Sequence[Op], level: Level) -> list[int]:
     for value, end in last.items():
         change[at[level.producers[value]] + 1] += value.type.num_bytes
         change[end + 1] -= value.type.num_bytes
-    total, crossing = 0, []
-    for step in change:
-        total += step
-        crossing.append(total)
-    return crossing
+    return list(accumulate(change))

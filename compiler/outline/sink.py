@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.facts import operands_of
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import reading, with_invariants, with_ops, with_regions
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.body import is_constant_like
@@ -48,19 +49,14 @@ def _sink(loop: Op, cloner: _Cloner, light: Collection[Value], ranges: Ranges) -
     for operand, before, after in zip(loop.operands, body.inputs, body.outputs, strict=True):
         if before is after and operand in light and operand.type.rank:
             now[before] = cloner.value(operand)
-    outside, inside = list(cloner.carried), list(cloner.carried.values())
-    renamed = [
-        Op(o.name, tuple(now.get(v, v) for v in o.operands), o.results, o.attrs, o.regions, o.loc)
-        for o in body.ops
-    ]
+    renamed = [reading(op, now) for op in body.ops]
     outputs = tuple(
         now.get(v, v) if b is not v else v for b, v in zip(body.inputs, body.outputs, strict=True)
     )
-    region = with_ops(body, (*cloner.ops, *renamed), (*outputs, *inside), (*body.inputs, *inside))
-    results = (*loop.results, *(Value(v.type) for v in outside))
+    loop = with_regions(loop, (with_ops(body, body.ops, outputs),))
+    loop = with_invariants(loop, cloner.carried, [*cloner.ops, *renamed])
     carried = {v: ranges[o] for o, v in cloner.carried.items() if o in ranges}
-    region = sink_invariants(region, {**ranges, **carried})
-    return Op(loop.name, (*loop.operands, *outside), results, loop.attrs, (region,), loop.loc)
+    return with_regions(loop, (sink_invariants(loop.regions[0], {**ranges, **carried}),))
 
 
 class _Cloner:
@@ -94,7 +90,6 @@ class _Cloner:
         if op.name in IDENTITIES:
             self.ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))
             return self.ops[-1].result
-        results = tuple(Value(r.type) for r in op.results)
-        self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
-        self._now.update(zip(op.results, results, strict=True))
+        self.ops.append(fresh(op, operands))
+        self._now.update(zip(op.results, self.ops[-1].results, strict=True))
         return self._now[value]

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import splat
+from shardwright.compiler.ir.build import defining
+from shardwright.compiler.ir.facts import chooses, splat
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, erf, erfc, logistic
-from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
+from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, COMPARE, erf, erfc, logistic
+from shardwright.compiler.ir.rewrite import Level, within
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
@@ -62,15 +63,6 @@ _TOLERANCE = {DType.F32: 1e-6, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 type.
 """
 
-_COMPARE = {
-    "EQ": np.equal,
-    "GE": np.greater_equal,
-    "GT": np.greater,
-    "LE": np.less_equal,
-    "LT": np.less,
-    "NE": np.not_equal,
-}
-
 Cut = tuple[Value, ...]
 
 
@@ -86,8 +78,7 @@ class _Match:
 
 def activations(graph: Graph) -> Graph:
     """`graph` with the Scalar engine's functions in place of code that computes them."""
-    ops = tuple(with_regions(op, tuple(activations(r) for r in op.regions)) for op in graph.ops)
-    graph = with_ops(graph, ops)
+    graph = within(graph, activations)
     if not any(op.name in _CURVED for op in graph.ops):
         return graph
     found = _Mapper(graph).matches()
@@ -136,7 +127,7 @@ class _Mapper:
     def _constant(self, value: Value) -> float | None:
         """The number a splat holds."""
         held = splat(self.producers.get(value))
-        return None if held is None else float(held.array().reshape(-1)[0])
+        return None if held is None else float(held.element)
 
     def matches(self) -> dict[Value, _Match]:
         """Matches that share no code, later ones first."""
@@ -246,7 +237,11 @@ class _Mapper:
         with np.errstate(all="ignore"):
             for op in cone:
                 operands = [self._sample(v, known) for v in op.operands]
-                fn = _COMPARE[op.attrs.direction] if op.name == "compare" else _CODE[op.name]
+                fn = (
+                    COMPARE[a.direction]
+                    if isinstance(a := op.attrs, CompareAttrs)
+                    else _CODE[op.name]
+                )
                 known[op.result] = fn(*operands)
         return known[cone[-1].result]
 
@@ -260,9 +255,9 @@ class _Mapper:
 
 def _is_code(op: Op) -> bool:
     """Arithmetic on floats, and choices between them."""
-    if op.name == "compare":
+    if isinstance(op.attrs, CompareAttrs):
         return op.operands[0].type.dtype.is_float
-    floats = op.operands[op.name == "select" :]
+    floats = op.operands[chooses(op) :]
     return op.name in _CODE and all(v.type.dtype.is_float for v in (*floats, op.result))
 
 
@@ -320,4 +315,4 @@ def _code(op: Op, match: _Match, level: Level) -> list[Op]:
         value = emit("multiply", value, as_type(level.now(match.factor), wide))
     as_type(value, wanted)
     last = ops.pop()
-    return [*ops, Op(last.name, last.operands, op.results, last.attrs, (), op.loc)]
+    return [*ops, defining(last, op.results)]

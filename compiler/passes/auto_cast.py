@@ -11,7 +11,7 @@ from __future__ import annotations
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.sampled import Casts
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
@@ -86,7 +86,7 @@ class _Caster:
     def _keep(self, op: Op) -> None:
         """An operation in its declared types."""
         operands = tuple(self._as(v, v.type.dtype) for v in op.operands)
-        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        self.ops.append(with_operands(op, operands))
 
     def _compute(self, op: Op) -> None:
         """An operation on operands of the short type. Contractions still give their declared

@@ -20,9 +20,7 @@ def drop_barriers(graph: Graph) -> Graph:
 
 def without_constraints(graph: Graph) -> Graph:
     """`graph` without sharding constraints; `graph` itself when it has none."""
-    names = frozenset(("sharding_constraint",))
-    found = any(op.name in names for op in graph.walk())
-    return _without(graph, names) if found else graph
+    return _without(graph, frozenset(("sharding_constraint",)))
 
 
 def _without(graph: Graph, names: frozenset[str]) -> Graph:

@@ -13,47 +13,35 @@ from collections.abc import Mapping
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.facts import signs
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _TYPES = (DType.F32, DType.BF16)  # a half loses a bit below 1e-38; in fp16 that is below 6e-5
+_PLUS = (1, 1)  # signs of a sum of two
 
 
 def doubled(graph: Graph) -> Graph:
     """`graph` with those sums rewritten; what they leave unused is left to `dce`."""
-    producers: dict[Value, Op] = {}
-    ops: list[Op] = []
-    for op in graph.ops:
-        if op.regions:
-            op = with_regions(op, tuple(doubled(region) for region in op.regions))
-        for one in _doubled(op, producers) or [op]:
-            ops.append(one)
-            producers.update(dict.fromkeys(one.results, one))
-    return with_ops(graph, ops)
+    return replaced(graph, _doubled, doubled)
 
 
 def _doubled(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """y + y, or the sum of y and a sum with y; nothing for any other op."""
-    if op.name != "add" or op.result.type.dtype not in _TYPES:
+    if signs(op) != _PLUS or op.result.type.dtype not in _TYPES:
         return []
     for total, y in (op.operands, op.operands[::-1]):
         made = producers.get(total)
         if total is y:
-            return _twice(y, op)
-        if made is not None and made.name == "add" and y in made.operands:
+            return _scaled(y, 2.0, op)
+        if made is not None and signs(made) == _PLUS and y in made.operands:
             rest = made.operands[1 - made.operands.index(y)]
             half = _scaled(rest, 0.5, op)
             once = make_op("add", (half[-1].result, y), loc=op.loc)
-            return [*half, once, *_twice(once.result, op)]
+            return [*half, once, *_scaled(once.result, 2.0, op)]
     return []
-
-
-def _twice(y: Value, op: Op) -> list[Op]:
-    """2 y as the result of `op`."""
-    *made, product = _scaled(y, 2.0, op)
-    return [*made, Op("multiply", product.operands, op.results, product.attrs, (), op.loc)]
 
 
 def _scaled(y: Value, factor: float, op: Op) -> list[Op]:

@@ -8,16 +8,15 @@ carry becomes a constant of the body.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import constant_attrs
-from shardwright.compiler.ir.facts import joined_dim, stored
+from shardwright.compiler.ir.facts import joined_dim, signs, splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -43,13 +42,15 @@ class _Fold(Level):
         """The constant `value` is, if it is one."""
         return stored(self.made.get(value))
 
+    def repeated(self, value: Value) -> ConstantAttrs | None:
+        """The constant `value` is, if all its elements, and it has some, are one."""
+        held = splat(self.made.get(value))
+        return held if held is not None and held.type.num_elements else None
+
     def splat(self, value: Value) -> object | None:
         """The repeated element of a constant, None when `value` is not a splat constant."""
-        attrs = self.constant(value)
-        if attrs is None or not attrs.is_splat or not attrs.type.num_elements:
-            return None
-        element: object = attrs.array().flat[0]
-        return element
+        held = self.repeated(value)
+        return None if held is None else held.element
 
     def make_constant(self, attrs: ConstantAttrs, loc: Loc) -> Value:
         """A new constant."""
@@ -130,14 +131,17 @@ def _is_small(attrs: ConstantAttrs) -> bool:
 def _compute(level: _Fold, op: Op) -> Value | None:
     """Run the reference of a pure op on constants; elementwise ops of splats run on one element."""
     opdef = OPS[op.name]
-    constants = [level.constant(v) for v in op.operands]
+    constants = [held for v in op.operands if (held := level.constant(v)) is not None]
     if not op.operands or not opdef.pure or len(op.results) != 1:
         return None
-    arrays = [c.array() for c in constants if c is not None]
-    if len(arrays) != len(constants):
+    if len(constants) != len(op.operands):
         return None
-    if opdef.elementwise and all(c is not None and c.is_splat for c in constants):
-        return _compute_splat(level, op, arrays)
+    arrays = [held.array() for held in constants]
+    if opdef.elementwise and all(held.is_splat for held in constants):
+        scalars = [Value(tensor_type((), v.type.dtype)) for v in op.operands]
+        scalar_op = make_op(op.name, scalars, op.attrs)
+        (value,) = opdef.reference(scalar_op, [np.asarray(a.flat[0]) for a in arrays])
+        return level.make_constant(ConstantAttrs(value.tobytes(), op.result.type), op.loc)
     sizes = [a.size for a in arrays] + [op.result.type.num_elements]
     if max(sizes) > MAX_FOLDED_ELEMENTS:
         return None
@@ -145,21 +149,12 @@ def _compute(level: _Fold, op: Op) -> Value | None:
     return level.make_constant(constant_attrs(array, op.result.type.dtype), op.loc)
 
 
-def _compute_splat(level: _Fold, op: Op, arrays: list[np.ndarray]) -> Value | None:
-    if not op.result.type.num_elements:
-        return None
-    scalars = [Value(tensor_type((), v.type.dtype)) for v in op.operands]
-    scalar_op = make_op(op.name, scalars, op.attrs)
-    (value,) = OPS[op.name].reference(scalar_op, [np.asarray(a.flat[0]) for a in arrays])
-    return level.make_constant(ConstantAttrs(value.tobytes(), op.result.type), op.loc)
-
-
 def _keep_splat(level: _Fold, op: Op) -> Value | None:
     """Rearranging a splat leaves a splat of the result type."""
-    attrs = level.constant(op.operands[0])
-    if attrs is None or not attrs.is_splat or not attrs.type.num_elements:
+    held = level.repeated(op.operands[0])
+    if held is None:
         return _compute(level, op)
-    return level.make_constant(ConstantAttrs(attrs.data, op.result.type), op.loc)
+    return level.make_constant(ConstantAttrs(held.data, op.result.type), op.loc)
 
 
 def _identity_element(element: int, either_side: bool) -> Rule:
@@ -175,17 +170,9 @@ def _identity_element(element: int, either_side: bool) -> Rule:
 
 
 def _is_element(level: _Fold, value: Value, element: int) -> bool:
-    """True for a splat constant of `element`; -1 stands for all bits set."""
-    splat = level.splat(value)
-    if splat is None:
-        return False
-    want = np.asarray(element).astype(value.type.dtype.numpy)
-    return bool(np.asarray(splat) == want)
-
-
-def _logical(element: int) -> Rule:
-    """`and` with all ones, `or` with zero; i1 counts True as all ones."""
-    return _identity_element(element, True)
+    """True for a splat constant of `element`; -1 stands for all bits set, also of i1."""
+    held = level.splat(value)
+    return held is not None and bool(held == np.asarray(element).astype(value.type.dtype.numpy))
 
 
 def _divide(level: _Fold, op: Op) -> Value | None:
@@ -194,18 +181,16 @@ def _divide(level: _Fold, op: Op) -> Value | None:
     if known is not None or not _is_element(level, op.operands[0], 1):
         return known
     total = level.made.get(op.operands[1])
-    if total is None or total.name != "add":
+    if total is None or signs(total) != (1, 1):
         return None
     terms = [v for v in total.operands if not _is_element(level, v, 1)]
     power = level.made.get(terms[0]) if len(terms) == 1 else None
-    negative = level.made.get(power.operands[0]) if _is_named(power, "exponential") else None
-    if negative is None or negative.name != "negate" or not op.result.type.dtype.is_float:
+    if power is None or power.name != "exponential" or not op.result.type.dtype.is_float:
+        return None
+    negative = level.made.get(power.operands[0])
+    if negative is None or signs(negative) != (-1,):
         return None
     return level.emit(make_op("logistic", negative.operands, loc=op.loc)).result
-
-
-def _is_named(op: Op | None, name: str) -> TypeGuard[Op]:
-    return op is not None and op.name == name
 
 
 def _same_type(level: _Fold, op: Op) -> Value | None:
@@ -256,26 +241,15 @@ def _slice(level: _Fold, op: Op) -> Value | None:
     for piece in source.operands:
         size = piece.type.shape[dim]
         if first <= start and end <= first + size:
-            moved = [_at(places, dim, -first) for places in (op.attrs.start, op.attrs.limit)]
-            attrs = SliceAttrs(moved[0], moved[1], op.attrs.stride)
-            cut = make_op("slice", (piece,), attrs, loc=op.loc)
+            cut = make_op("slice", (piece,), op.attrs.moved(dim, -first), loc=op.loc)
             return piece if cut.result.type == piece.type else level.emit(cut).result
         first += size
     return _same_type(level, op)
 
 
-def _at(places: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:
-    """`places` with the one of `dim` moved by `step`."""
-    return (*places[:dim], places[dim] + step, *places[dim + 1 :])
-
-
 def _pad(level: _Fold, op: Op) -> Value | None:
     """No padding, nothing but padding, or a splat padded with its own element."""
     attrs, operand = op.attrs, op.operands[0]
-    if not operand.type.num_elements:
-        spread = BroadcastInDimAttrs((), op.result.type.shape)
-        made = make_op("broadcast_in_dim", op.operands[1:], spread, loc=op.loc)
-        return level.emit(made).result
     if not any(attrs.low + attrs.high + attrs.interior):
         return operand
     constant, value = level.constant(operand), level.constant(op.operands[1])
@@ -285,16 +259,11 @@ def _pad(level: _Fold, op: Op) -> Value | None:
 
 
 def _concatenate(level: _Fold, op: Op) -> Value | None:
-    """One operand, or equal splats; operands without elements do not count."""
-    operands = tuple(v for v in op.operands if v.type.num_elements)
-    if len(operands) == 1:
-        return operands[0]
-    if len(operands) < len(op.operands):
-        return level.emit(make_op(op.name, operands, op.attrs, loc=op.loc)).result
-    constants = [level.constant(v) for v in op.operands]
-    data = {c.data if c is not None and c.is_splat else None for c in constants}
-    only = data.pop()
-    if data or only is None:
+    """One operand, or equal splats."""
+    if len(op.operands) == 1:
+        return op.operands[0]
+    only, *others = {held.data if held else None for held in map(level.repeated, op.operands)}
+    if others or only is None:
         return None
     return level.make_constant(ConstantAttrs(only, op.result.type), op.loc)
 
@@ -336,7 +305,7 @@ def _iota(level: _Fold, op: Op) -> Value | None:
 _SPLAT_KEEPERS = of(Kind.VIEW, Kind.PART) | {"gather"}
 _RULES: dict[str, Rule] = {
     "add": _identity_element(0, True),
-    "and": _logical(-1),
+    "and": _identity_element(-1, True),
     "broadcast_in_dim": _broadcast,
     "bitcast_convert": _same_type,
     "concatenate": _concatenate,
@@ -345,7 +314,7 @@ _RULES: dict[str, Rule] = {
     "dynamic_slice": _same_type,
     "iota": _iota,
     "multiply": _multiply,
-    "or": _logical(0),
+    "or": _identity_element(0, True),
     "pad": _pad,
     "reduce": _reduce,
     "reshape": _reshape,

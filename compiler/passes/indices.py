@@ -7,7 +7,8 @@ counted when the program runs (`sim_cluster/values/regions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +17,19 @@ from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.types import Graph, Op, Value
 
-_CODES = {"gather": "NCC_EVRF056", "scatter": "NCC_EVRF031"}
 _CONSTANT = "NCC_ESMP002"
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexed:
+    """How an op indexes: the operand dims of an index vector, the sizes of its windows there, the
+    vendor's code for counts that leave the operand, and whether constants may.
+    """
+
+    dims: Sequence[int]
+    sizes: Sequence[int]
+    code: str
+    drops: bool
 
 
 def check_indices(graph: Graph) -> None:
@@ -29,38 +41,42 @@ def check_indices(graph: Graph) -> None:
     for op in graph.ops:
         for region in op.regions:
             check_indices(region)
-        if op.name in _CODES:
-            _check(op, made, op.operands[1] in counted)
+        rule = _RULES.get(op.name)
+        if rule is not None:
+            _check(op, rule(op), made, op.operands[1] in counted)
 
 
-def _check(op: Op, made: dict[Value, Op], counted: bool) -> None:
+def _check(op: Op, indexed: _Indexed, made: dict[Value, Op], counted: bool) -> None:
     values = known_elements(made, op.operands[1])
-    if values is None or not values.size or (op.name == "scatter" and not counted):
+    if values is None or not values.size or (indexed.drops and not counted):
         return
-    for dim, entries, room in _entries(op, values):
+    vector, shape = op.attrs.index_vector_dim, op.operands[0].type.shape
+    if vector == values.ndim:
+        values = values[..., None]
+    for k, dim in enumerate(indexed.dims):
+        entries = np.take(values, k, axis=vector).astype(np.int64)
+        room = shape[dim] - indexed.sizes[dim]
         low, high = int(entries.min()), int(entries.max())
         if low < 0 or high > room:
-            code = _CODES[op.name] if counted else _CONSTANT
-            wrong = low if low < 0 else high
             raise CompileError(
-                code,
-                f"{op.name} requires indices of dim {dim} from 0 to {room}, got {wrong}",
+                indexed.code if counted else _CONSTANT,
+                f"{op.name} requires indices of dim {dim} from 0 to {room}, got"
+                f" {low if low < 0 else high}",
                 op.loc,
                 "match the sizes (often: positions and the embedding table)",
             )
 
 
-def _entries(op: Op, values: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
-    """(operand dim, its entries of all index vectors, the largest legal one)."""
-    a, shape = op.attrs, op.operands[0].type.shape
-    if op.name == "gather":
-        dims, sizes = a.start_index_map, a.slice_sizes
-    else:
-        dims, sizes = a.scatter_dims_to_operand_dims, _window_sizes(op)
-    if a.index_vector_dim == values.ndim:
-        values = values[..., None]
-    for k, d in enumerate(dims):
-        yield d, np.take(values, k, axis=a.index_vector_dim).astype(np.int64), shape[d] - sizes[d]
+def _gather(op: Op) -> _Indexed:
+    return _Indexed(op.attrs.start_index_map, op.attrs.slice_sizes, "NCC_EVRF056", drops=False)
+
+
+def _scatter(op: Op) -> _Indexed:
+    dims = op.attrs.scatter_dims_to_operand_dims
+    return _Indexed(dims, _window_sizes(op), "NCC_EVRF031", drops=True)
+
+
+_RULES = {"gather": _gather, "scatter": _scatter}
 
 
 def _window_sizes(op: Op) -> list[int]:

@@ -11,40 +11,26 @@ bits: harmless where the range of a value is known to fit, else a warning, or wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import CompileError, Diagnostic
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.facts import pairing, stored
-from shardwright.compiler.ir.traits import CASTS
+from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
+from shardwright.compiler.ir.facts import combination, pairing, stored
+from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.compiler.support.intervals import Interval, limits
-
-KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
-_CODES = {
-    "dot": "NCC_EVRF035",
-    "scatter": "NCC_EVRF060",
-    "all_reduce": "NCC_EVRF061",
-    "reduce_scatter": "NCC_EVRF063",
-    "pow": "NCC_EVRF062",
-}
-_OF_OP = {
-    "dot_general": "dot",
-    "convolution": "dot",
-    "scatter": "scatter",
-    "all_reduce": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-    "power": "pow",
-}
+from shardwright.compiler.surface.flags import DOWNCASTS
 
 
 def permitted(setting: str) -> frozenset[str]:
     """The kinds a value of `--implicit-integer-downcast` accepts; `default` accepts all (2.27)."""
     if setting in ("default", "all"):
-        return frozenset(KINDS)
+        return frozenset(DOWNCASTS)
     return frozenset(() if setting == "none" else setting.split(","))
 
 
@@ -55,26 +41,18 @@ def check_integers(graph: Graph, options: CompileOptions, generation: str) -> Gr
     for op in wide_operations(graph) if native else ():
         raise CompileError("SW_INT64", _needs(op), op.loc, _ADVICE)
     for op in graph.walk():
-        kind = _kind(op, generation)
-        if kind and kind not in allowed:
-            raise _refusal(op, kind)
+        rounded = _ROUNDED.get(op.name)
+        if rounded and rounded.kind not in allowed and _loses(op, rounded, generation):
+            raise _refusal(op, rounded)
     return graph
 
 
-def _kind(op: Op, generation: str) -> str:
-    """What an operation counts as; empty when it has an integer path or no integers."""
-    kind = _OF_OP.get(op.name, "")
-    if not kind or not op.results[0].type.dtype.is_integer:
-        return ""
-    wide = max(v.type.dtype.bytes for v in op.operands) > 4
-    if kind == "dot" and generation == "v2" and not wide:
-        return ""  # 32-bit products are accepted there, with a warning
-    if kind == "pow" and not wide:
-        return ""
-    moves = kind == "scatter" and op.attrs.kind == "replace"  # and bits and products over ranks,
-    # which every rank computes itself (`lower/rank_reduce.py`)
-    moves = moves or getattr(op.attrs, "reduction", "add") in ("and", "or", "xor", "multiply")
-    return "" if moves else kind
+def _loses(op: Op, rounded: _Rounded, generation: str) -> bool:
+    """False where an operation has a path for integers, or no integers."""
+    if not op.results[0].type.dtype.is_integer or combination(op) not in rounded.loses:
+        return False
+    exact = rounded is _POWER or (rounded is _PRODUCT and generation == "v2")  # with a warning
+    return not exact or max(v.type.dtype.bytes for v in op.operands) > 4
 
 
 _HELD_AS = {DType.I64: DType.I32, DType.U64: DType.U32}
@@ -125,11 +103,16 @@ def _wide_type(op: Op) -> str:
 
 def rounded_operations(graph: Graph) -> list[Op]:
     """Operations on integers whose sums in fp32 are not known to stay within 2^24."""
-    sums = [op for op in graph.walk() if op.name in _TERMS and op.result.type.dtype.is_integer]
-    sums = [op for op in sums if getattr(op.attrs, "kind", "add") == "add"]
-    sums = [op for op in sums if getattr(op.attrs, "reduction", "add") in ("add", "min", "max")]
+    sums = [op for op in graph.walk() if _sums(op) and op.result.type.dtype.is_integer]
     ranges = integer_ranges(graph) if sums else {}
     return [op for op in sums if _largest_sum(op, ranges) > EXACT_IN_FP32]
+
+
+def _sums(op: Op) -> bool:
+    """Whether partial sums of `op` are numbers of fp32; maxima over ranks go the same way."""
+    rounded, way = _ROUNDED.get(op.name), combination(op)
+    adds = way == "add" or op.name in REDUCTIONS_OF_RANKS
+    return rounded is not None and adds and way in rounded.loses
 
 
 EXACT_IN_FP32 = 2**24
@@ -139,7 +122,7 @@ EXACT_IN_FP32 = 2**24
 def _largest_sum(op: Op, ranges: dict[Value, Interval]) -> float:
     """What no partial sum of an operation exceeds in size."""
     sizes = [_size(v, ranges) for v in op.operands if v.type.dtype.is_integer]
-    return _TERMS[op.name](op, sizes)
+    return _ROUNDED[op.name].terms(op, sizes)
 
 
 def _size(value: Value, ranges: dict[Value, Interval]) -> float:
@@ -156,16 +139,40 @@ def _products(op: Op, sizes: list[float]) -> float:
     return min(terms, lhs, rhs) * sizes[0] * sizes[1]
 
 
+def _written(op: Op, sizes: list[float]) -> float:
+    return sizes[0] + op.operands[2].type.num_elements * sizes[2]
+
+
 def _over_ranks(op: Op, sizes: list[float]) -> float:
     return sizes[0] * (op.attrs.group_size if op.attrs.reduction == "add" else 1)
 
 
-_TERMS: dict[str, Callable[[Op, list[float]], float]] = {
-    "dot_general": _products,
-    "convolution": _products,
-    "scatter": lambda op, sizes: sizes[0] + op.operands[2].type.num_elements * sizes[2],
-    "all_reduce": _over_ranks,
-    "reduce_scatter": _over_ranks,
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """Integer work that is done in fp32: `kind` and `code` are the vendor's names of it and of the
+    error, it `loses` bits where elements are combined in one of these ways, and no partial sum
+    exceeds what `terms` makes of the sizes of the operands.
+    """
+
+    kind: str
+    code: str
+    loses: Collection[str]
+    terms: Callable[[Op, list[float]], float]
+
+
+_OF_RANKS = {"add", *EXTREMES}  # bits and products every rank computes itself (rank_reduce.py)
+_PRODUCT = _Rounded("dot", "NCC_EVRF035", {"add"}, _products)
+_SCATTER = _Rounded("scatter", "NCC_EVRF060", ELEMENTWISE_OF, _written)
+_ALL_REDUCE = _Rounded("all_reduce", "NCC_EVRF061", _OF_RANKS, _over_ranks)
+_REDUCE_SCATTER = _Rounded("reduce_scatter", "NCC_EVRF063", _OF_RANKS, _over_ranks)
+_POWER = _Rounded("pow", "NCC_EVRF062", {""}, lambda op, sizes: 0)
+_ROUNDED = {
+    "all_reduce": _ALL_REDUCE,
+    "convolution": _PRODUCT,
+    "dot_general": _PRODUCT,
+    "power": _POWER,
+    "reduce_scatter": _REDUCE_SCATTER,
+    "scatter": _SCATTER,
 }
 
 
@@ -180,7 +187,7 @@ def downcasts(graph: Graph) -> list[Diagnostic]:
     if rounded:
         first = rounded[0]
         message = f"{first.name} of {first.result.type} is summed in fp32, exact up to 2^24"
-        code, advice = _CODES[_OF_OP[first.name]], "bound its operands, or compute in fp32"
+        code, advice = _ROUNDED[first.name].code, "bound its operands, or compute in fp32"
         message += _more(rounded)
         found.append(Diagnostic(code, message, first.loc, advice, severity="warning"))
     return found
@@ -190,10 +197,10 @@ def _more(found: list[Op]) -> str:
     return f", and so do {len(found) - 1} more operations" if len(found) > 1 else ""
 
 
-def _refusal(op: Op, kind: str) -> CompileError:
-    dtype = op.results[0].type.dtype.value
+def _refusal(op: Op, rounded: _Rounded) -> CompileError:
+    dtype, kind = op.results[0].type.dtype.value, rounded.kind
     return CompileError(
-        _CODES[kind],
+        rounded.code,
         f"{op.name} requires a float type or --implicit-integer-downcast={kind}, got {dtype}"
         " (computed in fp32, exact up to 2^24)",
         op.loc,

@@ -8,7 +8,7 @@ moving data and rounding commute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CASTS, IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.passes.dce import dce
@@ -62,6 +62,14 @@ def _moved(op: Op, number: int) -> tuple[Value, ...]:
     return operands[number : number + 1] if op.name in IDENTITIES else operands
 
 
+def _until_stable(found: set[Value], sweep: Callable[[], None]) -> None:
+    """Sweep until `found` stays as it is."""
+    before = -1
+    while before != len(found):
+        before = len(found)
+        sweep()
+
+
 class _Exact:
     """Values whose every element is a float of `dtype`."""
 
@@ -73,10 +81,7 @@ class _Exact:
 
     def values(self) -> set[Value]:
         """The largest set that contradicts no op."""
-        before = -1
-        while before != len(self.found):
-            before = len(self.found)
-            self._sweep(self.graph)
+        _until_stable(self.found, lambda: self._sweep(self.graph))
         return self.found
 
     def _sweep(self, graph: Graph) -> None:
@@ -103,9 +108,9 @@ def _fits(attrs: ConstantAttrs, dtype: DType) -> bool:
     """True for a splat that `dtype` holds; other constants are not looked at."""
     if not attrs.is_splat:
         return False
-    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy)
-    rounded = stored.astype(dtype.numpy).astype(stored.dtype)
-    return bool(np.array_equal(rounded, stored, equal_nan=True))
+    element = np.asarray(attrs.element)
+    rounded = element.astype(dtype.numpy).astype(element.dtype)
+    return bool(np.array_equal(rounded, element, equal_nan=True))
 
 
 class _Rounded:
@@ -118,10 +123,7 @@ class _Rounded:
 
     def values(self) -> set[Value]:
         """The largest set that contradicts no reader."""
-        before = -1
-        while before != len(self.read_wide):
-            before = len(self.read_wide)
-            self._sweep(self.graph)
+        _until_stable(self.read_wide, lambda: self._sweep(self.graph))
         return {v for v in self.read if _is_wide(v, self.dtype) and v not in self.read_wide}
 
     def _sweep(self, graph: Graph) -> None:
@@ -183,7 +185,7 @@ class _Level:
             self._rounded(op.result)
             return
         operands = tuple(self._as_it_was(v) for v in op.operands)
-        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        self.ops.append(with_operands(op, operands))
         self.there.update(op.results)
 
     def _move(self, op: Op) -> None:
@@ -218,8 +220,11 @@ class _Level:
 
     def _new(self, value: Value) -> Value:
         """What stands for a narrow value."""
-        self.short[value] = Value(_short(value.type, self.dtype))
+        self.short[value] = Value(self._short(value.type))
         return self.short[value]
+
+    def _short(self, type: TensorType) -> TensorType:
+        return tensor_type(type.shape, self.dtype)
 
     def _rounded(self, value: Value) -> Value:
         """`value` in the short type."""
@@ -235,7 +240,7 @@ class _Level:
                 return source
         loc = self._loc(value)
         if (held := splat(maker)) is not None:
-            attrs = _constant(held, self.dtype)
+            attrs = ConstantAttrs.full(held.element, self._short(held.type))
             return self._added(make_op("constant", (), attrs, loc=loc))
         source = self._as_it_was(value)
         return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype), loc=loc))
@@ -256,13 +261,3 @@ class _Level:
             self.ops.append(Op("convert", (self.short[value],), (value,), attrs, (), loc))
             self.there.add(value)
         return self.now.get(value, value)
-
-
-def _short(type: TensorType, dtype: DType) -> TensorType:
-    return tensor_type(type.shape, dtype)
-
-
-def _constant(attrs: ConstantAttrs, dtype: DType) -> ConstantAttrs:
-    """A splat, rounded."""
-    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy).astype(dtype.numpy)
-    return ConstantAttrs(stored.tobytes(), _short(attrs.type, dtype))

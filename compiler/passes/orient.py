@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.facts import pairing, permutation
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose
@@ -25,30 +26,21 @@ def orient(graph: Graph) -> Graph:
     """`graph` with contractions swapped where only a transpose that wants it reads them."""
     producers = graph.producers()
     uses = Counter(v for op in graph.ops for v in op.operands) + Counter(graph.outputs)
-    ops: list[Op] = []
-    for op in graph.ops:
-        if op.regions:
-            op = with_regions(op, tuple(orient(region) for region in op.regions))
-        ops += _oriented(op, producers, uses)
-    return with_ops(graph, ops)
+    return replaced(graph, lambda op, _: _oriented(op, producers, uses), orient)
 
 
 def _oriented(op: Op, producers: Mapping[Value, Op], uses: Mapping[Value, int]) -> list[Op]:
-    """`op`, or the ops that make its result from the swapped contraction."""
+    """The ops that make the result of a transpose from a swapped contraction, if it wants one."""
     order = permutation(op)
-    if order is None:
-        return [op]
-    chain = _from_contraction(op.operands[0], producers, uses)
-    if not chain or not _wants_swap(chain[0], order):
-        return [op]
+    chain = _from_contraction(op.operands[0], producers, uses) if order else []
+    if not order or not chain or not _wants_swap(chain[0], order):
+        return []
     made = [_swapped(chain[0])]
-    made += [make_op(c.name, made[-1].results, c.attrs, loc=c.loc) for c in chain[1:]]
+    made += [fresh(c, made[-1].results) for c in chain[1:]]
     places = _new_places(chain[0])
     left = tuple(places[d] for d in order)
     if left != tuple(range(len(left))):
         made.append(make_op("transpose", made[-1].results, TransposeAttrs(left), loc=op.loc))
-    last = made[-1]
-    made[-1] = Op(last.name, last.operands, op.results, last.attrs, last.regions, last.loc)
     return made
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.intervals import Interval as Range
@@ -164,13 +164,12 @@ def _shift_right(op: Op, operands: Operands) -> Range:
 
 
 _SIDE_BY_SIDE = of(Kind.IDENTITY, Kind.SORT)  # result i has the elements of operand i
-_MOVES = (
-    *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
-    *("move_to", "reshape", "reverse", "slice", "transpose"),
-)
+_MOVES = of(Kind.COLLECTIVE, combines=False) | {
+    name for name, op in OPS.items() if op.passes == slice(0, 1) or name == "all_slice"
+}
 
 _RULES: dict[str, Rule] = {
-    **{name: lambda op, operands: operands[0] for name in _MOVES},
+    **dict.fromkeys(_MOVES, lambda op, operands: operands[0]),
     "abs": _abs,
     "add": _corners(lambda a, b: a + b),
     "and": _and,
@@ -194,5 +193,6 @@ _RULES: dict[str, Rule] = {
     "shift_right_logical": _shift_right,
     "sign": lambda op, operands: (-1, 1),
     "subtract": _corners(lambda a, b: a - b),
+    "unfold": _gather,
     "xor": _or,
 }

@@ -13,12 +13,12 @@ import numpy as np
 
 from shardwright.compiler.dtypes import LARGEST
 from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.combinations import EXTREMES
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
-
-_AFFECTED = CONTRACTIONS | {"transpose"}
 
 
 def saturate_infinity(graph: Graph) -> Graph:
@@ -38,13 +38,13 @@ def saturate_infinity(graph: Graph) -> Graph:
 
     for op in graph.ops:
         operands = tuple(map(finite, op.operands)) if _may_transpose(op) else op.operands
-        ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        ops.append(with_operands(op, operands))
     return with_ops(graph, ops)
 
 
 def _may_transpose(op: Op) -> bool:
-    extreme = op.name in REDUCTIONS and op.attrs.kind in ("max", "min")
-    return extreme or op.name in _AFFECTED
+    extreme = op.name in REDUCTIONS and op.attrs.kind in EXTREMES
+    return extreme or op.name in CONTRACTIONS or permutation(op) is not None
 
 
 def _limit(value: Value, number: float, ops: list[Op]) -> Value:

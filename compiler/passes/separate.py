@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.facts import joined_dim, permutation, resized
+from shardwright.compiler.ir.facts import joined_dim, permutation, repeats, resized
 from shardwright.compiler.ir.opdef import OPS, make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.ops import BroadcastInDimAttrs, PadAttrs, SliceAttrs
+from shardwright.compiler.ir.rewrite import with_ops, within
 from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.recipes import free_values
+from shardwright.compiler.support.families import Families
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
 
@@ -46,8 +47,7 @@ def separate(graph: Graph) -> Graph:
 
     Results of folds and slices keep their values; sums may round differently in the last place.
     """
-    regions = [with_regions(op, tuple(map(separate, op.regions))) for op in graph.ops]
-    graph = with_ops(graph, regions)
+    graph = within(graph, separate)
     cuts = _Cuts(graph).found()
     return _Writer(graph, cuts).run() if cuts else graph
 
@@ -58,7 +58,7 @@ class _Cuts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.cuts: dict[Value, Cut] = {}
-        self.family: dict[Value, Value] = {}
+        self.families = Families[Value]()
         self.refused: set[Value] = set()
         self.producers = graph.producers()
         self.free = free_values(graph)
@@ -68,27 +68,27 @@ class _Cuts:
         for op in self.graph.ops:
             self._visit(op)
         self.refused.update(v for v in self.graph.outputs if v in self.cuts)
-        refused = {self._root(v) for v in self.refused}
-        return {v: cut for v, cut in self.cuts.items() if self._root(v) not in refused}
+        refused = {self.families.of(v) for v in self.refused}
+        return {v: cut for v, cut in self.cuts.items() if self.families.of(v) not in refused}
 
     def _visit(self, op: Op) -> None:
         given = [v for v in op.operands if v in self.cuts]
         if not given:
             if (cut := _joins(op)) is not None:
-                self._begin(op.result, cut)
+                self.cuts[op.result] = cut
             return
         for other in given[1:]:
-            self.family[self._root(other)] = self._root(given[0])
+            self.families.join(other, given[0])
         cut = self.cuts[given[0]]
         if any(self.cuts[v] != cut for v in given) or not self._splits(op, cut):
             self.refused.update(given)
         elif (behind := _behind(op, cut)) is not None:
-            self._begin(op.result, behind)
-            self.family[op.result] = self._root(given[0])
+            self.cuts[op.result] = behind
+            self.families.join(op.result, given[0])
 
     def _splits(self, op: Op, cut: Cut) -> bool:
         """Whether an op can work on pieces."""
-        if op.name == "slice":
+        if isinstance(op.attrs, SliceAttrs):
             return cut.holding(op.attrs.start[cut.dim], op.attrs.limit[cut.dim]) is not None
         if op.name in REDUCTIONS or permutation(op) is not None:
             return True
@@ -101,25 +101,15 @@ class _Cuts:
         """Whether a part of an operand costs nothing: a scalar, counts, and what repeats."""
         if value in self.cuts or value in self.free or not value.type.rank:
             return True
-        op = self.producers.get(value)
-        return op is not None and _repeats(op, cut.dim)
-
-    def _begin(self, value: Value, cut: Cut) -> None:
-        self.cuts[value] = cut
-        self.family[value] = value
-
-    def _root(self, value: Value) -> Value:
-        while self.family[value] is not value:
-            value = self.family[value]
-        return value
+        return repeats(self.producers.get(value), cut.dim)
 
 
 def _joins(op: Op) -> Cut | None:
     """The pieces an op puts side by side."""
     if (dim := joined_dim(op)) is not None:
         sizes = tuple(v.type.shape[dim] for v in op.operands)
-    elif op.name == "pad":
-        attrs, shape = op.attrs, op.operands[0].type.shape
+    elif isinstance(attrs := op.attrs, PadAttrs):
+        shape = op.operands[0].type.shape
         dims = [d for d in range(len(shape)) if attrs.low[d] or attrs.high[d]]
         if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
             return None
@@ -128,15 +118,6 @@ def _joins(op: Op) -> Cut | None:
     else:
         return None
     return Cut(dim, sizes) if 1 < len(sizes) <= MAX_PIECES and all(sizes) else None
-
-
-def _repeats(op: Op, dim: int) -> bool:
-    """Whether `op` broadcasts its operand along `dim`."""
-    if op.name != "broadcast_in_dim":
-        return False
-    if dim not in op.attrs.dims:
-        return True
-    return bool(op.operands[0].type.shape[op.attrs.dims.index(dim)] == 1)
 
 
 def _behind(op: Op, cut: Cut) -> Cut | None:
@@ -181,14 +162,13 @@ class _Writer:
         """The pieces of a concatenation or pad."""
         if joined_dim(op) is not None:
             return list(op.operands)
-        cut, shape = self.cuts[op.result], op.result.type.shape
+        cut, whole = self.cuts[op.result], op.result.type
         found = []
         for first, end in cut.spans():
             if first == op.attrs.low[cut.dim]:
                 found.append(op.operands[0])
                 continue
-            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
-            attrs = BroadcastInDimAttrs((), edge)
+            attrs = BroadcastInDimAttrs((), whole.resized(cut.dim, end - first).shape)
             found.append(self._make(op, "broadcast_in_dim", op.operands[1:], attrs))
         return found
 
@@ -209,12 +189,13 @@ class _Writer:
             return self.pieces[value][number]
         if not value.type.rank:
             return value
-        op, shape = self.producers[value], value.type.shape
+        op = self.producers[value]
         first, end = cut.spans()[number]
-        if _repeats(op, cut.dim):
-            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
+        if repeats(op, cut.dim):
+            edge = value.type.resized(cut.dim, end - first).shape
             return self._make(op, op.name, op.operands, resized(op, edge))
-        return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))
+        window = SliceAttrs.along(value.type.shape, cut.dim, first, end)
+        return self._make(op, "slice", (value,), window)
 
     def _slice(self, op: Op, cut: Cut) -> None:
         """A slice of the one piece that holds it."""
@@ -222,9 +203,7 @@ class _Writer:
         number = cut.holding(attrs.start[dim], attrs.limit[dim])
         assert number is not None
         first, _ = cut.spans()[number]
-        start = _moved(attrs.start, dim, first)
-        window = SliceAttrs(start, _moved(attrs.limit, dim, first), attrs.stride)
-        piece = self.pieces[op.operands[0]][number]
+        piece, window = self.pieces[op.operands[0]][number], attrs.moved(dim, -first)
         self.ops.append(Op("slice", (piece,), op.results, window, (), op.loc))
 
     def _fold(self, op: Op, parts: Sequence[Value]) -> None:
@@ -235,13 +214,3 @@ class _Writer:
         while len(folded) > 2:
             folded[:2] = [self._make(op, name, folded[:2])]
         self.ops.append(Op(name, tuple(folded), op.results, None, (), op.loc))
-
-
-def _window(shape: tuple[int, ...], dim: int, first: int, end: int) -> SliceAttrs:
-    start = tuple(first if d == dim else 0 for d in range(len(shape)))
-    limit = tuple(end if d == dim else n for d, n in enumerate(shape))
-    return SliceAttrs(start, limit, (1,) * len(shape))
-
-
-def _moved(places: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
-    return tuple(n - by if d == dim else n for d, n in enumerate(places))

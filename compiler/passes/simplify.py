@@ -20,10 +20,8 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
-
-Producers = dict[Value, Op]
 
 
 def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
@@ -32,20 +30,12 @@ def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
     With `keep_sums`, additions over dims of size 1 stay reductions: in a step that was captured
     with one sample, they say where gradients are summed over samples.
     """
-    producers: Producers = {}
-    ops: list[Op] = []
-    for op in graph.ops:
-        if op.regions:
-            op = with_regions(op, tuple(simplify(region, keep_sums) for region in op.regions))
-        kept = keep_sums and is_sum(op)
-        made = _RULES[op.name](op, producers) if op.name in _RULES and not kept else []
-        if made:
-            last = made[-1]
-            made[-1] = Op(last.name, last.operands, op.results, last.attrs, last.regions, op.loc)
-        for one in made or [op]:
-            ops.append(one)
-            producers.update(dict.fromkeys(one.results, one))
-    return with_ops(graph, ops)
+
+    def rule(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+        kept = op.name not in _RULES or (keep_sums and is_sum(op))
+        return [] if kept else _RULES[op.name](op, producers)
+
+    return replaced(graph, rule, lambda region: simplify(region, keep_sums))
 
 
 def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
@@ -64,7 +54,11 @@ def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
 def _add(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """Two pieces padded with zeros along one dim, one behind the other."""
     pads = [producers.get(v) for v in op.operands]
-    found = [(p, _padded_dim(p, producers)) for p in pads if p is not None and p.name == "pad"]
+    found = [
+        (p, _padded_dim(p, producers))
+        for p in pads
+        if p is not None and isinstance(p.attrs, PadAttrs)
+    ]
     if len(found) != 2 or found[0][1] != found[1][1] or found[0][1] < 0:
         return []
     (first, dim), (second, _) = sorted(found, key=lambda f: f[0].attrs.low[f[1]])
@@ -92,7 +86,7 @@ def _padded_dim(pad: Op, producers: Mapping[Value, Op]) -> int:
 def _concatenate(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """Neighbouring slices of one value are one slice, or a view of all of it."""
     made = (producers.get(v) for v in op.operands)
-    cuts = [cut for cut in made if cut is not None and cut.name == "slice"]
+    cuts = [cut for cut in made if cut is not None and isinstance(cut.attrs, SliceAttrs)]
     source, dim = cuts[0].operands[0] if cuts else None, op.attrs.dim
     if source is None or len(cuts) < len(op.operands):
         return []

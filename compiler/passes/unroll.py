@@ -7,9 +7,8 @@ needs no memory, and their counters and keys fold away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from shardwright.compiler.ir.analysis import is_light
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 
@@ -43,13 +42,8 @@ def _written_out(level: Level, loop: Op) -> tuple[Value, ...]:
     for _ in range(loop.attrs.trip):
         now = dict(zip(body.inputs, carries, strict=True))
         for op in body.ops:
-            made = _again(op, now)
+            made = fresh(op, [now[v] for v in op.operands])
             level.ops.append(made)
             now.update(zip(op.results, made.results, strict=True))
         carries = [now[v] for v in body.outputs]
     return tuple(carries)
-
-
-def _again(op: Op, now: Mapping[Value, Value]) -> Op:
-    results = tuple(Value(v.type) for v in op.results)
-    return Op(op.name, tuple(now[v] for v in op.operands), results, op.attrs, (), op.loc)

@@ -14,12 +14,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-from shardwright.compiler.diagnostics import CompileError, DiagnosticError
+from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.rewriting.specs import Spec
-from shardwright.compiler.steps import Remark, is_watched, step, within
+from shardwright.compiler.steps import Remark, behind, is_watched, step, within
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -123,19 +123,12 @@ def run(graph: Graph, rewrites: Sequence[Rewrite[Graph, ..., Graph]]) -> Graph:
     for one in rewrites:
         before, graph = graph, one(graph)
         if graph is not before:
-            _verify_after(one.name, graph, typed)
+            with behind(one.name):
+                verify(graph, typed)
         if is_watched():
             one.check(graph, "has to keep", promised)
             promised += one.leaves + one.keeps
     return graph
-
-
-def _verify_after(name: str, graph: Graph, typed: set[Op]) -> None:
-    try:
-        verify(graph, typed)
-    except DiagnosticError as error:
-        error.add_note(f"after step {name}")
-        raise
 
 
 def in_programs(

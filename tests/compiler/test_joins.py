@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.region_reference import lower_function, run_lowered
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.narrow import narrow
 from shardwright.sharding.indices.dims import reached
+from tests.support.building import Builder
 
 BF16, F32 = DType.BF16, DType.F32
 SHAPE = (3, 4)

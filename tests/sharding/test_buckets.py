@@ -18,7 +18,6 @@ from shardwright.collectives.ops import CollectiveError, CollectiveKind
 from shardwright.collectives.values.buckets import execute_parts
 from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
@@ -27,6 +26,7 @@ from shardwright.sharding.cut.overlap.buckets import bucketed
 from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import traffic
+from tests.support.building import Builder
 from tests.support.cells import long_in_matrix
 from tests.support.collective_schedules import flat
 from tests.support.staged_runs import state_after

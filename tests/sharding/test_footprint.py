@@ -8,12 +8,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import CapacityError, Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.memory.advice import Asked, advice, advice_text
 from shardwright.sharding.memory.footprint import CATEGORIES, check_limit, footprint
 from shardwright.sharding.memory.places import buffer_places
+from tests.support.building import Builder
 
 SIZE = 64  # f32 elements of every tensor below
 BYTES = SIZE * 4

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import pytest
 
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.min_cut import UNCUTTABLE
@@ -22,6 +21,7 @@ from shardwright.sharding.cut.gradients import (
 )
 from shardwright.sharding.linearity import Kind, Label
 from shardwright.sharding.linearity.labels import SUM
+from tests.support.building import Builder
 
 JOINED_BEHIND_THE_LEARNING_RATE = """
 main(%batch: tensor<2x4xf32>, %rate: tensor<4xf32>) {

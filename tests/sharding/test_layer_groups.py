@@ -18,7 +18,6 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.scalars import known_scalars, parameter
 from shardwright.compiler.outline import outline
@@ -33,6 +32,7 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import traffic
+from tests.support.building import Builder
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
@@ -23,6 +22,7 @@ from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.context import localizes
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
+from tests.support.building import Builder
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

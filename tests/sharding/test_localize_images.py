@@ -7,12 +7,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.localize import localize
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.partitioned import partitioned, run_global, run_sharded
 
 DP = make_mesh({"dp_shard": 4})

@@ -11,7 +11,6 @@ import pytest
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     ConvolutionAttrs,
@@ -27,6 +26,7 @@ from shardwright.compiler.ir.types import Value
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.context import _show
 from shardwright.sharding.partition.mesh import make_mesh
+from tests.support.building import Builder
 from tests.support.partitioned import partitioned
 
 MESH = make_mesh({"dp_replicate": 2, "dp_shard": 2})

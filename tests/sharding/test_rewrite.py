@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
@@ -19,6 +18,7 @@ from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
 from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
+from tests.support.building import Builder
 from tests.support.whole_runs import run_whole
 
 A, B = "dp_replicate", "dp_shard"

@@ -18,7 +18,6 @@ import pytest
 from shardwright.compiler.frontend.capture import artifact_of
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.stablehlo import import_module
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.reference import steps
 from shardwright.compiler.ir.types import Graph, Op
@@ -31,6 +30,7 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.reference_ranks import run_collective
 from tests.support.road import captured_graph
 from tests.support.step_plans import build_plan

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.indices.layers import unrolled_layers, visited_layers
 from shardwright.sharding.memory.places import buffer_places
@@ -15,6 +14,7 @@ from shardwright.sharding.partition.partitioned import PartitionedGraph, all_val
 from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.partition.spec import replicated
 from shardwright.sharding.prepare.sorted_rows.level import Level
+from tests.support.building import Builder
 from tests.support.ladders import check_grows, unary
 from tests.support.partitioned import as_plan, partitioned
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import count_ops
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, ScatterAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
@@ -28,6 +27,7 @@ from shardwright.sharding.localize import localize
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.partitioned import partitioned, run_global
 from tests.support.reference_ranks import ReferenceRanks
 

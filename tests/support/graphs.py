@@ -9,8 +9,8 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
+from tests.support.building import Builder
 
 LAYERS, ROWS, WIDTH = 3, 4, 6
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.partition.partitioned import Slot
+from tests.support.building import Builder
 
 ROWS, WIDTH = 8, 8
 Rung = Callable[[Builder, Value], Value]

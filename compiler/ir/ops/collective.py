@@ -111,8 +111,7 @@ def _scaled(operand: TensorType, dim: int, group_size: int, grow: bool) -> Tenso
     size = operand.shape[dim]
     if not grow and size % group_size:
         raise mismatch(f"dim {dim} divisible by the group of {group_size}", size)
-    new = size * group_size if grow else size // group_size
-    return tensor_type((*operand.shape[:dim], new, *operand.shape[dim + 1 :]), operand.dtype)
+    return operand.resized(dim, size * group_size if grow else size // group_size)
 
 
 def _infer(
@@ -172,7 +171,7 @@ def _collective(
     **facts: Any,
 ) -> None:
     rule = partial(_infer, result=result)
-    define(name, kind, attrs, rule, _no_reference, operands=1, pure=False, linear=(FIRST,), **facts)
+    define(name, kind, attrs, rule, _no_reference, pure=False, linear=(FIRST,), **facts)
 
 
 _COMBINING: dict[str, Any] = {"combines": True, "flops": _reduction_flops}
@@ -183,10 +182,5 @@ _collective("all_to_all", AllToAllAttrs, _exchanged)
 _collective("collective_permute", CollectivePermuteAttrs, _permuted)
 _collective("all_slice", AllSliceAttrs, _sliced, Kind.RANK)
 define(
-    "axis_index",
-    Kind.RANK,
-    AxisIndexAttrs,
-    lambda attrs: tensor_type((), DType.I32),
-    _no_reference,
-    operands=0,
+    "axis_index", Kind.RANK, AxisIndexAttrs, lambda attrs: tensor_type((), DType.I32), _no_reference
 )

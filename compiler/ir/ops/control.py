@@ -96,7 +96,6 @@ define(
     ShardingConstraintAttrs,
     _infer_constraint,
     lambda op, x: x,
-    operands=1,
     elementwise=True,
     pure=False,
 )

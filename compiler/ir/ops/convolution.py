@@ -153,7 +153,6 @@ define(
     ConvolutionAttrs,
     _infer,
     _reference,
-    operands=2,
     flops=_flops,
     linear=(FIRST, SECOND),
     factors=_factors,

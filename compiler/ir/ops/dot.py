@@ -30,6 +30,14 @@ class DotGeneralAttrs:
     rhs_contract: tuple[int, ...] = field(metadata=DIMS)
     dtype: DType
 
+    def contract(self, side: int) -> tuple[int, ...]:
+        """The contracted dims of one operand."""
+        return (self.lhs_contract, self.rhs_contract)[side]
+
+    def batch(self, side: int) -> tuple[int, ...]:
+        """The batch dims of one operand."""
+        return (self.lhs_batch, self.rhs_batch)[side]
+
     def free_dims(self, lhs_rank: int, rhs_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The free dims of lhs and of rhs, ascending."""
         lhs_used = set(self.lhs_batch + self.lhs_contract)
@@ -104,7 +112,6 @@ define(
     DotGeneralAttrs,
     _infer,
     _reference,
-    operands=2,
     flops=_flops,
     linear=(FIRST, SECOND),
     factors=_factors,

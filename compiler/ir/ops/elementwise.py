@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,12 @@ from shardwright.compiler.ir.ops.rules import (
     check_same,
     define,
     mismatch,
-    result_elements,
+    no_flops,
     rounded_once,
 )
 from shardwright.compiler.ir.types import TensorType, tensor_type
 
-_COMPARE: dict[str, np.ufunc] = {
+COMPARE: dict[str, np.ufunc] = {
     "EQ": np.equal,
     "NE": np.not_equal,
     "LT": np.less,
@@ -34,7 +33,7 @@ _COMPARE: dict[str, np.ufunc] = {
     "GT": np.greater,
     "GE": np.greater_equal,
 }
-DIRECTIONS = tuple(_COMPARE)
+DIRECTIONS = tuple(COMPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,6 @@ def _function(name: str, arity: int, fn: Callable[..., Any], kind: str, **facts:
         infer,
         rounded_once(fn),
         operands=arity,
-        flops=result_elements,
         **facts,
     )
 
@@ -236,9 +234,9 @@ def _unary(name: str, fn: Callable[..., Any], kind: str = "float", **facts: Any)
     _function(name, 1, fn, kind, **facts)
 
 
-_binary("add", np.add, "any", commutes=True, linear=(ALL,))
-_binary("subtract", np.subtract, linear=(ALL,))
-_binary("multiply", np.multiply, "any", commutes=True, linear=(FIRST, SECOND))
+_binary("add", np.add, "any", signs=(1, 1), commutes=True)
+_binary("subtract", np.subtract, signs=(1, -1))
+_binary("multiply", np.multiply, "any", linear=(FIRST, SECOND), commutes=True)
 _binary("divide", _divide, linear=(FIRST,))
 _binary("maximum", np.maximum, "any")
 _binary("minimum", np.minimum, "any")
@@ -255,7 +253,7 @@ _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "inte
 _binary("random_bits", _random_bits, "u32")
 
 _unary("not", np.invert, "integer or i1")
-_unary("negate", np.negative, "number", linear=(ALL,))
+_unary("negate", np.negative, "number", signs=(-1,))
 _unary("abs", np.abs, "signed or float")
 _unary("sign", _sign, "signed or float")
 _unary("sqrt", np.sqrt)
@@ -337,35 +335,28 @@ def _infer_bitcast(attrs: BitcastConvertAttrs, operand: TensorType) -> TensorTyp
     return tensor_type(operand.shape, attrs.dtype)
 
 
-_define = partial(define, kind=Kind.ELEMENTWISE, flops=result_elements)
-_define(
-    "is_finite",
-    attrs=None,
-    rule=_infer_is_finite,
-    meaning=rounded_once(np.isfinite),
-    operands=1,
-)
-_define(
+define("is_finite", Kind.ELEMENTWISE, None, _infer_is_finite, rounded_once(np.isfinite))
+define(
     "compare",
-    attrs=CompareAttrs,
-    rule=_infer_compare,
-    meaning=lambda op, *pair: _COMPARE[op.attrs.direction](*pair).astype(np.bool_, copy=False),
-    operands=2,
+    Kind.ELEMENTWISE,
+    CompareAttrs,
+    _infer_compare,
+    lambda op, *pair: COMPARE[op.attrs.direction](*pair).astype(np.bool_, copy=False),
 )
-_define(
+define(
     "select",
-    attrs=None,
-    rule=_infer_select,
-    meaning=lambda op, *args: np.where(*args),
-    operands=3,
+    Kind.ELEMENTWISE,
+    None,
+    _infer_select,
+    lambda op, *args: np.where(*args),
     passes=slice(1, 3),
 )
-_define(
+define(
     "clamp",
-    attrs=None,
-    rule=_infer_clamp,
-    meaning=lambda op, low, x, high: np.minimum(np.maximum(x, low), high),
-    operands=3,
+    Kind.ELEMENTWISE,
+    None,
+    _infer_clamp,
+    lambda op, low, x, high: np.minimum(np.maximum(x, low), high),
 )
 define(
     "convert",
@@ -373,8 +364,6 @@ define(
     ConvertAttrs,
     lambda attrs, operand: tensor_type(operand.shape, attrs.dtype),
     lambda op, x: convert_array(x, op.attrs.dtype),
-    operands=1,
-    flops=result_elements,
     linear=(ALL,),
 )
 define(
@@ -383,5 +372,5 @@ define(
     BitcastConvertAttrs,
     _infer_bitcast,
     lambda op, x: np.ascontiguousarray(x).view(op.attrs.dtype.numpy).reshape(x.shape),
-    operands=1,
+    flops=no_flops,
 )

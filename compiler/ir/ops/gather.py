@@ -8,7 +8,7 @@ so that the window stays inside; a scatter drops every window that would leave t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -82,24 +82,9 @@ class Windows:
 
 
 def windows_of(attrs: GatherAttrs | ScatterAttrs) -> Windows:
-    """What both say by names of their own."""
-    if isinstance(attrs, GatherAttrs):
-        return Windows(
-            attrs.offset_dims,
-            attrs.collapsed_slice_dims,
-            attrs.operand_batching_dims,
-            attrs.start_indices_batching_dims,
-            attrs.start_index_map,
-            attrs.index_vector_dim,
-        )
-    return Windows(
-        attrs.update_window_dims,
-        attrs.inserted_window_dims,
-        attrs.input_batching_dims,
-        attrs.scatter_indices_batching_dims,
-        attrs.scatter_dims_to_operand_dims,
-        attrs.index_vector_dim,
-    )
+    """Both name them in the same order."""
+    first = fields(attrs)[: len(fields(Windows))]
+    return Windows(*(getattr(attrs, field.name) for field in first))
 
 
 def _check_windows(w: Windows, operand: TensorType, indices: TensorType) -> None:
@@ -276,7 +261,6 @@ define(
     GatherAttrs,
     _infer_gather,
     _gather_reference,
-    operands=2,
     passes=FIRST,
     factors=_gather_factors,
     resize=_resize_gather,
@@ -287,7 +271,6 @@ define(
     ScatterAttrs,
     _infer_scatter,
     _scatter_reference,
-    operands=3,
     combines=True,
     flops=_scatter_flops,
     linear=(slice(0, 3, 2),),

@@ -62,7 +62,6 @@ _define(
     attrs=MoveToAttrs,
     rule=_infer_move,
     meaning=lambda op, x: x,
-    operands=1,
     passes=FIRST,
     factors=one_by_one,
 )
@@ -71,7 +70,6 @@ _define(
     attrs=HostEmptyAttrs,
     rule=lambda attrs: attrs.type,
     meaning=lambda op: np.zeros(op.result.type.shape, op.result.type.dtype.numpy),
-    operands=0,
 )
 _define(STORE, attrs=None, rule=infer_dynamic_update, meaning=updated_at)
 _define(LOAD, attrs=HostLoadAttrs, rule=infer_dynamic_slice, meaning=sliced_at)

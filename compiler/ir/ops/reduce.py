@@ -87,7 +87,6 @@ define(
     ReduceAttrs,
     _infer,
     lambda op, x: reduce_array(op.attrs.kind, x, op.attrs.dims),
-    operands=1,
     combines=True,
     flops=_flops,
     linear=(FIRST,),

@@ -8,6 +8,7 @@ turns into "X requires Y, got Z".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,14 @@ def define(
     operands: int | None = None,
     **facts: Any,
 ) -> None:
-    """Register an op with this many operands (None: `rule` counts them); `facts` are other fields
-    of `OpDef`. The rule of an op that runs regions gets them as `regions`.
+    """Register an op; `facts` are other fields of `OpDef`. It has as many operands as its rule has
+    parameters for them, any number where `operands` does not say. The rule of an op that runs
+    regions gets them as `regions`.
     """
     runs = kind is Kind.CONTROL
+    places = [p.kind for p in signature(rule).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if Parameter.VAR_POSITIONAL not in places:
+        operands = len(places) - 1  # the first are the attributes
 
     def infer(types: Types, given: Any, regions: Sequence[Graph]) -> tuple[TensorType, ...]:
         try:
@@ -61,7 +66,8 @@ def define(
         results = meaning(op, *args)
         return results if isinstance(results, tuple) else (np.asarray(results),)
 
-    facts.setdefault("flops", no_flops)
+    computes = kind in (Kind.ELEMENTWISE, Kind.CAST)
+    facts.setdefault("flops", result_elements if computes else no_flops)
     register(OpDef(name=name, kind=kind, attrs=attrs, infer=infer, reference=reference, **facts))
 
 

@@ -59,6 +59,21 @@ class SliceAttrs:
     limit: tuple[int, ...] = field(metadata=SIZES)
     stride: tuple[int, ...] = field(metadata=per_dim(1))
 
+    @classmethod
+    def along(cls, shape: Sequence[int], dim: int, first: int, end: int) -> SliceAttrs:
+        """All of a tensor of `shape`, but from `first` to `end` along one dim."""
+        start = tuple(first if d == dim else 0 for d in range(len(shape)))
+        limit = tuple(end if d == dim else n for d, n in enumerate(shape))
+        return cls(start, limit, (1,) * len(shape))
+
+    def moved(self, dim: int, by: int) -> SliceAttrs:
+        """The same slice of what lies `by` elements further along a dim."""
+        start, limit = (
+            (*places[:dim], places[dim] + by, *places[dim + 1 :])
+            for places in (self.start, self.limit)
+        )
+        return replace(self, start=start, limit=limit)
+
 
 @dataclass(frozen=True, slots=True)
 class ConcatenateAttrs:
@@ -107,6 +122,11 @@ class ConstantAttrs:
     def is_splat(self) -> bool:
         """True when one stored element stands for all."""
         return len(self.data) == self.type.dtype.bytes
+
+    @property
+    def element(self) -> Any:
+        """The first element: of a splat, all of them."""
+        return np.frombuffer(self.data, self.type.dtype.numpy, 1)[0]
 
     def array(self) -> np.ndarray:
         """The values, read-only; a splat is a broadcast view of its element."""
@@ -179,11 +199,9 @@ def _infer_concatenate(attrs: ConcatenateAttrs, *types: TensorType) -> TensorTyp
     if not 0 <= dim < first.rank:
         raise mismatch(f"a dim below rank {first.rank}", dim)
     for t in types:
-        others = (*t.shape[:dim], *t.shape[dim + 1 :])
-        if t.dtype is not first.dtype or others != (*first.shape[:dim], *first.shape[dim + 1 :]):
+        if t.resized(dim, 0) is not first.resized(dim, 0):
             raise mismatch(f"operands that differ from {first} only in dim {dim}", t)
-    total = sum(t.shape[dim] for t in types)
-    return tensor_type((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)
+    return first.resized(dim, sum(t.shape[dim] for t in types))
 
 
 def _infer_pad(attrs: PadAttrs, operand: TensorType, value: TensorType) -> TensorType:
@@ -409,7 +427,6 @@ define(
     BroadcastInDimAttrs,
     _infer_broadcast,
     _broadcast_reference,
-    operands=1,
     factors=_spread,
     resize=_of_shape,
 )
@@ -419,7 +436,6 @@ define(
     ReshapeAttrs,
     _infer_reshape,
     lambda op, x: x.reshape(op.attrs.shape),
-    operands=1,
     factors=_regrouped,
     resize=_of_shape,
 )
@@ -429,7 +445,6 @@ define(
     TransposeAttrs,
     _infer_transpose,
     lambda op, x: x.transpose(op.attrs.permutation),
-    operands=1,
     factors=_permuted,
 )
 define(
@@ -438,7 +453,6 @@ define(
     SliceAttrs,
     _infer_slice,
     _slice_reference,
-    operands=1,
     factors=_taken,
     resize=_of_limit,
 )
@@ -450,14 +464,13 @@ define(
     lambda op, *parts: np.concatenate(parts, axis=op.attrs.dim),
     factors=_joined,
 )
-define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, operands=2, factors=_padded)
+define("pad", Kind.JOIN, PadAttrs, _infer_pad, _pad_reference, factors=_padded)
 define(
     "reverse",
     Kind.PART,
     ReverseAttrs,
     _infer_reverse,
     lambda op, x: np.flip(x, op.attrs.dims),
-    operands=1,
     factors=_in_order,
 )
 define(
@@ -466,7 +479,6 @@ define(
     IotaAttrs,
     _infer_iota,
     _iota_reference,
-    operands=0,
     factors=_counted,
     resize=_of_type,
 )
@@ -476,7 +488,6 @@ define(
     ConstantAttrs,
     _infer_constant,
     lambda op: op.attrs.array(),
-    operands=0,
     factors=_alike,
     resize=_of_type,
 )

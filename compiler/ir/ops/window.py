@@ -208,14 +208,13 @@ def _factors(op: Op) -> list[Factor]:
     return [along(numbers, d) for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
 
 
-define("unfold", Kind.PART, UnfoldAttrs, _infer_unfold, _unfold_reference, operands=1)
+define("unfold", Kind.PART, UnfoldAttrs, _infer_unfold, _unfold_reference)
 define(
     "reduce_window",
     Kind.WINDOW,
     ReduceWindowAttrs,
     _infer_reduce,
     _reduce_reference,
-    operands=1,
     combines=True,
     flops=_flops,
     linear=(FIRST,),
@@ -227,7 +226,6 @@ define(
     SelectAndScatterAttrs,
     _infer_scatter,
     _scatter_reference,
-    operands=2,
     flops=_flops,
     linear=(SECOND,),
     factors=_factors,

@@ -9,7 +9,7 @@ loops only read into their bodies. Nothing here knows what attention is.
 
 from __future__ import annotations
 
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import within
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.remat.invariants import remake_invariants
 from shardwright.compiler.passes.remat.level import remake_at_level
@@ -24,7 +24,5 @@ def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
     What is not read any more (stacks, originals) is left to `dce`.
     """
     graph = remake_across_loops(remake_invariants(graph), quadratic, short_row)
-    ops = tuple(
-        with_regions(op, tuple(rematerialise(r, short_row) for r in op.regions)) for op in graph.ops
-    )
-    return remake_at_level(with_ops(graph, ops), short_row)
+    graph = within(graph, lambda region: rematerialise(region, short_row))
+    return remake_at_level(graph, short_row)

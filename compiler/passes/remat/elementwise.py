@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.facts import cone, operands_of
+from shardwright.compiler.ir.rewrite import within
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
@@ -37,9 +37,7 @@ def keep_less(graph: Graph) -> Graph:
 
     Values are equal bit by bit. What is not read any more is left to `dce`.
     """
-    graph = remake_across_loops(graph, lightest)
-    ops = tuple(with_regions(op, tuple(keep_less(r) for r in op.regions)) for op in graph.ops)
-    return with_ops(graph, ops)
+    return within(remake_across_loops(graph, lightest), keep_less)
 
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
@@ -144,18 +142,8 @@ class Zone:
         return saved >= max(MIN_SAVED * before, BYTES_PER_OP * self._repeated(made))
 
     def _recipe(self, target: Value, kept: set[Value]) -> Recipe:
-        ops: set[Op] = set()
-        leaves: dict[Value, None] = {}
-        todo = [target]
-        while todo:
-            value = todo.pop()
-            op = self.producers.get(value)
-            if value in kept or op is None or value in self.graph.inputs:
-                leaves[value] = None
-            elif op not in ops:
-                ops.add(op)
-                todo += operands_of(op, value)
-        return Recipe(tuple(op for op in self.graph.ops if op in ops), tuple(leaves))
+        ops, leaves = cone(self.producers, [target], kept.__contains__)
+        return Recipe(tuple(op for op in self.graph.ops if op in ops), leaves)
 
     def _repeated(self, made: Mapping[Value, Recipe]) -> int:
         """Elements of arithmetic that are computed at both places."""
@@ -168,14 +156,8 @@ class Zone:
 
     def _wanted_here(self, dropped: set[Value]) -> set[Op]:
         """Ops that `graph` itself needs once `dropped` are not kept."""
-        todo = [v for v in self.graph.outputs if self.keepers.get(v) not in dropped]
-        wanted: set[Op] = set()
-        while todo:
-            op = self.producers.get(todo.pop())
-            if op is not None and op not in wanted:
-                wanted.add(op)
-                todo += op.operands
-        return wanted
+        outputs = [v for v in self.graph.outputs if self.keepers.get(v) not in dropped]
+        return cone(self.producers, outputs, lambda _: False, lambda op, _: op.operands)[0]
 
 
 def _in_order(graph: Graph, values: Collection[Value]) -> list[Value]:

@@ -37,7 +37,7 @@ class Readers:
         self.users = users
         chosen = [v for v in values if len(users.get(v, ())) > 1]
         chosen.sort(key=lambda v: v.type.num_bytes)
-        self._values = chosen
+        self.values = chosen  # those with several readers, smallest first
         self._sizes = [v.type.num_bytes for v in chosen for _ in users[v]]
         edges = [Edge(v, op) for v in chosen for op in users[v]]
         self._bit = {edge: 1 << i for i, edge in enumerate(edges)}
@@ -126,10 +126,6 @@ class Readers:
                 reads = 0
             reads |= self._bit.get(Edge(value, op), 0)
         return found
-
-    def values(self) -> list[Value]:
-        """The values with several readers, smallest first."""
-        return self._values
 
 
 def lasting(graph: Graph) -> set[Value]:

@@ -7,7 +7,7 @@ Invariants made of constants alone are the business of `outline/sink.py`.
 from __future__ import annotations
 
 from shardwright.compiler.ir.analysis import invariant_carries
-from shardwright.compiler.ir.rewrite import with_operands, with_ops
+from shardwright.compiler.ir.rewrite import reading, with_invariants, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
@@ -44,18 +44,9 @@ def _recipe(value: Value, recipes: Recipes) -> Recipe | None:
 
 def _with_copies(loop: Op, wanted: dict[int, Recipe]) -> Op:
     body = loop.regions[0]
-    leaves = list(dict.fromkeys(leaf for recipe in wanted.values() for leaf in recipe.leaves))
-    inside = [Value(leaf.type) for leaf in leaves]
-    now = dict(zip(leaves, inside, strict=True))
+    inside = {x: Value(x.type) for recipe in wanted.values() for x in recipe.leaves}
+    now = dict(inside)
     copies = [op for recipe in wanted.values() for op in repeat(recipe.ops, now)]
     made = {body.inputs[i]: now[loop.operands[i]] for i in wanted}
-    ops = [with_operands(op, tuple(made.get(v, v) for v in op.operands)) for op in body.ops]
-    region = with_ops(
-        body,
-        place_late([*copies, *ops], set(copies)),
-        (*body.outputs, *inside),
-        (*body.inputs, *inside),
-    )
-    results = tuple(Value(leaf.type) for leaf in leaves)
-    operands = (*loop.operands, *leaves)
-    return Op("loop", operands, (*loop.results, *results), loop.attrs, (region,), loop.loc)
+    ops = [reading(op, made) for op in body.ops]
+    return with_invariants(loop, inside, place_late([*copies, *ops], set(copies)))

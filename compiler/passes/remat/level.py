@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import with_operands, with_ops
+from shardwright.compiler.ir.rewrite import reading, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
@@ -56,22 +56,15 @@ class _Remaker:
     def run(self) -> Graph:
         """The level with copies placed in front of their readers."""
         stored = set(self.graph.outputs)
-        for value in self.readers.values():
+        for value in self.readers.values:
             if value in stored:
                 continue
             for group in self.readers.groups(value)[1:]:
                 self._serve(value, [op for op in group if not op.regions])
         if not self.copies:
             return self.graph
-        ops = [
-            with_operands(op, tuple(self.reads[op].get(v, v) for v in op.operands))
-            if op in self.reads
-            else op
-            for op in self.graph.ops
-        ]
-        movable = set(self.copies)
-        placed = place_late([*self.copies, *ops], movable)
-        return with_ops(self.graph, placed)
+        ops = [reading(op, self.reads.get(op, {})) for op in self.graph.ops]
+        return with_ops(self.graph, place_late([*self.copies, *ops], set(self.copies)))
 
     def _serve(self, value: Value, group: Sequence[Op]) -> None:
         """Give `group` a copy of `value`, if one pays and the group does not store it anyway."""

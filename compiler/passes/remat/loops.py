@@ -13,16 +13,10 @@ from dataclasses import dataclass, field
 from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import carrying, with_invariants, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.placement import place_late
-from shardwright.compiler.passes.remat.recipes import (
-    FIGURES,
-    SHORT_ROW,
-    Recipe,
-    Recipes,
-    repeat,
-)
+from shardwright.compiler.passes.remat.recipes import FIGURES, SHORT_ROW, Recipe, Recipes, repeat
 from shardwright.compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
 
 Chosen = Iterable[tuple[Stack, Recipe]]
@@ -139,8 +133,8 @@ class Writer:
         body = with_ops(
             self.body, ops, (*self.body.outputs, *outputs), (*self.body.inputs, *inputs)
         )
-        loop = _extended(self.loop, [op.result for op in zeros], [r for _, r in self.added], body)
-        return [*zeros, loop]
+        results = [result for _, result in self.added]
+        return [*zeros, carrying(self.loop, [op.result for op in zeros], results, body)]
 
 
 def _zeros(like: Value) -> Op:
@@ -153,18 +147,6 @@ def _write_row(stack: Value, leaf: Value, counter: Value) -> list[Op]:
     row = make_op("reshape", (leaf,), ReshapeAttrs((1, *leaf.type.shape)))
     starts = (counter, *[zero.result] * leaf.type.rank)
     return [zero, row, make_op("dynamic_update_slice", (stack, row.result, *starts))]
-
-
-def _extended(loop: Op, operands: Iterable[Value], results: Iterable[Value], body: Graph) -> Op:
-    """`loop` with more carries at the end."""
-    return Op(
-        "loop",
-        (*loop.operands, *operands),
-        (*loop.results, *results),
-        loop.attrs,
-        (body,),
-        loop.loc,
-    )
 
 
 @dataclass(slots=True)
@@ -222,20 +204,11 @@ class _Reader:
         body = self.loop.regions[0]
         ops = [op for op in body.ops if op not in self.replaced]
         placed = place_late([*self.copies, *ops], set(self.copies))
-        inside = tuple(self.inputs.values())
-        region = with_ops(body, placed, (*body.outputs, *inside), (*body.inputs, *inside))
-        results = [Value(v.type) for v in inside]
-        return _extended(self.loop, self.inputs, results, region)
+        return with_invariants(self.loop, self.inputs, placed)
 
 
 def _rebuilt(graph: Graph, writer: Writer, readers: dict[Op, _Reader]) -> Graph:
     """`graph` with the loops that changed."""
-    ops: list[Op] = []
-    for op in graph.ops:
-        if op is writer.loop:
-            ops += writer.rebuilt()
-        elif op in readers:
-            ops.append(readers[op].rebuilt())
-        else:
-            ops.append(op)
-    return with_ops(graph, ops)
+    made = {op: [reader.rebuilt()] for op, reader in readers.items()}
+    made[writer.loop] = writer.rebuilt()
+    return with_ops(graph, [one for op in graph.ops for one in made.get(op, [op])])

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass
 from functools import partial
 
+from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
@@ -38,8 +40,6 @@ SHORT_ROW = 2048
 time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
 
-EXTREMES = ("max", "min")
-"""Reductions that are the same in any order."""
 FIGURES = (*EXTREMES, "add")
 """Of a row; a sum may be rounded otherwise in another function, as it may under jax.checkpoint."""
 
@@ -289,13 +289,14 @@ def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:
                 if operand in now:
                     now.setdefault(result, now[operand])
         elif any(result not in now for result in op.results):
-            results = tuple(Value(v.type) for v in op.results)
-            operands = tuple(now[v] for v in op.operands)
-            regions = tuple(copied(region) for region in op.regions)
-            made.append(Op(op.name, operands, results, op.attrs, regions, op.loc))
-            for old, new in zip(op.results, results, strict=True):
+            made.append(_again(op, now))
+            for old, new in zip(op.results, made[-1].results, strict=True):
                 now.setdefault(old, new)
     return made
+
+
+def _again(op: Op, now: Mapping[Value, Value]) -> Op:
+    return fresh(op, [now[v] for v in op.operands], tuple(map(copied, op.regions)))
 
 
 def copied(graph: Graph) -> Graph:
@@ -303,10 +304,7 @@ def copied(graph: Graph) -> Graph:
     now = {v: Value(v.type) for v in graph.inputs}
     ops: list[Op] = []
     for op in graph.ops:
-        results = tuple(Value(v.type) for v in op.results)
-        operands = tuple(now[v] for v in op.operands)
-        regions = tuple(copied(region) for region in op.regions)
-        ops.append(Op(op.name, operands, results, op.attrs, regions, op.loc))
-        now.update(zip(op.results, results, strict=True))
+        ops.append(_again(op, now))
+        now.update(zip(op.results, ops[-1].results, strict=True))
     inputs, outputs = tuple(now[v] for v in graph.inputs), tuple(now[v] for v in graph.outputs)
     return with_ops(graph, ops, outputs, inputs)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.ir.verify import verify
 from tests.support import xla
+from tests.support.building import Builder
 
 MESH = {"replicate": 2, "shard": 4}
 RANKS = 8

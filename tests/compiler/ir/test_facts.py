@@ -225,3 +225,23 @@ def test_what_looks_up_names_its_windows(case: OpCase) -> None:
         sizes = [facts.moved(op).type.shape[d] for d in rows.moving_dims]
         limits = [op.operands[0].type.shape[d] for d in kept]
         assert all(size <= limit for size, limit in zip(sizes, limits, strict=True))
+
+
+def test_sums_of_operands_with_signs() -> None:
+    for name, known in OPS.items():
+        if known.signs:
+            b = Builder()
+            inputs = [b.input((8,)) for _ in known.signs]
+            arrays = [np.arange(8, dtype=np.float32) * (3 + i) for i in range(len(inputs))]
+            (found,) = evaluate(b.finish(b.op(name, *inputs)), arrays)
+            total = sum(sign * array for sign, array in zip(known.signs, arrays, strict=True))
+            np.testing.assert_array_equal(found, total)
+    assert facts.signs(None) == facts.product_of(None) == ()
+
+
+def test_what_repeats_does_so_along_its_dim() -> None:
+    x = Builder().input((1, 4))
+    spread = make_op("broadcast_in_dim", (x,), BroadcastInDimAttrs((0, 2), (3, 5, 4)))
+    assert [facts.repeats(spread, d) for d in range(3)] == [True, True, False]
+    assert not facts.repeats(make_op("transpose", (x,), TransposeAttrs((1, 0))), 0)
+    assert not facts.repeats(None, 0)

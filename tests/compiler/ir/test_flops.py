@@ -9,7 +9,6 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.ir.analysis import flops, is_light
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
 from shardwright.compiler.ir.ops.elementwise import ConvertAttrs
@@ -18,6 +17,7 @@ from shardwright.compiler.ir.ops.sort import SortAttrs
 from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from tests.support.building import Builder
 from tests.support.road import captured_graph
 from tests.support.small_job import SIZES
 

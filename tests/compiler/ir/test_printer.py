@@ -12,13 +12,13 @@ import pytest
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import AllGatherAttrs, ShardingConstraintAttrs
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from tests.support import xla
+from tests.support.building import Builder
 from tests.support.graphs import layer_stack, stack_inputs
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import CompareAttrs
 from shardwright.compiler.ir.reference import evaluate, last_uses, steps
 from shardwright.compiler.ir.types import Graph, Value
+from tests.support.building import Builder
 from tests.support.graphs import layer_stack, stack_by_hand, stack_inputs
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from shardwright.compiler.diagnostics import DiagnosticError, Loc, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.stablehlo import import_module
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.parse import parse
@@ -25,6 +24,7 @@ from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.text.fields import conforms, hints
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
+from tests.support.building import Builder
 from tests.support.graphs import layer_stack
 from tests.support.random_graphs import random_module
 from tests.support.random_ops import GROWTHS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.function import Signature
 from shardwright.sharding.cut.overlap.buckets import bucketed
+from tests.support.building import Builder
 from tests.support.region_reference import lower_function
 
 DP = ("dp_shard",)

@@ -10,7 +10,6 @@ import pytest
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.fusion.logical_core import LogicalCore
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.isa.region import RegionProgram, Tensor
@@ -21,6 +20,7 @@ from shardwright.compiler.machine.network import expected_ps
 from shardwright.compiler.machine.target import load_target, logical, target_names
 from shardwright.compiler.options import CompileOptions
 from shardwright.sim_cluster.network.network import Network, larger_side_bytes
+from tests.support.building import Builder
 
 DP = ("dp_shard",)
 MIB = 1 << 20

@@ -7,7 +7,6 @@ import pytest
 
 from shardwright.compiler.diagnostics import CompileError, Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.rule import Budget
@@ -16,6 +15,7 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.region_reference import check_lowering, lower_function, run_lowered
 
 RNG = np.random.default_rng(0)

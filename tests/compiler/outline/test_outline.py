@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.result import distance
+from tests.support.building import Builder
 from tests.support.graphs import LAYERS, layer_stack, stack_inputs
 from tests.support.lowered_ranks import LoweredRanks, run_alone
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import count_ops
-from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import PadAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.text import to_text
@@ -23,6 +22,7 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.pipeline import LOCAL_PASSES, PASSES
 from shardwright.compiler.rewriting.driver import Rewrite, run
+from tests.support.building import Builder
 from tests.support.graphs import layer_stack, norm, stack_inputs
 
 

@@ -266,7 +266,7 @@ def waits_for_a_contraction(graph: Graph) -> list[str]:
     large = [v for v in made if v not in free and v.type.num_elements >= T * T]
     values = [v for v in large if made[v].name not in VIEWS]
     readers = Readers(graph, values)
-    return [made[v].name for v in readers.values() if len(readers.groups(v)) > 1]
+    return [made[v].name for v in readers.values if len(readers.groups(v)) > 1]
 
 
 @pytest.mark.parametrize("change", [shared_by_heads, from_a_table, clipped, capped])
