@@ -112,12 +112,6 @@ def with_results(op: Op, keep: Sequence[int], attrs: Any, regions: tuple[Graph, 
     return Op(op.name, operands, tuple(op.results[i] for i in keep), attrs, regions, op.loc)
 
 
-def fresh(op: Op, operands: Sequence[Value]) -> Op:
-    """A copy of `op` that reads other operands of the same types and defines results of its own."""
-    results = tuple(Value(v.type) for v in op.results)
-    return Op(op.name, tuple(operands), results, op.attrs, op.regions, op.loc)
-
-
 def carrying(loop: Op, first: Iterable[Value], results: Iterable[Value], region: Graph) -> Op:
     """`loop` with more carries at the end of its own, as `region` has them."""
     operands, ends = (*loop.operands, *first), (*loop.results, *results)

@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
-from shardwright.compiler.ir.rewrite import Level, fresh, with_ops
+from shardwright.compiler.ir.rewrite import Level, with_ops
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import Schedule, first_of, flat, folded, last_of, run_counts

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.build import Builder, fresh
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
-from shardwright.compiler.ir.rewrite import Level, fresh, with_ops, with_regions, with_results
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions, with_results
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.assign import free_values

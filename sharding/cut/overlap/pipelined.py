@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.build import Builder, fresh
 from shardwright.compiler.ir.facts import operands_of
-from shardwright.compiler.ir.rewrite import Level, fresh, with_ops, with_results
+from shardwright.compiler.ir.rewrite import Level, with_ops, with_results
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import reduce
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.rewrite import fresh
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, REDUCTIONS_OF_RANKS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 
