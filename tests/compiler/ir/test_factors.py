@@ -12,6 +12,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir import facts
+from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import GatherAttrs
@@ -122,21 +123,10 @@ def test_partial_results_combine_to_the_whole(case: OpCase) -> None:
                 (found,) = run(in_part(op, half, factor), [found, *half[1:]])
         else:
             first, second = (run(in_part(op, half, factor), half)[0] for half in halves)
-            found = COMBINE[facts.combination(op)](first, second)
+            found = REDUCTIONS[facts.combination(op)](first, second)
         have, want = (a.astype(np.float64) for a in (found, run(op, inputs)[0]))
         most = float(np.abs(want[np.isfinite(want)]).max(initial=0))
         np.testing.assert_allclose(have, want, rtol=2e-2, atol=1e-2 * most)
-
-
-COMBINE = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 
 
 @pytest.mark.parametrize("case", ROWS)
