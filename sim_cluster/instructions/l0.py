@@ -292,8 +292,6 @@ class RegionCode:
 class _HbmHistory(History):
     """A history over strided HBM ranges that sheds old records."""
 
-    __slots__ = ("_clocks", "_engines")
-
     def __init__(self, clocks: list[Clock], engines: list[int]) -> None:
         super().__init__(strides_overlap)
         self._clocks, self._engines = clocks, engines

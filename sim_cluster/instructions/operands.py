@@ -30,8 +30,6 @@ class HbmTensors:
     histories for races inside a region, the watches over races between regions, and between
     physical cores where there are two."""
 
-    __slots__ = ("arrays", "between", "histories", "masks", "watch")
-
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = list(arrays)
         self.masks: list[np.ndarray | None] = [None] * len(self.arrays)
@@ -52,20 +50,6 @@ def is_dense(dims: Dims) -> bool:
 
 class TileOperand:
     """A pattern over a tile. `entries` remembers the views of the (slot, offset) pairs seen."""
-
-    __slots__ = (
-        "bank_rule",
-        "chip",
-        "dense",
-        "engine",
-        "entries",
-        "extent",
-        "loop",
-        "offset",
-        "pattern",
-        "registers",
-        "slots",
-    )
 
     def __init__(
         self,
@@ -167,19 +151,6 @@ def _race(what: str, conflict: str) -> SimulationError:
 class HbmOperand:
     """A pattern over a bound tensor; `dims` replaces the pattern's (indexed DMA uses the window of
     all rows)."""
-
-    __slots__ = (
-        "dims",
-        "engine",
-        "extent",
-        "item",
-        "key_tail",
-        "offset",
-        "pattern",
-        "registers",
-        "shape",
-        "shift",
-    )
 
     def __init__(
         self, instr: Instr, pattern: AccessPattern, dims: Dims, item: int, registers: dict[int, int]

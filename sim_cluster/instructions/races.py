@@ -28,8 +28,6 @@ def boxes_overlap(a: Key, b: Key) -> bool:
 class History:
     """Accesses to one tile slot or one group of overlapping HBM tensors since the last barrier."""
 
-    __slots__ = ("_overlap", "last_read", "last_write", "reads", "writes")
-
     def __init__(self, overlap: Overlap = boxes_overlap) -> None:
         self._overlap = overlap
         self.clear()

@@ -47,17 +47,6 @@ class Slot:
     """One slot of one tile: which elements hold values, who wrote them, and the accesses for the
     race check."""
 
-    __slots__ = (
-        "_boxes",
-        "_mask",
-        "before",
-        "first_byte",
-        "history",
-        "neighbours",
-        "tile",
-        "writers",
-    )
-
     def __init__(self, tile: Tile, number: int) -> None:
         self.tile = tile
         self.first_byte = tile.address + number * tile.slot_bytes

@@ -57,8 +57,6 @@ class _Flight:
 class Bound:
     """The tensors of a function on one core, and the collectives it has in flight."""
 
-    __slots__ = ("clashes", "code", "flight", "pasts", "registers", "tensors")
-
     def __init__(self, code: FunctionCode, arrays: Sequence[np.ndarray]) -> None:
         self.code = code
         self.tensors = HbmTensors(arrays)
