@@ -208,9 +208,7 @@ def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> O
 def fuse_behind(
     space: Space, wanted: Sequence[int], points: Points, rates: Rates
 ) -> tuple[Space, Mapping[int, int]]:
-    """(space, new number of every value) with the chains of `wanted`, values behind a contraction,
-    fused and placed on engines; the others stay as they are.
-    """
+    """(space, new number of every value) with chains of `wanted`, behind a contraction, fused."""
     fused, number, values = _fused(space, wanted, points)
     contracts = [n for n, v in enumerate(fused.values) if v.op == "contract"]
     before = set(fused.slice(contracts))

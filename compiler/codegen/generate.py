@@ -65,9 +65,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A region with code, the first register number it left free, how it was chosen, and what is
-    special about the tilings.
-    """
+    """A region with code, the first register it left free, how it was chosen, notes for people."""
 
     region: Region
     next_register: int
@@ -277,10 +275,7 @@ Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
 
 
 def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
-    """Stores that share a nest, in the order of their first store.
-
-    Raises CompileError when a nest would read what an earlier one of the region has overwritten.
-    """
+    """Stores that share a nest, by first store. Raises CompileError for reads gone stale."""
     joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
     for sink in space.sinks:

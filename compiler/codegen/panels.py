@@ -169,9 +169,7 @@ class Panels:
             self._transpose(operand, panel.at(at), turned, row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
-        """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
-        take turns copying, so that neither holds up the tensor engine alone.
-        """
+        """The k tiles of a block of rows, several to a bank; copiers take turns, none is enough."""
         rows = scope.extent(row)
         count = scope.extent(self.major)
         most = min(_GROUP, self.builder.limits.moving_max // rows)

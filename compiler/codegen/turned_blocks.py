@@ -42,9 +42,7 @@ _ENGINES = (Engine.VECTOR, Engine.SCALAR)
 
 
 def is_plain(space: Space, store: int) -> bool:
-    """Whether a store writes a product as it is, at most converted, in a type with the range of
-    fp32: a product that fp16 or fp8 cannot hold is an infinity.
-    """
+    """Whether a store writes a product as it is, in types with the range of fp32 (no new inf)."""
     value = space[store]
     if value.op != "store":
         return False
