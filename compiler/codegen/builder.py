@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import PerAtom, Split, Walk
+from shardwright.compiler.codegen.domain import PerAtom, Split, Tensors, Walk
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
-from shardwright.compiler.isa.region import Affine, Tensor, root_of
+from shardwright.compiler.isa.region import Affine, root_of
 from shardwright.compiler.machine.target import Limits
 
+Code = list[Instr | Loop]
 Dims = tuple[tuple[int, int], ...]
 ZeroWhen = tuple[int, ...] | None
 """Registers that are all 0 where a sum begins; None where it has begun before."""
@@ -58,6 +59,11 @@ def pieces(size: int, extent: int, split: Split | None = None) -> list[Piece]:
     return found
 
 
+def cut(size: int, extent: int) -> list[tuple[int, int]]:
+    """(first, extent) of the parts of `size`, one by one."""
+    return [(first, min(extent, size - first)) for first in range(0, size, extent)]
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A value on chip: tile number, element offset in the slot, element stride per spanned atom."""
@@ -77,12 +83,12 @@ class Held:
 class Builder:
     """A region under construction: tiles, code, registers, and what is made once before it."""
 
-    def __init__(self, limits: Limits, tensors: Sequence[Tensor], first_register: int) -> None:
+    def __init__(self, limits: Limits, tensors: Tensors, first_register: int) -> None:
         self.limits = limits
         self.tensors = tensors
         self.tiles: list[Tile] = []
-        self.prefix: list[Instr | Loop] = []
-        self.body: list[Instr | Loop] = []
+        self.prefix: Code = []
+        self.body: Code = []
         self.next_register = first_register
         self.slots = 2  # of tiles that rotate with a loop: one is filled while the other is read
         self.loads_apart = False  # tiles that a DMA fills take over no other, and none takes over
@@ -101,7 +107,7 @@ class Builder:
         boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_ATOM}
         return Scope(self, self.body, boxes)
 
-    def code(self) -> tuple[list[Tile], list[Instr | Loop]]:
+    def code(self) -> tuple[list[Tile], Code]:
         """Tiles and code made so far, as copies: later steps edit them in place."""
         return [*map(replace, self.tiles)], _copied([*self.prefix, *self.body])
 
@@ -141,7 +147,7 @@ class Builder:
         return self._splats[key]
 
 
-def _copied(body: Sequence[Instr | Loop]) -> list[Instr | Loop]:
+def _copied(body: Sequence[Instr | Loop]) -> Code:
     return [
         Loop(i.register, i.trip, _copied(i.body)) if isinstance(i, Loop) else replace(i)
         for i in body
@@ -162,7 +168,7 @@ class Scope:
     def __init__(
         self,
         builder: Builder,
-        body: list[Instr | Loop],
+        body: Code,
         boxes: Mapping[int, Box],
         register: int = -1,
         trip: int = 1,
@@ -184,7 +190,7 @@ class Scope:
         scope.lane = self.lane
         return scope
 
-    def beside(self, body: list[Instr | Loop], lane: int) -> Scope:
+    def beside(self, body: Code, lane: int) -> Scope:
         """Code in `body`, a loop of this place or itself, with tiles that only its lane takes."""
         scope = self.straight({})
         scope.body, scope.lane = body, lane
@@ -255,6 +261,10 @@ class Scope:
     def extent(self, atom: int | None) -> int:
         """Points of `atom` this code works on; 1 for no atom (None or -1)."""
         return 1 if atom in (None, NO_ATOM) else self.boxes[atom].extent
+
+    def box(self, atom: int | None) -> Box:
+        """What this code works on of `atom`; one point for no atom."""
+        return Box(Affine(), 1) if atom is None else self.boxes[atom]
 
     def origins(self, atoms: Iterable[int]) -> dict[int, Affine]:
         """Where this code begins along `atoms`."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.codegen.domain import Atoms, PerAtom, Space, Split, Walk
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
 from shardwright.compiler.codegen.space import contiguous_run
 from shardwright.compiler.diagnostics import CompileError

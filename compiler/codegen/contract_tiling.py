@@ -25,10 +25,9 @@ from shardwright.compiler.codegen.contract_plan import (
     needed_by_epilogue,
 )
 from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Split, Walk
-from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.turned_store import is_plain, turned_block
+from shardwright.compiler.codegen.turned_blocks import is_plain, turned_block
 from shardwright.compiler.codegen.whole_panel import (
     can_be_whole,
     fetch_ns,
@@ -67,10 +66,7 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 
 
 def plan_contraction(
-    space: Space,
-    number: int,
-    sinks: Iterable[int],
-    room: Room,
+    space: Space, number: int, sinks: Iterable[int], room: Room
 ) -> list[ContractPlan]:
     """Tilings of contraction `number` in both orientations."""
     _require_floats(space, number)
@@ -96,12 +92,7 @@ class _Planner:
     """One orientation of one contraction."""
 
     def __init__(
-        self,
-        space: Space,
-        number: int,
-        sinks: Numbers,
-        order: tuple[int, int],
-        room: Room,
+        self, space: Space, number: int, sinks: Numbers, order: tuple[int, int], room: Room
     ) -> None:
         self.space, self.number, self.sinks = space, number, sinks
         self.room, self.limits, self.budget = room, room.limits, room.budget
@@ -167,12 +158,7 @@ class _Planner:
                 yield each
 
     def _formed(
-        self,
-        space: Space,
-        row_split: Split,
-        rows: int | None,
-        rest: Atoms,
-        beside: Atoms = (),
+        self, space: Space, row_split: Split, rows: int | None, rest: Atoms, beside: Atoms = ()
     ) -> Iterator[ContractPlan]:
         """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
         depth = self.depth

@@ -19,8 +19,8 @@ from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.panels import Panels
-from shardwright.compiler.codegen.search import Candidate, Room
-from shardwright.compiler.codegen.turned_store import store_turned
+from shardwright.compiler.codegen.planning import Candidate, Room
+from shardwright.compiler.codegen.turned_blocks import store_turned
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader
 from shardwright.compiler.dtypes import DType
@@ -122,9 +122,7 @@ class _Nest:
                 plan.stationary, scope, tiles, plan.stationary_slots
             )
             self._loops(
-                scope,
-                self.depths,
-                lambda s: panels.load(plan.stationary, panels.at(whole, s), s),
+                scope, self.depths, lambda s: panels.load(plan.stationary, panels.at(whole, s), s)
             )
         self._loops(scope, [*plan.across, *plan.columns], self._panel)
 

@@ -18,14 +18,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Builder, Held, Scope, merge_dims
-from shardwright.compiler.codegen.domain import Space, Value, Walk
-from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.builder import Builder, Held, Scope, cut, merge_dims
+from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.region import Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
@@ -36,7 +34,7 @@ _MIN_RUN_BYTES = 128
 _SMALL_BYTES = 65536
 
 
-def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
+def is_copy(space: Space, sink: int, tensors: Tensors) -> bool:
     """Whether `sink` stores a load, by runs that are long enough, that nothing else reads."""
     source = copied(space, sink, tensors)
     if source is None:
@@ -46,7 +44,7 @@ def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
     return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
 
 
-def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
+def copied(space: Space, sink: int, tensors: Tensors) -> Value | None:
     """The load that `sink` stores, where nothing else reads it and they do not overlap."""
     value = space[sink]
     source = space[value.inputs[0]]
@@ -58,7 +56,7 @@ def copied(space: Space, sink: int, tensors: Sequence[Tensor]) -> Value | None:
     return source if users == [sink] and apart else None
 
 
-def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
+def _run_bytes(space: Space, sink: int, tensors: Tensors) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
     store = space[sink]
     source, target = space[store.inputs[0]].access, store.access
@@ -122,7 +120,7 @@ class Turn:
     width: int
 
 
-def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
+def turns_of(space: Space, sink: int, tensors: Tensors) -> list[Turn]:
     """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
     value, load = space[sink], copied(space, sink, tensors)
     if load is None or load.access.bounds or load.atoms != value.atoms:
@@ -216,10 +214,9 @@ class _Block:
     def emit(self) -> None:
         turn, scope = self.turn, self.scope
         across, along = self.width // turn.across.rows, self.length // turn.along.rows  # partitions
-        rows = [self._load(at, min(128, across - at)) for at in range(0, across, 128)]
+        rows = [self._load(*part) for part in cut(across, 128)]
         engines = (Engine.VECTOR, Engine.SCALAR)
-        for number, first in enumerate(range(0, along, 128)):
-            count = min(128, along - first)
+        for number, (first, count) in enumerate(cut(along, 128)):
             elements = turn.along.rows * self.width
             out = scope.tile("out", count, elements, turn.dtype)
             jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))

@@ -9,19 +9,19 @@ other one stores. Which cut is taken is `compiler/fusion/logical_core.py`'s choi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import SINKS, needed
+from shardwright.compiler.codegen.domain import SINKS, Tensors, needed
 from shardwright.compiler.codegen.in_place import reaches
 from shardwright.compiler.codegen.partial_sums import Cut, split_at_sums
-from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, root_of
+from shardwright.compiler.isa.region import Node, RegionProgram, View, root_of
 
 Halves = tuple[RegionProgram, RegionProgram]
 
 
-def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Cut]:
+def cuts(program: RegionProgram, tensors: Tensors) -> Iterator[Cut]:
     """The ways to cut a region in two, those first that leave least work to do on both cores, along
     the longest atoms first among equals; along atoms it sums over only where there is no other.
 
@@ -45,14 +45,14 @@ def _shared_points(program: RegionProgram, atom: int) -> int:
     )
 
 
-def _plain(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
+def _plain(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
     if _is_summed(program, atom) or _is_inside_points(program, atom):
         return None
     halves = _halves((program, program), atom)
     return Cut(halves) if halves is not None and _are_independent(halves, tensors) else None
 
 
-def _summed(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
+def _summed(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
     split = split_at_sums(program, atom, tensors)
     if split is None or _is_inside_points(program, atom):
         return None
@@ -131,7 +131,7 @@ def _moved(node: Node, atom: int, start: int, number: Mapping[int, int]) -> Node
     return replace(node, inputs=tuple(number[i] for i in node.inputs), attrs=attrs)
 
 
-def _are_independent(halves: Halves, tensors: Sequence[Tensor]) -> bool:
+def _are_independent(halves: Halves, tensors: Tensors) -> bool:
     """Whether neither half touches an element that the other one stores."""
     return not any(
         _meet(store, mine, other, theirs, tensors)
@@ -143,9 +143,7 @@ def _are_independent(halves: Halves, tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _meet(
-    a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors: Sequence[Tensor]
-) -> bool:
+def _meet(a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors: Tensors) -> bool:
     """Whether two nodes of different halves can touch a common element."""
     view: View = a.attrs["view"]
     other: View = b.attrs["view"]

@@ -9,8 +9,9 @@ from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
-from shardwright.compiler.isa.region import Affine, Node
+from shardwright.compiler.isa.region import Affine, Node, Tensor
 
+Tensors = Sequence[Tensor]
 Atoms = tuple[int, ...]
 Numbers = tuple[int, ...]
 """Of values of a space."""
@@ -92,9 +93,7 @@ def _added(a: PerAtom, b: PerAtom) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce
-    and contract.
-    """
+    """A node of a space; `walk` is of loads, stores, iotas and masks, `over` are summed atoms."""
 
     op: str
     inputs: Numbers
@@ -113,9 +112,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
-    is 0.
-    """
+    """Atom `major` counts whole runs of `minor`; a last run of `tail` follows unless it is 0."""
 
     major: int
     minor: int
@@ -178,6 +175,10 @@ class Space:
     def elements(self, value: Value) -> int:
         """Number of elements of a value (tails not counted)."""
         return self.points(value.atoms)
+
+
+OfSinks = tuple[Space, Numbers]
+"""A space made for some values, mostly sinks, and their numbers in it."""
 
 
 def needed(

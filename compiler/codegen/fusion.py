@@ -20,12 +20,12 @@ from shardwright.compiler.codegen.domain import (
     SCALED,
     SINKS,
     SPLATS,
-    Numbers,
+    OfSinks,
     Rewriting,
     Space,
     Value,
 )
-from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Rates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
@@ -198,9 +198,7 @@ def is_product(value: Value) -> bool:
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 
-def fuse(
-    space: Space, wanted: Sequence[int], points: Points, rates: Rates
-) -> tuple[Space, Numbers]:
+def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfSinks:
     """(space, values to compute) with chains fused and placed; `points` per partition of a tile."""
     fused, _, values = _fused(space, wanted, points)
     _balance(fused, values, points, rates)
@@ -210,9 +208,7 @@ def fuse(
 def fuse_behind(
     space: Space, wanted: Sequence[int], points: Points, rates: Rates
 ) -> tuple[Space, Mapping[int, int]]:
-    """(space, new number of every value) with the chains of `wanted`, values behind a contraction,
-    fused and placed on engines; the others stay as they are.
-    """
+    """(space, new number of every value) with chains of `wanted`, behind a contraction, fused."""
     fused, number, values = _fused(space, wanted, points)
     contracts = [n for n, v in enumerate(fused.values) if v.op == "contract"]
     before = set(fused.slice(contracts))

@@ -17,26 +17,19 @@ from functools import cached_property, partial
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
 from shardwright.compiler.codegen.copies import copy_candidates, is_copy, turn_candidates, turns_of
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import Space, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Candidate, Rates, Room
 from shardwright.compiler.codegen.rows import row_candidates
-from shardwright.compiler.codegen.search import (
-    Candidate,
-    Effort,
-    Room,
-    effort_of,
-    fastest,
-    worth_trying,
-)
+from shardwright.compiler.codegen.search import Effort, effort_of, fastest, worth_trying
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import check_region, limits_for
 from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.region import RegionProgram
 from shardwright.compiler.machine.target import FIRST_TARGET, Limits, Target, load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.schedule.allocate import allocate
@@ -72,9 +65,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A region with code, the first register number it left free, how it was chosen, and what is
-    special about the tilings.
-    """
+    """A region with code, the first register it left free, how it was chosen, notes for people."""
 
     region: Region
     next_register: int
@@ -84,7 +75,7 @@ class Generated:
 
 def generate(
     program: RegionProgram,
-    tensors: Sequence[Tensor],
+    tensors: Tensors,
     target: str | Limits,
     first_register: int,
     options: CompileOptions = DEFAULTS,
@@ -111,7 +102,7 @@ class Codes:
     def __init__(
         self,
         program: RegionProgram,
-        tensors: Sequence[Tensor],
+        tensors: Tensors,
         target: str | Limits,
         first_register: int,
         options: CompileOptions,
@@ -271,7 +262,7 @@ class _Placed:
 
     region: Region
     next_register: int
-    tensors: Sequence[Tensor]
+    tensors: Tensors
     machine: Target
 
     @cached_property
@@ -283,11 +274,8 @@ class _Placed:
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
 
 
-def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int]]]:
-    """Stores that share a nest, in the order of their first store.
-
-    Raises CompileError when a nest would read what an earlier one of the region has overwritten.
-    """
+def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
+    """Stores that share a nest, by first store. Raises CompileError for reads gone stale."""
     joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
     for sink in space.sinks:
@@ -300,7 +288,7 @@ def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int
     return nests
 
 
-def _copier(space: Space, sink: int, tensors: Sequence[Tensor]) -> Plan | None:
+def _copier(space: Space, sink: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
     if is_copy(space, sink, tensors):
         return copy_candidates

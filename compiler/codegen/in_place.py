@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import SINKS, Space, Value, Walk
+from shardwright.compiler.codegen.domain import SINKS, Space, Tensors, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import Tensor, root_of
+from shardwright.compiler.isa.region import root_of
 
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
 
-def refuse_stale_reads(
-    space: Space, tensors: Sequence[Tensor], groups: Iterable[Sequence[int]]
-) -> None:
+def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
     """Check the nests of a region in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
     for sinks in groups:
@@ -35,11 +33,11 @@ def refuse_stale_reads(
         written |= {_root(tensors, v) for v in stores}
 
 
-def _root(tensors: Sequence[Tensor], value: Value) -> int:
+def _root(tensors: Tensors, value: Value) -> int:
     return root_of(tensors, value.access.tensor)
 
 
-def _error(space: Space, tensors: Sequence[Tensor], value: Value) -> CompileError:
+def _error(space: Space, tensors: Tensors, value: Value) -> CompileError:
     return CompileError(
         "SW_CODEGEN_IN_PLACE",
         f"region {space.name} requires memory it reads to stay as it is, got a store to elements of"

@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import CODELESS, PARTS, Numbers, Rewriting, Space, Value
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.codegen.domain import (
+    CODELESS,
+    PARTS,
+    Numbers,
+    Rewriting,
+    Space,
+    Tensors,
+    Value,
+)
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
@@ -31,16 +38,14 @@ class _Group:
     step: int
 
 
-def join_views(
-    space: Space, sinks: Iterable[int], tensors: Sequence[Tensor]
-) -> tuple[Space, list[int]]:
+def join_views(space: Space, sinks: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
     """`space` with adjacent views of what `sinks` need joined, and the sinks' new numbers."""
     sinks = list(sinks)
     groups = _groups(space, space.slice(sinks), tensors)
     return _Joiner(space, groups).joined(sinks) if groups else (space, sinks)
 
 
-def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> list[_Group]:
+def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
         value, walk = space[n], space[n].walk
@@ -52,7 +57,7 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> l
     return [group for group in found if group is not None]
 
 
-def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _Group | None:
+def _adjacent(space: Space, members: list[int], tensors: Tensors) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
     walk = space[members[0]].access
     # Without an atom along the run it is one element: numbers per row, side by side.

@@ -14,9 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from shardwright.compiler.codegen.domain import Tensors
 from shardwright.compiler.codegen.relocate import renamed
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, Tensor
+from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.schedule.engine_order import Memory, touched
 
 # (initiation interval, latency after it) of an instruction in ps.
@@ -26,7 +27,7 @@ Cost = Callable[[Instr], Costs]
 _MAX_INSTRUCTIONS = 96
 
 
-def overlap(region: Region, tensors: Sequence[Tensor], ways: int, cost: Cost) -> None:
+def overlap(region: Region, tensors: Tensors, ways: int, cost: Cost) -> None:
     """Unroll and order the innermost loops of `region` in place, before tiles have addresses."""
     memory = Memory(region, tensors)
     for loop, count in zip(_innermost(region.body), turns(region.body, ways), strict=True):

@@ -19,6 +19,7 @@ from shardwright.compiler.codegen.builder import (
     Held,
     Scope,
     blocks_within,
+    cut,
     divided,
     merge_dims,
     pieces,
@@ -31,7 +32,7 @@ from shardwright.compiler.codegen.contract_plan import (
     row_atom,
 )
 from shardwright.compiler.codegen.domain import Atoms
-from shardwright.compiler.codegen.panel_blocks import BlockLoader
+from shardwright.compiler.codegen.turned_blocks import BlockLoader
 from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.region import Affine
@@ -168,9 +169,7 @@ class Panels:
             self._transpose(operand, panel.at(at), turned, row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
-        """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
-        take turns copying, so that neither holds up the tensor engine alone.
-        """
+        """The k tiles of a block of rows, several to a bank; copiers take turns, none is enough."""
         rows = scope.extent(row)
         count = scope.extent(self.major)
         most = min(_GROUP, self.builder.limits.moving_max // rows)
@@ -180,9 +179,9 @@ class Panels:
         start = 0 if turns > 1 or operand is self.plan.stationary else -1
         for piece in pieces(count, min(count, group * turns)):
             inner, at = scope.repeat(piece)
-            for turn, low in enumerate(range(0, piece.extent, group)):
+            for turn, (low, some) in enumerate(cut(piece.extent, group)):
                 bank = inner.psum("turned", slots=self.plan.turning_slots)
-                part = (at + low, min(group, piece.extent - low))
+                part = (at + low, some)
                 copier = self.copiers[(start + turn) % len(self.copiers)]
                 self._turn_group(panel, held, bank, row, inner, part, copier)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import SINKS
+from shardwright.compiler.codegen.domain import SINKS, Tensors
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View, root_of
 
@@ -27,7 +27,7 @@ class Cut:
     scratch: tuple[Tensor, ...] = ()
 
 
-def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
+def split_at_sums(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
     """`program` in front of and behind its sums over `atom`; None when something behind a sum
     still moves along the atom, or needs more than loads and elementwise operators.
     """
@@ -83,10 +83,7 @@ def _made_again(
 
 
 def _overwrites(
-    program: RegionProgram,
-    behind: Collection[int],
-    again: Collection[int],
-    tensors: Sequence[Tensor],
+    program: RegionProgram, behind: Collection[int], again: Collection[int], tensors: Tensors
 ) -> bool:
     """Whether the front stores to memory that the back still loads."""
     nodes = program.nodes

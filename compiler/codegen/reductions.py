@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.builder import Box, Dims, Held, Scope, merge_dims, pieces
 from shardwright.compiler.codegen.domain import Value
-from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.planning import MIN_CYCLES
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
@@ -70,7 +70,7 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
     )
 
 
-def _dims(scope: Scope, axes: list[int], *held: Held) -> list[tuple[tuple[int, int], ...]]:
+def _dims(scope: Scope, axes: list[int], *held: Held) -> list[Dims]:
     return merge_dims(
         [scope.extent(a) for a in axes], [[h.strides.get(a, 0) for a in axes] for h in held]
     )

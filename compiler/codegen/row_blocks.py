@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.compiler.codegen.domain import Atoms, PerAtom, Walk
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.isa.program import AccessPattern, Space
 from shardwright.compiler.isa.region import Affine
 

@@ -9,47 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shardwright.compiler.codegen.builder import Builder
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Candidate
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.isa.region import Tensor
-from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a planner knows of the machine: limits, rates, and about how many SBUF bytes per
-    partition it may fill. `thorough` asks for more tilings than the best of each kind; Scalar may
-    make sums as it makes what is summed, in `passing`.
-    """
-
-    limits: Limits
-    rates: Rates
-    tensors: Sequence[Tensor]
-    budget: int
-    thorough: bool = False
-    passing: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to tile a nest: estimated nanoseconds, and what appends its code. A `variant` is
-    estimated as another candidate is; it is tried beside those, not instead. A `note` tells the
-    user what is special about it, and `plan` is what the planner chose, for people.
-    """
-
-    cost: float
-    emit: Callable[[Builder], None]
-    variant: bool = False
-    note: str = ""
-    plan: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

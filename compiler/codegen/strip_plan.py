@@ -28,10 +28,9 @@ from shardwright.compiler.codegen.domain import (
     Walk,
 )
 from shardwright.compiler.codegen.joint import join_views
-from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.strips import StripPlan, depths, emit_strips
+from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.machine.target import Limits
@@ -183,9 +182,7 @@ class _Planner:
 
     # extents
 
-    def _extents(
-        self, ranked: Sequence[int], slots: tuple[int, int], row_bytes: int
-    ) -> dict[int, int]:
+    def _extents(self, ranked: Sequence[int], slots: Slots, row_bytes: int) -> dict[int, int]:
         """Tile extents: reduced atoms first, then from the innermost out, within the budget."""
         extents = dict.fromkeys(self.sizes, 1)
         fixed = set()
@@ -206,9 +203,7 @@ class _Planner:
                 break
         return extents
 
-    def _grow(
-        self, extents: dict[int, int], atom: int, slots: tuple[int, int], row_bytes: int
-    ) -> bool:
+    def _grow(self, extents: dict[int, int], atom: int, slots: Slots, row_bytes: int) -> bool:
         """Give `atom` the largest extent that fits; False when that is not all of it."""
         size = self.sizes[atom]
         limit = size
@@ -238,7 +233,7 @@ class _Planner:
         rows = zip(self._tiles(extents), self.nodes, strict=True)
         return max(elements * v.dtype.bytes for elements, v in rows)
 
-    def _fits(self, extents: PerAtom, slots: tuple[int, int]) -> bool:
+    def _fits(self, extents: PerAtom, slots: Slots) -> bool:
         tiles = self._tiles(extents)
         if max(tiles) > self.limits.dim_stride_max:
             return False
@@ -255,7 +250,7 @@ class _Planner:
                 freed[at].append(number)
         return freed
 
-    def _footprint(self, tiles: Sequence[int], extents: PerAtom, slots: tuple[int, int]) -> int:
+    def _footprint(self, tiles: Sequence[int], extents: PerAtom, slots: Slots) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
         rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
@@ -268,9 +263,7 @@ class _Planner:
             alive -= sum([sizes[n] for n in freed])
         return peak
 
-    def _bytes_each(
-        self, number: int, value: Value, extents: PerAtom, slots: tuple[int, int]
-    ) -> int:
+    def _bytes_each(self, number: int, value: Value, extents: PerAtom, slots: Slots) -> int:
         """SBUF bytes per element of a value's tile."""
         if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
             return 0
@@ -292,18 +285,18 @@ class _Tiling:
         )
         self.nodes = [self.space[n] for n in self.values]
         self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
-        self.plans: dict[tuple[int, int], StripPlan] = {}
+        self.plans: dict[Slots, StripPlan] = {}
         self.order = self._order(ranked)
         if self.order is not None:
             self.moved_ns, self.busiest_ns = self._costs(self.order)
 
-    def plan(self, slots: tuple[int, int]) -> StripPlan | None:
+    def plan(self, slots: Slots) -> StripPlan | None:
         """The plan (one object per `slots`), or None when no loop order can compute it."""
         if self.order is not None and slots not in self.plans:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: Atoms, slots: tuple[int, int]) -> StripPlan:
+    def _plan(self, order: Atoms, slots: Slots) -> StripPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
         return StripPlan(
             space=self.space,

@@ -17,6 +17,9 @@ from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers,
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 
+Slots = tuple[int, int]
+"""Of tiles that a DMA fills or empties, and of the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripPlan:
@@ -33,7 +36,7 @@ class StripPlan:
     axes: Atoms
     extents: dict[int, int]
     order: Atoms
-    slots: tuple[int, int]
+    slots: Slots
     cost: float
     variant: bool = False  # see `Candidate`
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, by_numbers
+from shardwright.compiler.codegen.builder import Box, Builder, Dims, Held, Scope, by_numbers
 from shardwright.compiler.codegen.domain import (
     ACTIVATIONS,
     BINARY,
@@ -70,9 +70,7 @@ class Frame:
         return True
 
     def emit(self, number: int, scope: Scope, definition: Value | None = None) -> None:
-        """Code for value `number`, or for what it is in this place (`definition`); constants,
-        registers and masks are made where they are read.
-        """
+        """Code for value `number`, or for its `definition` here; splats are made by readers."""
         value = definition or self.space[number]
         if value.op in CODELESS:
             return
@@ -411,7 +409,7 @@ def _masked(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     scope.add("affine_select", Engine.GPSIMD, out, (into,), direction=direction, fill=fill, **attrs)
 
 
-def _dims_of(scope: Scope, held: Held, axes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _dims_of(scope: Scope, held: Held, axes: Sequence[int]) -> Dims:
     return tuple((held.strides.get(a, 0), scope.extent(a)) for a in axes) or ((1, 1),)
 
 

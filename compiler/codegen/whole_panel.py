@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Dims, Held, Scope, merge_dims
+from shardwright.compiler.codegen.builder import Dims, Held, Scope, cut, merge_dims
 from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
 from shardwright.compiler.codegen.domain import Space, Split, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
@@ -181,8 +181,8 @@ class WholeLoader:
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
         """(number, first point, how many) of the tiles of a split atom."""
         size, tile = length(self.plan.space, made), self.plan.space.sizes[made.minor]
-        for number, first in enumerate(range(0, size, tile)):
-            yield number, first, min(tile, size - first)
+        for number, (first, count) in enumerate(cut(size, tile)):
+            yield number, first, count
 
     def _direct(self, panel: Held, step: int, scope: Scope) -> None:
         """A transfer per tile of k, of all rows."""

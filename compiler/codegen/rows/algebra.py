@@ -12,25 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import Numbers, Rewriting, Space, Value
+from shardwright.compiler.codegen.domain import OfSinks, Rewriting, Space, Value
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before
 
 
-def columns_first(
-    space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]
-) -> tuple[Space, Numbers]:
+def columns_first(space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]) -> OfSinks:
     """(space with sums over rows and `inner` atoms in two steps, inner first, new `sinks`)."""
     return _InSteps(space, sinks, row, inner).rewritten()
 
 
-def wide_products(space: Space, sinks: Iterable[int], row: int, atom: int) -> tuple[Space, Numbers]:
+def wide_products(space: Space, sinks: Iterable[int], row: int, atom: int) -> OfSinks:
     """(space with contractions of rows over `atom` in fp32, rounded once, numbers of `sinks`)."""
     return _Widened(space, sinks, row, atom).rewritten()
 
 
-def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, Numbers]:
+def defer_scaling(space: Space, sinks: Iterable[int]) -> OfSinks:
     """(rewritten space, numbers of `sinks` in it)."""
     return _Deferred(space, sinks).rewritten()
 
@@ -44,7 +42,7 @@ class _OfSinks(Rewriting):
         inside = space.slice(self.sinks)
         self.inside, self.users = set(inside), space.users(inside)
 
-    def rewritten(self) -> tuple[Space, Numbers]:
+    def rewritten(self) -> OfSinks:
         return self.run(), tuple(self.number[s] for s in self.sinks)
 
     def made(self, n: int, value: Value) -> int:

@@ -3,25 +3,136 @@ out.
 
 The columns of an inner atom are looked at in chunks of one transpose. A chunk is left out when all
 that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That is
-right only if every row of the band keeps an element that is not masked, which is checked point by
-point; otherwise all columns are computed, as they are where every chunk is neutral.
+right only if every row of the band keeps an element that is not masked; otherwise all columns are
+computed, as they are where every chunk is neutral.
+
+What is LOW may be left out of a maximum, and its exponential is zero, only beside an element that
+is not LOW: a row without one is an average over all columns, those that are masked too. The selects
+of a region may leave such an element each and none together, so every point is looked at with all
+of them: rows and columns fall into few kinds of points, one for each way the selects decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from shardwright.compiler.codegen.builder import Piece, pieces
-from shardwright.compiler.codegen.domain import SINKS
-from shardwright.compiler.codegen.rows.facts import Fact, Known, Ranges, facts, is_low
-from shardwright.compiler.codegen.rows.live import Rows, lowered, relied_on
+from shardwright.compiler.codegen.domain import SINKS, Numbers, Space
+from shardwright.compiler.codegen.rows.facts import (
+    Fact,
+    Facts,
+    Known,
+    Range,
+    Ranges,
+    exact,
+    facts,
+    is_low,
+    span_of,
+)
 from shardwright.compiler.codegen.rows.plan import RowPlan
+from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
+
+# Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
+_AT_ONCE = 2048
+
+
+def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
+    """Values that are LOW where `known` holds and read by maxima and exponentials."""
+    found: set[int] = set()
+    for n in numbers:
+        value = space[n]
+        if value.op in ("reduce", "exponential") or value.attrs.get("func") == "exponential":
+            found.update(i for i in value.inputs if is_low(known.get(i)))
+    return found
+
+
+def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> set[int]:
+    """What the maxima over `atom` are of, where it may be LOW somewhere."""
+    found: set[int] = set()
+    for value in (space[n] for n in numbers):
+        if value.op == "reduce" and value.attrs["kind"] == "max" and atom in value.over:
+            found.update(i for i in value.inputs if span_of(whole.get(i)).low <= LOW_LIMIT)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The points `span` of the row atom; `whole` is what is known of `numbers` everywhere."""
+
+    space: Space
+    numbers: Numbers
+    whole: Facts
+    row: int
+    span: Range
+
+    def keep(self, number: int, atom: int, columns: Mapping[Range, Facts]) -> bool:
+        """Whether each row has a point of `atom` in `columns` where the value is surely not LOW."""
+        if any(_is_live(known, number) for known in columns.values()):
+            return True
+        chunks = list(columns)
+        ends_first = [*chunks[:1], *chunks[:0:-1]]  # one of them is live in most masks
+        first, end = self.span
+        for start in range(first, end, _AT_ONCE):
+            block = replace(self, span=(start, min(end, start + _AT_ONCE)))
+            if not block._all_live(number, atom, ends_first):
+                return False
+        return True
+
+    def _all_live(self, number: int, atom: int, chunks: Iterable[Range]) -> bool:
+        live = np.zeros(self.span[1] - self.span[0], bool)
+        for chunk in chunks:
+            ranges = {self.row: self.span, atom: chunk}
+            known = facts(self.space, self.numbers, ranges, self.whole)
+            if _is_live(known, number):
+                return True
+            if not is_low(known.get(number)):
+                live |= self._live(number, atom, chunk, known)
+                if live.all():
+                    return True
+        return False
+
+    def _live(self, number: int, atom: int, chunk: Range, known: Facts) -> Any:
+        """The rows with a live point in a chunk."""
+        live = np.zeros((self.span[1] - self.span[0], chunk[1] - chunk[0]), bool)
+        for decided, points in self._kinds(number, atom, chunk, known):
+            if points.any():
+                made = facts(self.space, self.numbers, {}, self.whole, decided)
+                live |= points & _is_live(made, number)
+        return live.any(axis=1)
+
+    def _kinds(
+        self, number: int, atom: int, chunk: Range, known: Facts
+    ) -> Iterator[tuple[dict[int, Known], Any]]:
+        """(what each predicate behind the value is, the points where they are that)."""
+        values = self.space.values
+        needed = self.space.slice([number])
+        preds = {values[n].inputs[0] for n in needed if values[n].op == "select"}
+        fixed = {p: known[p] for p in preds if p in known}
+        ranges = {self.row: self.span, atom: chunk}
+        kinds: list[tuple[dict[int, Known], Any]] = [(fixed, np.True_)]
+        for p in sorted(preds - set(fixed)):
+            holds = exact(self.space, p, ranges, (self.row, atom))
+            if holds is None:
+                continue
+            both = ((Fact.TRUE, holds), (Fact.FALSE, ~holds))
+            split = ((was, points, is_, at) for was, points in kinds for is_, at in both)
+            kinds = [(was | {p: is_}, points & at) for was, points, is_, at in split]
+            kinds = [kind for kind in kinds if kind[1].any()]
+        yield from kinds
+
+
+def _is_live(known: Facts, number: int) -> bool:
+    """Whether a value is as data is, whatever a predicate that depends on data says."""
+    return span_of(known.get(number)).low > LOW_LIMIT
+
 
 # Chunks to as many columns as a band has rows, at least (our choice).
 _FINEST = 64
 
-Range = tuple[int, int]
 Choices = frozenset[tuple[int, int]]
 
 
@@ -143,15 +254,15 @@ class Columns:
             chunk *= 2
         return [(s, min(size, s + chunk)) for s in range(0, size, chunk)]
 
-    def _facts(self, atom: int, chunk: Range, rows: Range) -> dict[int, Known]:
+    def _facts(self, atom: int, chunk: Range, rows: Range) -> Facts:
         ranges: Ranges = {atom: chunk, self.plan.row: rows}
         return facts(self.space, self.numbers, ranges, self.whole)
 
-    def _is_neutral(self, atom: int, known: dict[int, Known]) -> bool:
+    def _is_neutral(self, atom: int, known: Facts) -> bool:
         sweeps = [s for s in self.plan.stages if s.inner == atom]
         return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
 
-    def _adds_nothing(self, number: int, known: dict[int, Known]) -> bool:
+    def _adds_nothing(self, number: int, known: Facts) -> bool:
         value, plan = self.space[number], self.plan
         if value.op in SINKS:
             return False
@@ -165,7 +276,7 @@ class Columns:
         return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
 
     def _rows_live(
-        self, atom: int, rows: Range, known: dict[Range, dict[int, Known]], skipped: set[Range]
+        self, atom: int, rows: Range, known: dict[Range, Facts], skipped: set[Range]
     ) -> bool:
         """Whether every row has, for each value whose low elements are left out, one that is not
         low in a chunk that is computed; and whether no maximum over other atoms is low.
@@ -188,7 +299,7 @@ class Columns:
         return all(rows.keep(n, atom, known) for n in low)
 
     def _alike(
-        self, kept: Sequence[Range], known: dict[Range, dict[int, Known]]
+        self, kept: Sequence[Range], known: dict[Range, Facts]
     ) -> list[tuple[Range, Choices]]:
         """Neighbouring chunks with the same decided selects, joined."""
         found: list[tuple[Range, Choices]] = []
@@ -196,7 +307,7 @@ class Columns:
             _extend(found, chunk, self._choices(known[chunk]))
         return found
 
-    def _choices(self, known: dict[int, Known]) -> Choices:
+    def _choices(self, known: Facts) -> Choices:
         """Selects that are one of their branches, and which."""
         found: set[tuple[int, int]] = set()
         for n in self.selects:

@@ -17,9 +17,8 @@ from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, SCALED, Space, Value
-from shardwright.compiler.codegen.rates import MIN_CYCLES
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
@@ -35,6 +34,9 @@ class Copy:
 
     number: int
     turned: bool = False
+
+
+Task = int | Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,11 @@ class Work:
 
     def __post_init__(self) -> None:
         space, roles = self.space, self.roles
-        self.chosen: dict[int | Copy, Engine] = {
-            n: self._engine(n) for n in self.run if self._counts(n)
-        }
+        self.chosen: dict[Task, Engine] = {n: self._engine(n) for n in self.run if self._counts(n)}
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
         self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in self.turned}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
-        self._costs: dict[tuple[int | Copy, Engine], dict[Engine, float]] = {}
+        self._costs: dict[tuple[Task, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
@@ -96,7 +96,7 @@ class Work:
     def improve(self) -> bool:
         """Make the one move that helps most; False when none does."""
         before = max(self.busy.values())
-        best: tuple[float, int, int | Copy, Engine] | None = None
+        best: tuple[float, int, Task, Engine] | None = None
         for n, engine in self.chosen.items():
             for target in self._targets(n, engine):
                 after = dict(self.busy)
@@ -115,13 +115,13 @@ class Work:
         self.chosen[n] = target
         return True
 
-    def is_reduction(self, n: int | Copy) -> TypeGuard[int]:
+    def is_reduction(self, n: Task) -> TypeGuard[int]:
         """Whether a row is reduced, not added to other rows."""
         if isinstance(n, Copy) or n in self.roles.sums:
             return False
         return self.space[n].op == "reduce"
 
-    def _targets(self, n: int | Copy, engine: Engine) -> tuple[Engine, ...]:
+    def _targets(self, n: Task, engine: Engine) -> tuple[Engine, ...]:
         """Where else a work can go."""
         if isinstance(n, Copy):
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
@@ -134,14 +134,14 @@ class Work:
         movable = value.op == SCALED and value.attrs["func"] == "identity"
         return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
 
-    def _add(self, busy: dict[Engine, float], n: int | Copy, engine: Engine, sign: int) -> None:
+    def _add(self, busy: dict[Engine, float], n: Task, engine: Engine, sign: int) -> None:
         """Count work, or with a `sign` of -1 no longer."""
         if (n, engine) not in self._costs:
             self._costs[n, engine] = self._cost(n, engine)
         for one, ns in self._costs[n, engine].items():
             busy[one] += sign * ns
 
-    def _cost(self, n: int | Copy, engine: Engine) -> dict[Engine, float]:
+    def _cost(self, n: Task, engine: Engine) -> dict[Engine, float]:
         """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
         if self.is_reduction(n) and engine is Engine.SCALAR:
             read = max(self._points(self.space[i]) for i in self.space[n].inputs)
@@ -166,7 +166,7 @@ class Work:
     def _points(self, value: Value) -> int:
         return self.space.points(value.atoms & self.roles.inner)
 
-    def _time(self, n: int | Copy, engine: Engine) -> float:
+    def _time(self, n: Task, engine: Engine) -> float:
         if isinstance(n, Copy):
             return self._ns(engine, self._points(self.space[n.number]))
         value = self.space[n]
@@ -198,33 +198,29 @@ class Overwritten:
     pairs: frozenset[int]
 
 
-def overwritten(
-    space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
-) -> Overwritten:
-    """Of a row region whose values in `kept` have tiles beyond their block."""
-    found = _Banks(space, roles, run, kept)
-    bank_of: dict[int, int] = {}
-    pairs: set[int] = set()
-    for pair in sorted(n for n in run if space[n].op in _PAIRS):
-        inputs = space[pair].inputs
-        for n, other in (inputs[::-1], inputs):  # the one made last waits least for its reader
-            product = found.product_of(n)
-            in_sbuf = other not in (n, *roles.panels, *bank_of)
-            if product is not None and in_sbuf and found.is_block(other, product):
-                bank_of[n] = product
-                pairs.add(pair)
-                break
-    return Overwritten(bank_of, frozenset(pairs))
-
-
-class _Banks:
-    """What may lie in the banks of the products of a region."""
+class Banks:
+    """What may lie in banks of products of a row region; `kept` have tiles beyond their block."""
 
     def __init__(
         self, space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
     ) -> None:
         self.space, self.roles, self.run, self.kept = space, roles, run, kept
         self.users = space.users((*roles.rows, *roles.sums))
+
+    def overwritten(self) -> Overwritten:
+        """What is taken over."""
+        bank_of: dict[int, int] = {}
+        pairs: set[int] = set()
+        for pair in sorted(n for n in self.run if self.space[n].op in _PAIRS):
+            inputs = self.space[pair].inputs
+            for n, other in (inputs[::-1], inputs):  # what is made last waits least for its reader
+                product = self.product_of(n)
+                in_sbuf = other not in (n, *self.roles.panels, *bank_of)
+                if product is not None and in_sbuf and self.is_block(other, product):
+                    bank_of[n] = product
+                    pairs.add(pair)
+                    break
+        return Overwritten(bank_of, frozenset(pairs))
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""

@@ -2,8 +2,7 @@
 
 Predicates over iotas are decided by intervals; a select with a decided predicate is one of its
 branches. What is exactly zero is ZERO; other floats have a span when constants may take them far
-from data, and are LOW when their exponential is zero (`spans.py`). Next: `columns.py` leaves out
-what is decided.
+from data, and are LOW when their exponential is zero (`spans.py`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,17 @@ class Fact(enum.Enum):
 
 
 Known = Fact | Interval | Span
-Ranges = Mapping[int, tuple[int, int]]  # atom -> first point, end
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+Facts = Mapping[int, Known]
+Given = list[Known | None]
+Range = tuple[int, int]  # first point, end
+Ranges = Mapping[int, Range]
+Operator = Callable[[Any, Any], Any]
+_ARITHMETIC: dict[str, Operator] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
 }
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARE: dict[str, Operator] = {
     "EQ": operator.eq,
     "NE": operator.ne,
     "LT": operator.lt,
@@ -46,7 +49,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "GT": operator.gt,
     "GE": operator.ge,
 }
-_LOGIC: dict[str, Callable[[Any, Any], Any]] = {"and": np.logical_and, "or": np.logical_or}
+_LOGIC: dict[str, Operator] = {"and": np.logical_and, "or": np.logical_or}
 
 
 def is_low(known: Known | None) -> bool:
@@ -58,8 +61,8 @@ def facts(
     space: Space,
     numbers: Iterable[int],
     ranges: Ranges,
-    whole: Mapping[int, Known] | None = None,
-    given: Mapping[int, Known] | None = None,
+    whole: Facts | None = None,
+    given: Facts | None = None,
 ) -> dict[int, Known]:
     """What is known of the values `numbers` (in order) where each atom stays in its range; `whole`
     is what is known of them everywhere, which is what reductions read. Some may be `given`.
@@ -77,7 +80,7 @@ def facts(
     return known
 
 
-def _fact(space: Space, value: Value, known: Mapping[int, Known], ranges: Ranges) -> Known | None:
+def _fact(space: Space, value: Value, known: Facts, ranges: Ranges) -> Known | None:
     given = [known.get(i) for i in value.inputs]
     if value.op == "constant":
         return _constant(value)
@@ -111,7 +114,7 @@ def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
     return reach(space, value.access, ranges)
 
 
-def _compare(direction: str, given: list[Known | None]) -> Known | None:
+def _compare(direction: str, given: Given) -> Known | None:
     a, b = given
     if not isinstance(a, tuple) or not isinstance(b, tuple):
         return None
@@ -125,7 +128,7 @@ def _compare(direction: str, given: list[Known | None]) -> Known | None:
     return None if len(ends) > 1 else (Fact.TRUE if ends.pop() else Fact.FALSE)
 
 
-def _logic(op: str, given: list[Known | None]) -> Known | None:
+def _logic(op: str, given: Given) -> Known | None:
     if op == "not":
         flipped = {Fact.TRUE: Fact.FALSE, Fact.FALSE: Fact.TRUE}
         return flipped.get(given[0]) if isinstance(given[0], Fact) else None
@@ -135,7 +138,7 @@ def _logic(op: str, given: list[Known | None]) -> Known | None:
     return given[0] if given[0] == given[1] and isinstance(given[0], Fact) else None
 
 
-def _select(value: Value, given: list[Known | None]) -> Known | None:
+def _select(value: Value, given: Given) -> Known | None:
     pred, on_true, on_false = given
     if pred in (Fact.TRUE, Fact.FALSE):
         return on_true if pred is Fact.TRUE else on_false
@@ -146,7 +149,7 @@ def _select(value: Value, given: list[Known | None]) -> Known | None:
     return _told(spans.either(span_of(on_true), span_of(on_false)))
 
 
-def _integer(op: str, given: list[Known | None]) -> Interval | None:
+def _integer(op: str, given: Given) -> Interval | None:
     """What an integer would be if its type had no end."""
     if op == "convert":
         return given[0] if isinstance(given[0], tuple) else None
@@ -169,7 +172,7 @@ def _told(found: Span) -> Span | None:
     return None if found == DATA else found
 
 
-def _reduced(value: Value, whole: Mapping[int, Known]) -> Span:
+def _reduced(value: Value, whole: Facts) -> Span:
     """A maximum is not LOW: columns are left out only where every row keeps one that is not masked.
     A sum, a product or a minimum over masked columns may be as far from data as the mask is.
     """
@@ -179,7 +182,7 @@ def _reduced(value: Value, whole: Mapping[int, Known]) -> Span:
     return spans.other(*given)
 
 
-def _real(space: Space, value: Value, given: list[Known | None]) -> Known | None:
+def _real(space: Space, value: Value, given: Given) -> Known | None:
     if value.op == SCALED:
         return _scaled(value, given)
     if value.op == "exponential":
@@ -191,7 +194,7 @@ def _real(space: Space, value: Value, given: list[Known | None]) -> Known | None
     return _told(_arithmetic(space, value, [span_of(g) for g in given]))
 
 
-def _is_zero(op: str, given: list[Known | None]) -> bool:
+def _is_zero(op: str, given: Given) -> bool:
     """Zero times an infinite constant is no number, so it is not zero."""
     if op == "multiply":
         return Fact.ZERO in given and all(span_of(g).is_finite for g in given)
@@ -235,7 +238,7 @@ def _number(space: Space, number: int) -> float | None:
     return float(value.attrs["value"]) if value.op == "constant" else None
 
 
-def _scaled(value: Value, given: list[Known | None]) -> Known | None:
+def _scaled(value: Value, given: Given) -> Known | None:
     """func(x * scale + bias); a scale or bias of None is a further input."""
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     if given[0] is Fact.ZERO and func == "identity" and bias == 0.0:

@@ -17,6 +17,7 @@ from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
+from shardwright.compiler.codegen.rows.facts import Range
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan
@@ -64,7 +65,7 @@ class Group(Products):
         scope: Scope,
         shared: Shared,
         height: int,
-        rows: tuple[int, int],
+        rows: Range,
         band: Band | None = None,
         running: tuple[Running, ...] = (),
     ) -> None:

@@ -1,19 +1,23 @@
-"""In which sweep every value of a row tile is made, and what must then be kept whole.
+"""In which sweep every value of a row tile is made, and what is then kept whole or made again.
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
 values of one level and one inner atom share a sweep. What another sweep reads again is a strip.
 Where a row is streamed, one segment of an atom at a time, sweeps lie in passes over its segments.
-Next: `plan.py` chooses between plans, `again.py` makes values again instead of keeping them.
+
+What a strip is made of (products with panels, loads, columns) is still there when a later sweep
+runs, so the strip can be computed there a second time: scores cost one more product per block, and
+a row then takes no SBUF that grows with its length. Values and their roundings are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Numbers, Space
+from shardwright.compiler.codegen.domain import CODELESS, SINKS, Numbers, Rewriting, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
+from shardwright.compiler.support.walks import answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +40,17 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeping:
-    """How the sweeps of a plan are laid out.
-
-    `whole` operands are loaded for all rows and belong to no sweep. Values in `apart` wait for a
-    sweep of their own, `vectors` are made in sweeps although they do not span the rows, `again` are
-    made where they are read. With `early`, loads for another sweep come before the first one, so
-    that what is made from them and that sweep's values need not be kept. Of the `streamed` atom
-    (-1: none) only a segment is on chip at a time; passes over it are `online` where they can be.
+    """How the sweeps of a plan are laid out. With `early`, what is made from loads for another
+    sweep and values of the first one need not be kept.
     """
 
-    whole: frozenset[int]
-    apart: frozenset[int] = frozenset()
-    vectors: frozenset[int] = frozenset()
-    again: frozenset[int] = frozenset()
-    early: bool = False
-    streamed: int = -1
-    online: bool = False
+    whole: frozenset[int]  # operands that are loaded for all rows and belong to no sweep
+    apart: frozenset[int] = frozenset()  # values that wait for a sweep of their own
+    vectors: frozenset[int] = frozenset()  # made in sweeps although they do not span the rows
+    again: frozenset[int] = frozenset()  # values that are made where they are read
+    early: bool = False  # loads for another sweep come before the first one
+    streamed: int = -1  # atom of which only a segment is on chip at a time (-1: none)
+    online: bool = False  # passes over it work with what is not complete where they can
 
 
 def _sources(space: Space) -> set[int]:
@@ -173,10 +172,6 @@ class Levels:
         )
         return tuple(one for one in found if one.stages)
 
-    def stages(self) -> tuple[Stage, ...]:
-        """All stages, pass by pass."""
-        return tuple(s for one in self.in_passes() for s in one.stages)
-
     def _stages(self, numbers: Collection[int]) -> tuple[Stage, ...]:
         """Levels in order; within one, single columns first, as sweeps of the level read them."""
         found: dict[tuple[int, int], list[int]] = {}
@@ -213,3 +208,76 @@ class Levels:
             for i in self.space[n].inputs
             if i in strips and self.inner(i) != self.driver(n)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A rewritten space: new numbers of the old values, and the numbers of what is made again."""
+
+    space: Space
+    number: dict[int, int]
+    copies: frozenset[int]
+
+
+def made_again(levels: Levels) -> Again:
+    """The space with copies of strips for late readers, those in step with a later sweep."""
+
+    def late(n: int, i: int) -> bool:
+        return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
+
+    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).again()
+
+
+def made_in_passes(levels: Levels) -> Again:
+    """The space with copies of what lies along the streamed atom for readers in later passes."""
+    passes = levels.passes
+
+    def moves(i: int) -> bool:
+        return levels.inner(i) == levels.sweeping.streamed
+
+    def late(n: int, i: int) -> bool:
+        return n in passes and i in passes and moves(i) and passes[n] != passes[i]
+
+    return _Copier(levels, passes, late, moves).again()
+
+
+class _Copier(Rewriting):
+    """Copies at the `place` of a reader of what is `late` for it and `moves`."""
+
+    def __init__(
+        self,
+        levels: Levels,
+        place: Mapping[int, int],
+        late: Callable[[int, int], bool],
+        moves: Callable[[int], bool],
+    ) -> None:
+        super().__init__(levels.space)
+        self.panels, self.place, self.late, self.moves = levels.roles.panels, place, late, moves
+        self.copies: dict[tuple[int, int], int] = {}  # (value, place) -> copy
+
+    def again(self) -> Again:
+        """The rewriting."""
+        return Again(self.run(), self.number, frozenset(self.copies.values()))
+
+    def read(self, n: int, i: int) -> int:
+        """What reader `n` reads for `i`: where it is late and not there, a copy of its own."""
+        if not self.late(n, i) or self._stays(i, self.place[n]):
+            return self.number[i]
+        return answered((i, self.place[n]), self.copies, self._read_again, self._copy)
+
+    def _stays(self, i: int, place: int) -> bool:
+        return i not in self.place or not self.moves(i) or self.place[i] == place
+
+    def _read_again(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
+        """What a copy reads that is made again too."""
+        i, place = wanted
+        read = () if i in self.panels else self.old.values[i].inputs
+        return [(j, place) for j in read if not self._stays(j, place)]
+
+    def _copy(self, wanted: tuple[int, int]) -> int:
+        i, place = wanted
+        value, again = self.old.values[i], set(self._read_again(wanted))
+        inputs = (
+            self.copies[j, place] if (j, place) in again else self.number[j] for j in value.inputs
+        )
+        return self.add(replace(value, inputs=tuple(inputs)))

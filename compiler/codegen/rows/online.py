@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
 from shardwright.compiler.codegen.domain import SCALED, SINKS, Numbers, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
-from shardwright.compiler.codegen.rows.facts import Fact, Known, facts, is_low
+from shardwright.compiler.codegen.rows.facts import Fact, Given, facts, is_low
 from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.values import Frame
@@ -62,6 +62,9 @@ class _Form:
     x: int | None = None
     scale: float = 1.0
     low: float = -math.inf
+
+
+_Forms = list[_Form | None]
 
 
 def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
@@ -162,7 +165,7 @@ class _Pair:
         return value.dtype.is_float and (added or value.op == "contract")
 
 
-def _follow(value: Value, given: list[_Form | None], known: list[Known | None]) -> _Form | None:
+def _follow(value: Value, given: _Forms, known: Given) -> _Form | None:
     """The form of an elementwise value; None where it has none."""
     if value.op in ("convert", "negate"):
         return _scaled_form(
@@ -193,7 +196,7 @@ def _scaled_form(form: _Form | None, scale: float) -> _Form | None:
     return replace(form, sign=form.sign * scale, scale=form.scale * scale, low=low)
 
 
-def _sum(inputs: Numbers, given: list[_Form | None], sign: float) -> _Form | None:
+def _sum(inputs: Numbers, given: _Forms, sign: float) -> _Form | None:
     """a + sign * b, one of which depends on the column."""
     a, b = given
     if _is_factor(a) or _is_factor(b) or (a is not None and b is not None):
@@ -208,7 +211,7 @@ def _with_term(form: _Form | None, x: int, scale: float) -> _Form | None:
     return None if form is None or form.x is not None else replace(form, x=x, scale=scale)
 
 
-def _product(op: str, given: list[_Form | None]) -> _Form | None:
+def _product(op: str, given: _Forms) -> _Form | None:
     """Products of a factor with what does not depend on the column."""
     a, b = given
     if a is not None and b is not None:
@@ -221,7 +224,7 @@ def _exponential(form: _Form | None) -> _Form | None:
     return None if form is None or form.factor else replace(form, factor=True)
 
 
-def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | None:
+def _select(given: _Forms, known: Given) -> _Form | None:
     """A choice between a form and a constant that is 0, or whose exponential is."""
     pred, a, b = given
     form, instead = (a, known[2]) if b is None else (b, known[1])
@@ -236,7 +239,7 @@ def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | Non
     return replace(form, low=max(form.low, LOW_LIMIT)) if lowers else None
 
 
-def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
+def _affine(value: Value, given: _Forms) -> _Form | None:
     """func(x * scale + bias), where terms that are None are columns."""
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     columns = iter(given[1:])

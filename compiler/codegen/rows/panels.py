@@ -1,8 +1,7 @@
 """Panels of row contractions: the operand that does not span the rows, whole in SBUF.
 
 A panel is the moving operand of a contraction of its own, so `codegen/panels.py` loads it: the
-summed atom on the partitions, transposed on the tensor engine where it is innermost in HBM. Next:
-`way.py` multiplies by it.
+summed atom on the partitions, transposed on the tensor engine where it is innermost in HBM.
 """
 
 from __future__ import annotations

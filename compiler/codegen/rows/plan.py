@@ -4,8 +4,7 @@ Values with an inner atom are made in sweeps: one pass over the atom in blocks o
 values at a time as possible. A reduction or a transposed operand is complete only after its sweep,
 so what reads it belongs to a later one, and a value that a later sweep reads again is kept as a
 whole strip. Where even that does not fit, the longest inner atom is streamed: panels, strips and
-transposed rows are those of a segment of it, and what adds it up is carried on. Next: `nest.py`
-emits the plan.
+transposed rows are those of a segment of it, and what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -17,14 +16,29 @@ from dataclasses import dataclass, field, replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import NO_ATOM
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Value
-from shardwright.compiler.codegen.rows.again import Again, made_again, made_in_passes
+from shardwright.compiler.codegen.domain import (
+    CODELESS,
+    SINKS,
+    Atoms,
+    Numbers,
+    OfSinks,
+    Space,
+    Value,
+)
+from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.engines import Balance, Work, overwritten
-from shardwright.compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
+from shardwright.compiler.codegen.rows.engines import Balance, Banks, Work
+from shardwright.compiler.codegen.rows.levels import (
+    Again,
+    Levels,
+    Pass,
+    Stage,
+    Sweeping,
+    made_again,
+    made_in_passes,
+)
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
-from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
@@ -306,7 +320,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
-    over = overwritten(space, roles, levels.run, {*strips, *turned})
+    over = Banks(space, roles, levels.run, {*strips, *turned}).overwritten()
     work = Work(space, roles, levels.run, turned, over.pairs, form.ways, room)
     return RowPlan(
         space=space,
@@ -396,7 +410,7 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> tuple[Space, Numbers]:
+def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> OfSinks:
     def points(value: Value) -> int:
         most = room.limits.moving_max
         return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)

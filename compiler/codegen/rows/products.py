@@ -14,6 +14,7 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
 from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
+from shardwright.compiler.codegen.rows.facts import Range
 from shardwright.compiler.codegen.rows.panels import Panel
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.skew import Flight
@@ -43,7 +44,7 @@ class Products(Frame):
     (first, end) are all rows that this code ever works on.
     """
 
-    def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: tuple[int, int]) -> None:
+    def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
         super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.panels, self.whole = shared.panels, shared.whole
@@ -65,9 +66,7 @@ class Products(Frame):
 
     def position(self, atom: int | None, scope: Scope) -> Affine:
         """Where `scope` is among the points of an atom that are on chip."""
-        if atom is None:
-            return Affine()
-        return scope.boxes[atom].origin + self.scope.boxes[atom].origin * -1
+        return scope.box(atom).origin + self.scope.box(atom).origin * -1
 
     def product(self, number: int, value: Value, scope: Scope) -> None:
         """One bank of a contraction with a panel: every chunk of the summed atom."""

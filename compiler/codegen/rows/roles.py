@@ -4,7 +4,6 @@ One atom, `row`, lies on the partitions. Atoms that contractions and reductions 
 are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. Sums
 over parallel points or rows are complete only behind those loops. A choice of the row atom that
 breaks a rule is refused with the rule; `rows_by_work` begins with the choice of least extra work.
-Next: `plan.py`.
 """
 
 from __future__ import annotations
@@ -19,21 +18,16 @@ from shardwright.compiler.diagnostics import CompileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Values of a region by what they are for, each tuple in topological order.
-
-    `rows` span the row atom. `sums` are contractions and reductions over it or over parallel atoms;
-    `late` values follow from them. `shared` values span neither and are read by rows or late values
-    elementwise. `panels` maps a row contraction to (operand that spans the row atom, the other).
-    """
+    """Values of a region by what they are for, each tuple in topological order."""
 
     row: int
     inner: frozenset[int]
     parallel: frozenset[int]
-    rows: Numbers
-    sums: Numbers
-    late: Numbers
-    shared: Numbers
-    panels: dict[int, tuple[int, int]]
+    rows: Numbers  # that span the row atom
+    sums: Numbers  # contractions and reductions over it or over parallel atoms
+    late: Numbers  # that follow from sums
+    shared: Numbers  # that span neither and are read elementwise
+    panels: dict[int, tuple[int, int]]  # row contraction: (operand with the row atom, the other)
 
 
 def inner_of(roles: Roles, value: Value) -> int | None:

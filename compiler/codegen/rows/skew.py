@@ -5,8 +5,7 @@ tensor engine would wait for the arithmetic of every block before it begins the 
 has phases: at any time phase 1 works on block i + 2 while phase 2 works on block i + 1, phase 0 on
 block i + 3, and phase 3 takes the sums of block i out of PSUM. Values that go from one phase to a
 later one lie in two places, taken in turn; a loop body therefore covers two blocks. Where several
-row tiles take turns in a block, each is one in this sense, and a loop body ends with a block. Next:
-`group.py` emits the phases.
+row tiles take turns in a block, each is one in this sense, and a loop body ends with a block.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, divided, pieces
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, divided, pieces
 from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
@@ -27,15 +27,12 @@ from shardwright.compiler.isa.region import Affine
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a sum lies in SBUF: chunks of `tall` on the partitions, `wide` along the row; None when
-    the sum lacks such an atom. `stationary` and `moving` are its operands, None stands for ones
-    (with the row atom as `tall`: for no product).
-    """
+    """How a sum lies in SBUF; None where it lacks such an atom."""
 
-    tall: int | None
-    wide: int | None
-    stationary: int | None
-    moving: int | None
+    tall: int | None  # in chunks on the partitions
+    wide: int | None  # along the row
+    stationary: int | None  # operand, None for ones (with the row atom as `tall`: for no product)
+    moving: int | None  # operand
     dtype: DType
 
 
@@ -89,9 +86,8 @@ class Sums:
 
     def height(self, number: int) -> int:
         """Partitions of a full chunk."""
-        tall = self.layouts[number].tall
-        most = self.builder.limits.stationary_max
-        return 1 if tall is None else min(most, self.space.sizes[tall])
+        size = self.space.size(self.layouts[number].tall)
+        return min(self.builder.limits.stationary_max, size)
 
     def width(self, number: int) -> int:
         """Elements of a row."""
@@ -109,11 +105,11 @@ class Sums:
     def blocks(self, number: int, scope: Scope) -> list[Block]:
         """The sum's part in the boxes of `scope`, PSUM bank by bank."""
         layout, most = self.layouts[number], self.builder.limits.moving_max
-        tall, wide = (self._part(a, scope).extent for a in (layout.tall, layout.wide))
+        tall, wide = (scope.box(a).extent for a in (layout.tall, layout.wide))
         found = []
-        for column, columns in _cut(wide, most):
+        for column, columns in cut(wide, most):
             each = self.height(number) * max(1, most // columns)
-            found += [Block(row, rows, column, columns) for row, rows in _cut(tall, each)]
+            found += [Block(row, rows, column, columns) for row, rows in cut(tall, each)]
         return found
 
     def add(
@@ -125,14 +121,11 @@ class Sums:
         bank: Held,
         begins: bool,
     ) -> None:
-        """Multiply columns of the operands, (stationary, moving), into a bank of PSUM; what is
-        there counts unless the sum `begins`.
-        """
+        """Multiply columns of (stationary, moving) into a bank, fresh where the sum `begins`."""
         depth, zero = scope.extent(self.plan.row), () if begins else None
         moving = scope.flat(operands[1], depth, block.columns, block.column)
-        for beside, (chunk, size) in enumerate(_cut(block.rows, self.height(number))):
-            place = beside * block.columns
-            out = scope.flat(bank, size, block.columns, place)
+        for beside, (chunk, size) in enumerate(cut(block.rows, self.height(number))):
+            out = scope.flat(bank, size, block.columns, beside * block.columns)
             stationary = scope.flat(operands[0], depth, size, block.row + chunk)
             scope.matmul(out, (stationary, moving), zero)
 
@@ -154,19 +147,16 @@ class Sums:
         wide = self._place(number, self.layouts[number].wide, scope)
         self._collect(number, scope, operand, (rows, 1), chunk, wide)
 
-    def _part(self, atom: int | None, scope: Scope) -> Box:
-        return Box(Affine(), 1) if atom is None else scope.boxes[atom]
-
     def _place(self, number: int, atom: int | None, scope: Scope) -> Box:
         """The box of an atom, counted from the first point the sum spans."""
-        box, first = self._part(atom, scope), self._whole(number, atom).origin
+        box, first = scope.box(atom), self._whole(number, atom).origin
         return Box(box.origin + first * -1, box.extent)
 
     def _whole(self, number: int, atom: int | None) -> Box:
         """All points of an atom that a sum spans."""
         if atom == self.plan.row:
             return Box(Affine(), self.space.sizes[atom])
-        return self._part(atom, self.home[number])
+        return self.home[number].box(atom)
 
     def _collect(
         self,
@@ -184,8 +174,7 @@ class Sums:
         target = ((width, count), (1, wide.extent))
         source = ((wide.extent, count), (1, wide.extent), (1, 1))
         out = scope.on_chip(self.held[number], rows, target, chunk * width + wide.origin)
-        given = scope.on_chip(bank, rows, source)
-        scope.add_up(out, given, None)
+        scope.add_up(out, scope.on_chip(bank, rows, source), None)
 
     # what follows
 
@@ -239,8 +228,3 @@ class Sums:
         sinks = [n for n in self.plan.roles.late if self.space[n].op in SINKS]
         mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
         return self.space.slice(mine, given=group)
-
-
-def _cut(size: int, extent: int) -> list[tuple[int, int]]:
-    """(first, extent) of the pieces of `size`."""
-    return [(first, min(extent, size - first)) for first in range(0, size, extent)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
+from shardwright.compiler.codegen.builder import Held, Scope, cut, merge_dims
 from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.runs import Item, runs_of
 from shardwright.compiler.codegen.windows.steps import Step
@@ -63,11 +63,11 @@ class Filters:
         size, most = scope.extent(self.wide), scope.builder.limits.transpose_max
         others = ((a, held.strides[a]) for a in self.axes if a != self.wide)
         for index, column in points({a: scope.extent(a) for a in self.axes}, tuple(others)):
-            for start in range(0, size, most):
+            for start, count in cut(size, most):
                 at = {**index, self.wide: start}
                 first = column + start * held.strides[self.wide]
                 for chunk in _chunks(self.steps):
-                    self._turn(scope, held, (at, first, min(most, size - start)), chunk)
+                    self._turn(scope, held, (at, first, count), chunk)
 
     def _turn(
         self, scope: Scope, held: Held, where: tuple[dict[int, int], int, int], chunk: range

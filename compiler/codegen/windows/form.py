@@ -92,9 +92,7 @@ class Form:
 
     @property
     def sums_channels(self) -> bool:
-        """Whether channels are summed and positions kept, else the other way round. A single
-        channel is both: then what is fewer is summed.
-        """
+        """Whether channels are summed, not positions; of a single channel what is fewer."""
         kept = [a for a in self.channels if a not in self.over and a not in self.groups]
         if kept or any(a in self.over for a in self.images):
             return False

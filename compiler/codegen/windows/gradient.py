@@ -20,11 +20,12 @@ from shardwright.compiler.codegen.builder import (
     Piece,
     Scope,
     by_numbers,
+    cut,
     merge_dims,
     pieces,
 )
 from shardwright.compiler.codegen.domain import PerAtom, Walk
-from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part
@@ -216,8 +217,8 @@ class _Sums:
         ]
         for part in pieces(elements, min(elements, 2 * bank)):
             inner, at = scope.repeat(part)
-            for low in range(0, part.extent, bank):
-                columns = (at + low, min(bank, part.extent - low))
+            for low, count_here in cut(part.extent, bank):
+                columns = (at + low, count_here)
                 engine = Engine.SCALAR if low else Engine.VECTOR
                 self._move(inner, matrices, held, count, columns, engine)
         return held

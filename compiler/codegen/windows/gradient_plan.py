@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
-from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
 from shardwright.compiler.codegen.windows.lines import Extent, Planning
@@ -200,7 +200,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
             group = dict(zip(form.groups, at, strict=True))
             first = sum(i * form.walk.stride(a) for a, i in group.items())
             for row, rows_here, position, found in tap_pieces(table, room):
-                for start in range(0, length, tile):
+                for start, count in cut(length, tile):
                     index = group | ({channel: start} if channel is not None else {})
                     yield Part(
                         line=shift,
@@ -211,6 +211,6 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
                         depths=depths_at,
                         group=number,
                         first=first + start,
-                        count=min(tile, length - start),
+                        count=count,
                         taps=tuple(tap | index for tap in found),
                     )

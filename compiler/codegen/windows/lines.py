@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import Walk
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.windows.form import Form
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Space

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shardwright.compiler.codegen.domain import Space
-from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.windows.form import form_of, refused
 from shardwright.compiler.codegen.windows.gradient import gradient_candidates
 from shardwright.compiler.codegen.windows.product import product_candidates

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
 from shardwright.compiler.codegen.domain import PerAtom, Space
-from shardwright.compiler.codegen.search import Candidate, Room
+from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.space import joined_atoms
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.windows import lines as raw
@@ -125,13 +125,7 @@ class _Block:
     """One tile of images, lines and positions: its sheets, then its results."""
 
     def __init__(
-        self,
-        nest: _Nest,
-        scope: Scope,
-        index: PerAtom,
-        first: int,
-        start: int,
-        slots: int,
+        self, nest: _Nest, scope: Scope, index: PerAtom, first: int, start: int, slots: int
     ) -> None:
         self.nest, self.planner, self.plan, self.form = nest, nest.planner, nest.plan, nest.form
         self.slots = slots
@@ -237,8 +231,7 @@ class _Block:
         start = row + at * self.form.pixel + sheet.slice.first
         for part in pieces(entries, 2 * most):
             inner, at_entry = self.scope.repeat(part)
-            for turn, low in enumerate(range(0, part.extent, most)):
-                group = min(most, part.extent - low)
+            for turn, (low, group) in enumerate(cut(part.extent, most)):
                 entry = at_entry + low
                 engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
                 spec = (tile, entry * step + start, step, piece)
@@ -339,8 +332,7 @@ class _Block:
         others = scope.elements(a for a in self.planner.columns if a != wide)
         bank = scope.builder.limits.moving_max
         tile = even_tile(scope.extent(wide), max(1, bank // others))
-        for first in range(0, scope.extent(wide), tile):
-            yield first, min(tile, scope.extent(wide) - first)
+        yield from cut(scope.extent(wide), tile)
 
     def _columns(
         self,
@@ -365,14 +357,14 @@ class _Block:
         most = even_tile(positions, max(1, most))
         for part in pieces(positions, 2 * most if positions >= 2 * most else most):
             group, at = scope.repeat(part)
-            for low in range(0, part.extent, most):
-                start, end = at + low, min(part.extent, low + most)
+            for low, count_here in cut(part.extent, most):
+                start = at + low
                 bank = group.hold(group.psum("product", 1, 2), self.planner.columns)
-                for turn in range(end - low):
+                for turn in range(count_here):
                     self._multiply(group, steps, sheets, (filters, first), bank, start, turn, where)
                 if atom is not None:
                     bank = replace(bank, strides={**bank.strides, atom: width})
-                    group.boxes[atom] = Box(Affine(), end - low)
+                    group.boxes[atom] = Box(Affine(), count_here)
                 light = self.planner.epilogue_is_light
                 engine = Engine.VECTOR if light and not low else Engine.SCALAR
                 self._evict(group, total, (bank, start, atom), where[2], engine)

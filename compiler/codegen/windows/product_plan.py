@@ -14,8 +14,7 @@ from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import BINARY, CODELESS, SINKS
-from shardwright.compiler.codegen.rates import MIN_CYCLES
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, joined_atoms
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TypeVar
 
+from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.windows.form import Dim, Form, points
 
@@ -123,7 +124,7 @@ def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
     count = length // tile
     if count > 1 and length == count * tile and not form.turns_filters:
         return [(n, tile) for n in range(count)], count
-    return [(n, min(tile, length - n)) for n in range(0, length, tile)], 1
+    return cut(length, tile), 1
 
 
 def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiler.codegen.rates import MIN_CYCLES, Rates
+from shardwright.compiler.codegen.planning import MIN_CYCLES, Rates
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.machine.target import load_target
 

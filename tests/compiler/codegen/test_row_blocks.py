@@ -14,9 +14,8 @@ from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import Walk
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
-from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType

@@ -9,7 +9,7 @@ from test_row_blocks import RATES, cost, projection, runs_of, scores
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType

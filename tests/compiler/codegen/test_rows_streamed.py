@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.compiler.codegen.rates import Rates
+from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.rows import plan_rows
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.search import Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for

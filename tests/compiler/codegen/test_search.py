@@ -9,14 +9,8 @@ import pytest
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.generate import Codes
 from shardwright.compiler.codegen.overlap import turns
-from shardwright.compiler.codegen.search import (
-    EFFORTS,
-    Candidate,
-    Effort,
-    fastest,
-    walk,
-    worth_trying,
-)
+from shardwright.compiler.codegen.planning import Candidate
+from shardwright.compiler.codegen.search import EFFORTS, Effort, fastest, walk, worth_trying
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions

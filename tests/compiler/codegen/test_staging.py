@@ -9,8 +9,7 @@ from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
-from shardwright.compiler.codegen.rates import Rates
-from shardwright.compiler.codegen.search import Room
+from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for, walk
