@@ -109,13 +109,15 @@ class _Costs:
         """Instructions and loops that run `times` times with their costs, per point."""
         out: list[list[Timed | TimedLoop]] = [[] for _ in self.rates]
         for item in items:
+            costed: Sequence[Timed | TimedLoop]
             if isinstance(item, Loop):
-                loops = _loops(item.trip, self._costed(item.body, times * item.trip))
-                for body, loop in zip(out, loops, strict=True):
-                    body.append(loop)
-                continue
-            is_move = item.engine in DMA and item.opcode not in _TOKENS
-            costed = self._dma(item, times) if is_move else self._compute(item, times)
+                bodies = self._costed(item.body, times * item.trip)
+                loop = timed_loop(item.trip, bodies[0])  # the others differ in costs alone
+                costed = [loop._replace(body=tuple(body)) for body in bodies]
+            elif item.engine in DMA and item.opcode not in _TOKENS:
+                costed = self._dma(item, times)
+            else:
+                costed = self._compute(item, times)
             for body, timed in zip(out, costed, strict=True):
                 body.append(timed)
         return out
@@ -185,12 +187,6 @@ def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime
     stall = max(0, time.duration_ps - busiest_ps)
     duration = time.duration_ps - round(core.stall_recovery * stall)
     return replace(time, duration_ps=duration, compute_ps=min(duration, time.compute_ps))
-
-
-def _loops(trip: int, bodies: Sequence[Sequence[Timed | TimedLoop]]) -> list[TimedLoop]:
-    """A loop around each of the bodies, which differ in costs alone."""
-    first = timed_loop(trip, bodies[0])
-    return [first, *(first._replace(body=tuple(body)) for body in bodies[1:])]
 
 
 def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
@@ -333,15 +329,12 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
             yield [{} for _ in codes]
             continue
         pending.add(codes, 0)
-        yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
-
-
-def _spans(code: _Costs, chain: Chain) -> dict[str, EngineSpan]:
-    """What engines did in the last region of a chain, which is that of `code`."""
-    if not code.is_code:
-        return {}
-    (busy,) = code.busy
-    return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
+        yield [
+            {e.value: EngineSpan(*span, code.busy[0][e]) for e, span in chain.spans.items()}
+            if code.is_code
+            else {}
+            for code, chain in zip(codes, pending.chains, strict=True)
+        ]
 
 
 class _Cores:

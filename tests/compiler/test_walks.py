@@ -17,7 +17,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.passes.remat import rematerialise
-from shardwright.compiler.support.walks import answered
+from shardwright.compiler.support.walks import answered, reached
 from tests.compiler.codegen.region_harness import I32, PRED, U32, Maker
 from tests.support.ladders import check_grows, unary
 
@@ -29,6 +29,12 @@ def attention(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     scores = b.dot(x, b.transpose(x, (1, 0)))
     p = b.op("exponential", scores)
     return scores, p, b.dot(p, x)
+
+
+def test_what_is_reached_holds_its_start_and_ends_in_circles() -> None:
+    after = {1: (2, 3), 2: (4,), 3: (4, 1), 4: (), 5: (1,)}
+    assert reached((1,), after.__getitem__) == {1, 2, 3, 4}
+    assert reached((4, 5), after.__getitem__) == {1, 2, 3, 4, 5}
 
 
 def test_everything_is_asked_once_in_the_order_of_a_recursion() -> None:

@@ -164,6 +164,7 @@ def test_the_dim_that_a_collective_resizes() -> None:
         changed = [d for d, (before, after) in enumerate(sizes) if before != after]
         assert ([] if (dim := facts.resized_dim(op)) is None else [dim]) == changed
     assert {op.name for op in ops} <= TRAFFIC
+    assert [facts.sent_bytes(op) for op in ops] == [4 * 48, 4 * 24, 4 * 24]
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE_OF)

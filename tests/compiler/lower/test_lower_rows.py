@@ -383,10 +383,10 @@ def test_memory_between_regions_has_a_price(passed: int, ratio: float, stays: bo
     as one that does not; what HBM does not hold is no form.
     """
 
-    def form(mib: int, time: float) -> tuple[None, SimpleNamespace]:
+    def form(mib: int, time: float) -> SimpleNamespace:
         scores = Tensor("scores", (mib, MIB // 4), DType.F32, "scratch")
         lowered = SimpleNamespace(tensors=[scores], expected_ps=time)
-        return None, SimpleNamespace(lowered=lowered)
+        return SimpleNamespace(lowered=lowered)
 
     def clock(_region: object, _: object) -> int:
         raise AssertionError("forms were timed when they were written")
