@@ -362,9 +362,9 @@ def _plan(args: argparse.Namespace) -> int:
 
         write_report(report, folder)
     if args.html:
-        from shardwright.orchestrator.report.page.page import report_page, write_page
+        from shardwright.orchestrator.report.page.page import report_page
 
-        write_page(args.html, report_page(report), "--html")
+        outputs.write(args.html, report_page(report), "--html")
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, plan_screen.plan_screen)
     return plan_cache.exit_code(report)

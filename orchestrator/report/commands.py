@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.terminal.age import FLAG
 from shardwright.orchestrator.terminal.terminal import say, say_json
 
@@ -34,7 +35,7 @@ def add_verbs(verbs: Any) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.report.compare import read_report
-    from shardwright.orchestrator.report.page.page import report_page, write_page
+    from shardwright.orchestrator.report.page.page import report_page
 
     found = read_report(args.report)
     if args.html is None:
@@ -45,18 +46,18 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     beside = args.report if args.report.is_dir() else args.report.parent
     path = beside / "report.html" if args.html == Path() else args.html
-    write_page(path, report_page(found), "--html")
+    outputs.write(path, report_page(found), "--html")
     say(str(path))
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.report.compare import compare, print_comparison, side, tables
-    from shardwright.orchestrator.report.page.page import compare_page, write_page
+    from shardwright.orchestrator.report.page.page import compare_page
 
     found = compare(side(args.a, args.fresh), side(args.b, args.fresh))
     if args.html:
-        write_page(args.html, compare_page(found, tables(found)), "--html")
+        outputs.write(args.html, compare_page(found, tables(found)), "--html")
     if args.json:
         say_json(found)
     else:

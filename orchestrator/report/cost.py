@@ -51,7 +51,7 @@ def kind_of(asked: PriceConfig) -> str:
 
 def price_of(target: Target, name: str, asked: PriceConfig) -> Price:
     """The price of a machine, which the job calls `name`, of the kind that is asked for."""
-    kind, given, published = kind_of(asked), bool(asked.usd_per_hour), tuple(target.prices)
+    kind, given = kind_of(asked), bool(asked.usd_per_hour)
     if given:
         usd = dict(asked.usd_per_hour).get(name)
         fact = Fact(usd, "given" if usd is not None else "", "")
@@ -66,7 +66,7 @@ def price_of(target: Target, name: str, asked: PriceConfig) -> Price:
         region=fact.region,
         status=fact.status,
         source=fact.source,
-        published=published,
+        published=tuple(target.prices),
     )
 
 

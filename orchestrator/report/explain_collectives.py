@@ -56,7 +56,15 @@ def show(rows: list[dict[str, Any]]) -> None:
     )
     merged = _merged(rows)
     for n, row in enumerate(merged[:_SHOWN]):
-        table.add_row(str(n + 1), *_cells(row))
+        table.add_row(
+            str(n + 1),
+            row["kind"],
+            f"{row['axis']} ({row['group_size']})",
+            size_text(row["bytes"]),
+            f"{row['count']:,}",
+            seconds_text(row["time_ps"] / max(row["count"], 1) / PS_PER_S),
+            share_text(row["exposed_ps"], row["time_ps"]),
+        )
     console.print(table)
     for n, row in enumerate(merged[:_SHOWN]):
         for line in titled(f"{n + 1:2d}", _reason(row), console.width):
@@ -85,14 +93,3 @@ def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             found[key] = dict(row)
     return sorted(found.values(), key=lambda row: (-row["exposed_ps"], -row["time_ps"]))
-
-
-def _cells(row: Facts) -> tuple[str, ...]:
-    return (
-        row["kind"],
-        f"{row['axis']} ({row['group_size']})",
-        size_text(row["bytes"]),
-        f"{row['count']:,}",
-        seconds_text(row["time_ps"] / max(row["count"], 1) / PS_PER_S),
-        share_text(row["exposed_ps"], row["time_ps"]),
-    )

@@ -126,8 +126,8 @@ def _auto(report: Report) -> Rows:
 def _compiler(report: Report) -> Rows:
     usual = JobConfig().as_dict()["compiler"]
     for key, value in report["job"]["compiler"].items():
-        default = plain(usual.get(key))
-        yield key, plain(value), "the default" if plain(value) == default else f"not {default}"
+        shown, default = plain(value), plain(usual.get(key))
+        yield key, shown, "the default" if shown == default else f"not {default}"
 
 
 def _rates(report: Report) -> Rows:

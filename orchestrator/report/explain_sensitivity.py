@@ -25,7 +25,17 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    return [_entry(moved) for moved in moved_by(job)]
+    return [
+        {
+            "name": moved.name,
+            "value": moved.fact.value,
+            "status": moved.fact.status,
+            "source": moved.fact.source,
+            "step_change_lower": moved.lower,
+            "step_change_higher": moved.higher,
+        }
+        for moved in moved_by(job)
+    ]
 
 
 def moved_by(job: JobConfig) -> list[Moved]:
@@ -35,32 +45,18 @@ def moved_by(job: JobConfig) -> list[Moved]:
     return sensitivity(step_of(built, built.programs), job.cluster.profile)
 
 
-def _entry(moved: Moved) -> dict[str, Any]:
-    return {
-        "name": moved.name,
-        "value": moved.fact.value,
-        "status": moved.fact.status,
-        "source": moved.fact.source,
-        "step_change_lower": moved.lower,
-        "step_change_higher": moved.higher,
-    }
-
-
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The explanation as a table; figures that hardly matter are counted below it."""
     console = terminal.console()
     ends = (f"{-100 * SHARE:+.0f} %", f"{100 * SHARE:+.0f} %")
     columns, title = ("figure", "value", "status", *ends), "what the step rests on"
     table = terminal.table(*columns, title=title, right=("value", *ends))
-    shown = [row for row in rows if _most(row) >= LEAST]
-    for row in shown:
-        changes = (change_text(row[key]) for key in ("step_change_lower", "step_change_higher"))
-        table.add_row(row["name"], f"{row['value']}", row["status"], *changes)
+    left = 0
+    for row in rows:
+        changes = row["step_change_lower"], row["step_change_higher"]
+        if max(map(abs, changes)) < LEAST:
+            left += 1
+            continue
+        table.add_row(row["name"], f"{row['value']}", row["status"], *map(change_text, changes))
     console.print(table)
-    left = len(rows) - len(shown)
     console.print(f"{left} more figures move it by less than {share_text(LEAST)} each")
-
-
-def _most(row: dict[str, Any]) -> float:
-    changes: tuple[float, float] = (row["step_change_lower"], row["step_change_higher"])
-    return max(map(abs, changes))

@@ -23,8 +23,14 @@ def role_rows(buffers: Iterable[BufferInfo]) -> list[dict[str, Any]]:
     for role in SAVED_ROLES:
         of_role = [b for b in state if b.role == role]
         if of_role:
-            row = {"role": role, "paths": paths[role], "leaves": len(of_role)}
-            rows.append(row | {"elements": sum(b.global_type.num_elements for b in of_role)})
+            rows.append(
+                {
+                    "role": role,
+                    "paths": paths[role],
+                    "leaves": len(of_role),
+                    "elements": sum(b.global_type.num_elements for b in of_role),
+                }
+            )
     return rows
 
 

@@ -136,16 +136,14 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     text = f"{report['neffs']} NEFFs from {len(rows)} {sections.TASKS}: {note}"
     _print(console, [("built", text)])
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    cells = [_unit_cells(row) for row in rows]
-    for start in range(0, len(cells), _UNITS_PER_LINE):
-        table.add_row(*(c for cell in cells[start : start + _UNITS_PER_LINE] for c in cell))
+    for start in range(0, len(rows), _UNITS_PER_LINE):
+        cells: list[str | Text] = []
+        for row in rows[start : start + _UNITS_PER_LINE]:
+            cells.append("partition" if row["kind"] == "partition" else row["name"])
+            cells.append(Text(row["worker"].split(":")[0], "dim"))
+            cells.append(f"{row['seconds']:.2f}s ")
+        table.add_row(*cells)
     console.print(table)
-
-
-def _unit_cells(row: dict[str, Any]) -> tuple[str, Text, str]:
-    name = "partition" if row["kind"] == "partition" else row["name"]
-    worker = Text(row["worker"].split(":")[0], "dim")
-    return name, worker, f"{row['seconds']:.2f}s "
 
 
 def _values(report: Report) -> Said:
@@ -153,24 +151,21 @@ def _values(report: Report) -> Said:
     numerics = report["numerics"]
     losses = numerics["losses"]
     yield "values", f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps"
-    for text in _compared(numerics):
-        yield "", text
-    if (worst := numerics["worst_l0"]) is not None:
-        yield "", f"instructions (L0) from regions (L1): {_apart(worst)}"
-
-
-def _compared(numerics: Facts) -> Iterator[str]:
     leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
     if leaf is None:
-        yield "not compared with the unsharded step (run.compare)"
-        return
-    yield f"from the unsharded run: loss of {loss['step']} {_apart(loss)}"
-    yield f"worst leaf after one step {_apart(leaf)}: {leaf['leaf']}"
-    if draws := numerics["rounding"]:
-        yield (
-            f"more than {numerics['bound']:.0e} is allowed where rounding alone does a"
-            f" {draws['times']}th of it to the unsharded step, in one of {draws['samples']} draws"
-        )
+        yield "", "not compared with the unsharded step (run.compare)"
+    else:
+        yield "", f"from the unsharded run: loss of {loss['step']} {_apart(loss)}"
+        yield "", f"worst leaf after one step {_apart(leaf)}: {leaf['leaf']}"
+        if draws := numerics["rounding"]:
+            yield (
+                "",
+                f"more than {numerics['bound']:.0e} is allowed where rounding alone does a"
+                f" {draws['times']}th of it to the unsharded step, in one of {draws['samples']}"
+                " draws",
+            )
+    if (worst := numerics["worst_l0"]) is not None:
+        yield "", f"instructions (L0) from regions (L1): {_apart(worst)}"
 
 
 def _apart(found: dict[str, Any]) -> str:

@@ -62,21 +62,16 @@ def _regions(
     code = zip(*function.subgraphs, strict=True)
     own = (same for same in code if same[0].program.kind not in _EVENTS)
     for same, alone in zip(own, time.regions, strict=True):
-        before, passed = passed, passed + alone.duration_ps
+        before, passed, loc = passed, passed + alone.duration_ps, same[0].program.loc
         yield {
             "name": alone.name,
-            "loc": _place(same[0].program, program),
+            # Empty for what no line of the user's made.
+            "loc": str(Loc(*program.locations[loc])) if 0 <= loc < len(program.locations) else "",
             "time_ps": code_ps * passed // whole - code_ps * before // whole,
             "busy_ps": {engine: time.calls * ps for engine, ps in alone.busy_ps.items()},
             "flops": time.calls * sum(flops(region.program) for region in same),
             "hbm_bytes": time.calls * alone.hbm_bytes,
         }
-
-
-def _place(region: RegionProgram, program: Program) -> str:
-    """Where a region comes from; empty for what no line of the user's made."""
-    known = 0 <= region.loc < len(program.locations)
-    return str(Loc(*program.locations[region.loc])) if known else ""
 
 
 def flops(region: RegionProgram) -> int:

@@ -88,7 +88,10 @@ def _heats(
             (short[x], values[x]),
             (short[y], values[y]),
             [[metric.of(row) if _fits(row) else None for row in line] for line in best],
-            [[metric.text(row) if _fits(row) else _state(row) for row in line] for line in best],
+            [
+                [metric.text(row) if _fits(row) else row.status if row else "" for row in line]
+                for line in best
+            ],
         )
         found.append((heat, (short[y], short[x])))
     return found
@@ -110,7 +113,3 @@ def _best(rows: Sequence[Row], metric: Metric, values: Mapping[str, str]) -> Row
 
 def _fits(row: Row | None) -> TypeGuard[Row]:
     return row is not None and row.status == FITS
-
-
-def _state(row: Row | None) -> str:
-    return row.status if row else ""

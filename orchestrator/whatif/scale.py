@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
@@ -73,10 +72,21 @@ def points(study: Study, base: JobConfig, job: Callable[[Keys], JobConfig]) -> l
     Raises UsageError for a mesh in which nothing can grow, and for unknown machines.
     """
     found, strong_batch = [], _strong_batch(study, base)
+    says_mesh = any(dataclasses.asdict(base.mesh).values())
     for mode, target, count in itertools.product(study.modes, study.targets, study.instances):
+        batch = strong_batch if mode == STRONG else 0
+        sizes = _sizes(study, base, target, count, batch)
+        if not says_mesh and sizes == _sizes(replace(study, most_shards=0), base, target, count, 0):
+            sizes = {}  # a plan looks at what weights divide by
+        keys = {
+            "cluster.instances": count,
+            "strategy.global_batch": batch,
+            "strategy.global_batch_tokens": 0,
+            **{f"mesh.{axis}": size for axis, size in sizes.items()},
+            "cluster.target": target,
+        }
         values = {"mode": mode, "target": target, "instances": str(count)}
-        changes = _changes(study, base, strong_batch, mode, target, count)
-        found.append(Point(values, job({**changes, "cluster.target": target})))
+        found.append(Point(values, job(keys)))
     return found
 
 
@@ -85,16 +95,12 @@ def _strong_batch(study: Study, base: JobConfig) -> int:
     UsageError for tokens that are no whole number of micro-batches."""
     if STRONG not in study.modes or base.strategy.global_batch:
         return base.strategy.global_batch
-    if not base.strategy.global_batch_tokens:
-        return _usual_batch(study, base)
-    from shardwright.orchestrator.config.model import resolve_task
+    if base.strategy.global_batch_tokens:
+        from shardwright.orchestrator.config.model import resolve_task
 
-    return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
-
-
-def _usual_batch(study: Study, base: JobConfig) -> int:
-    """`STRONG_BATCH`, or the multiple next to it of the samples that every cluster of the study
-    takes at a time; itself where that is more than twice as many."""
+        return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
+    # The multiple next to it of the samples that every cluster of the study takes at a time; itself
+    # where that is more than twice as many.
     each = base.strategy.smallest_micro_batch
     axes = [axis for axis in DATA_AXES if axis != "ep"]
     clusters = itertools.product(study.targets, study.instances)
@@ -109,23 +115,6 @@ def _sizes(study: Study, base: JobConfig, target: str, count: int, batch: int) -
     machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
     samples = batch // base.strategy.smallest_micro_batch  # that ranks may have, one each at least
     return mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
-
-
-def _changes(
-    study: Study, base: JobConfig, strong_batch: int, mode: str, target: str, count: int
-) -> dict[str, Any]:
-    """What makes a point of the job: mesh and batch of so many instances."""
-    batch = strong_batch if mode == STRONG else 0
-    sizes = _sizes(study, base, target, count, batch)
-    if not any(dataclasses.asdict(base.mesh).values()):
-        free = _sizes(replace(study, most_shards=0), base, target, count, 0)
-        sizes = {} if sizes == free else sizes  # a plan looks at what weights divide by
-    return {
-        "cluster.instances": count,
-        "strategy.global_batch": batch,
-        "strategy.global_batch_tokens": 0,
-        **{f"mesh.{axis}": size for axis, size in sizes.items()},
-    }
 
 
 def _axes(base: JobConfig) -> dict[str, int]:

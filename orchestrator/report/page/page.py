@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
@@ -54,26 +54,32 @@ def report_page(report: Report) -> str:
             "the report was written by an older release: run or plan the job again",
         )
     timing = report["timing"]
-    return _template("report.html").render(
-        report=report,
-        breakdown=charts.bar(timing["breakdown_ps"], timing["step_time_ps"], words.ps_text),
-        budget=charts.bar(
-            report["memory"]["categories"],
-            max(report["memory"]["limit_bytes"], report["memory"]["peak_bytes"]),
-            text.size_text,
-        ),
-        memory=charts.memory(report["memory"]),
-        pipeline=charts.pipeline(report),
-        timelines=[(one, charts.engines(one)) for one in report["timelines"]],
-        losses=_losses(report),
-        longest=_longest(report),
-        goal=_goal(report),
-        tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
-        auto=_auto(report),
-        moments=_highest(report["memory"]["timeline"]),
-        stored=_stored(report["provenance"]),
-        verdicts=verdicts(report),
-        settings=_settings(report),
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            report=report,
+            breakdown=charts.bar(timing["breakdown_ps"], timing["step_time_ps"], words.ps_text),
+            budget=charts.bar(
+                report["memory"]["categories"],
+                max(report["memory"]["limit_bytes"], report["memory"]["peak_bytes"]),
+                text.size_text,
+            ),
+            memory=charts.memory(report["memory"]),
+            pipeline=charts.pipeline(report),
+            timelines=[(one, charts.engines(one)) for one in report["timelines"]],
+            losses=_losses(report),
+            longest=_longest(report),
+            goal=_goal(report),
+            tried=[
+                (row["change"], effect_text(row, text.counted(report))) for row in _tried(report)
+            ],
+            auto=_auto(report),
+            moments=_highest(report["memory"]["timeline"]),
+            stored=_stored(report["provenance"]),
+            verdicts=verdicts(report),
+            settings=_settings(report),
+        )
     )
 
 
@@ -147,22 +153,13 @@ def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def compare_page(found: Facts, tables: Sequence[Any]) -> str:
     """The page of a comparison, and its tables of text (`compare.py`)."""
-    return _template("compare.html").render(found=found, tables=tables)
+    return _environment().get_template("compare.html").render(found=found, tables=tables)
 
 
 def write_report(report: Report, folder: Path) -> None:
     """Write a report and its page into a folder. Raises UsageError (SW_OUTPUT)."""
     outputs.write(folder / REPORT, dumps(report, indent=1))
-    write_page(folder / PAGE, report_page(report))
-
-
-def write_page(path: Path, page: str, flag: str = outputs.OUT) -> None:
-    """Write a page. Raises UsageError (SW_OUTPUT)."""
-    outputs.write(path, page, flag)
-
-
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
+    outputs.write(folder / PAGE, report_page(report))
 
 
 def _number(value: Any) -> str:
