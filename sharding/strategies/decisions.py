@@ -94,11 +94,14 @@ class Decisions:
         """The inputs of a role without their slots."""
         return [value for _, value in self.slots(role)]
 
+    def batch_dims(self) -> dict[Value, int]:
+        """The sample dim of every batch input."""
+        return {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
+
     def read_graph(self) -> None:
         """Follow samples through the graph, find its layers and its index classes."""
-        batch = {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
         self._check_batch()
-        self.labels = batch_labels(self.graph, batch)
+        self.labels = batch_labels(self.graph, self.batch_dims())
         for op in dict.fromkeys(self.labels.conflicts):
             what = f"{op.name} combines two batch dims; one of them is gathered"
             self.warn("SW_BATCH_CONFLICT", what, loc=op.loc)
