@@ -83,15 +83,19 @@ def _beside(values: Sequence[Value], dims: Iterable[int]) -> list[Factor]:
 
 def _positional(op: Op) -> list[Factor]:
     """Operand i is result i."""
-    pairs = zip(op.operands, op.results, strict=True)
-    return [factor for a, b in pairs for factor in _beside((a, b), range(b.type.rank))]
+    return _copies(op.operands, op.results)
 
 
 def _loop(op: Op) -> list[Factor]:
     """A carry is one value at four places."""
-    body = op.regions[0]
-    carries = zip(op.operands, body.inputs, body.outputs, op.results, strict=True)
-    return [factor for four in carries for factor in _beside(four, range(four[0].type.rank))]
+    (body,) = op.regions
+    return _copies(op.operands, body.inputs, body.outputs, op.results)
+
+
+def _copies(*places: Sequence[Value]) -> list[Factor]:
+    """Value i is one in all `places`."""
+    values = zip(*places, strict=True)
+    return [factor for same in values for factor in _beside(same, range(same[0].type.rank))]
 
 
 def _mapped(op: Op) -> list[Factor]:
