@@ -3,7 +3,7 @@
 Dims are numbered, ops that look alike share one form (`dims.form_of`), and the sets are the
 connected components of pairs of such a walk and a dim, in arrays: Python visits every op once,
 however many kinds of sets are asked for. What the sets mean is in `indices.py` and in
-`ShardClasses`.
+`shard_classes`.
 """
 
 from __future__ import annotations
@@ -108,10 +108,8 @@ class DimTable:
 
 def _by_size(factor: tuple[tuple[int, int, int], ...]) -> list[list[tuple[int, int, int]]]:
     """The parts of a factor whose dims have equal sizes."""
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    for entry in factor:
-        found.setdefault(entry[2], []).append(entry)
-    return list(found.values())
+    sizes = dict.fromkeys(size for _, _, size in factor)
+    return [[entry for entry in factor if entry[2] == size] for size in sizes]
 
 
 def _components(count: int, pairs: Numbers) -> Numbers:
@@ -142,29 +140,15 @@ class DimSets:
         return dim if number < 0 else self.table.dim(int(self._root[number]))
 
 
-class ShardClasses:
-    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its
-    gradient.
+def shard_classes(
+    table: DimTable, batch: Mapping[Value, int], kept: Iterable[tuple[Value, Value]] = ()
+) -> DimSets:
+    """Sets of dims of batch-free values that must be sharded alike: a weight, its optimizer leaves,
+    its gradient.
 
     Values with a batch label stay out, which keeps activations from tying weights together.
     `kept` pairs state with what becomes of it: a weight that is only rounded from an optimizer leaf
     meets its gradient there.
     """
-
-    def __init__(
-        self,
-        table: DimTable,
-        batch: Mapping[Value, int],
-        kept: Iterable[tuple[Value, Value]] = (),
-    ) -> None:
-        same = (((a, d), (b, d)) for a, b in kept for d in range(a.type.rank))
-        self._sets = table.sets(table.own & ~table.of(batch), tied=same)
-
-    def find(self, dim: Dim) -> Dim:
-        """The representative of the class of `dim`."""
-        return self._sets.find(dim)
-
-    def dims_of(self, value: Value, roots: Mapping[Dim, str]) -> list[tuple[int, str]]:
-        """The dims of `value` whose class is one of `roots`, with what `roots` says of them."""
-        found = [(d, self.find((value, d))) for d in range(value.type.rank)]
-        return [(d, roots[root]) for d, root in found if root in roots]
+    same = (((a, d), (b, d)) for a, b in kept for d in range(a.type.rank))
+    return table.sets(table.own & ~table.of(batch), tied=same)

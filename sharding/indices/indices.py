@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 
 from shardwright.compiler.ir.ops import ReshapeAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -105,16 +107,14 @@ def _products(op: Op) -> Iterator[tuple[Dim, tuple[Dim, ...]]]:
 
 def _blocks(left: tuple[int, ...], right: tuple[int, ...]) -> Iterator[tuple[list[int], list[int]]]:
     """The shortest runs of dims, from the front, with equal products, without sizes of 1."""
-    a = [d for d, size in enumerate(left) if size != 1]
-    b = [d for d, size in enumerate(right) if size != 1]
-    while a and b:
-        ours, theirs = [a.pop(0)], [b.pop(0)]
-        m, n = left[ours[0]], right[theirs[0]]
-        while m != n:
-            if m < n:
-                ours.append(a.pop(0))
-                m *= left[ours[-1]]
-            else:
-                theirs.append(b.pop(0))
-                n *= right[theirs[-1]]
-        yield ours, theirs
+    common = {*accumulate(left, mul)} & {*accumulate(right, mul)}
+
+    def runs(shape: tuple[int, ...]) -> Iterator[list[int]]:
+        run = []
+        for dim, end in enumerate(accumulate(shape, mul)):
+            run += [dim] if shape[dim] != 1 else []
+            if run and end in common:
+                yield run
+                run = []
+
+    return zip(runs(left), runs(right), strict=False)

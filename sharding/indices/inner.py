@@ -31,27 +31,22 @@ def prices(graph: Graph, classes: IndexClasses, batch: Mapping[Value, int]) -> C
     it (gathers), of ops that touch a value with samples; loop bodies once per trip.
     """
     found: Counter[Class] = Counter()
-    _add_prices(graph, 1, classes, batch, found)
-    return found
-
-
-def _add_prices(
-    graph: Graph,
-    times: int,
-    classes: IndexClasses,
-    batch: Mapping[Value, int],
-    found: Counter[Class],
-) -> None:
-    """Add the contractions of one level, run `times` times."""
-    for op in graph.ops:
-        for region in op.regions:
-            _add_prices(region, times * op.attrs.trip, classes, batch, found)
+    for op, times in _counted(graph, 1):
         if any(v in batch for v in (*op.operands, *op.results)):
             size = times * sum(v.type.num_bytes for v in op.results)
             for family in {classes.family(dim) for dim in contracted(op)}:
                 found[family] += size
             for value, dim in cut(op):
                 found[classes.family((value, dim))] += times * value.type.num_bytes
+    return found
+
+
+def _counted(graph: Graph, times: int) -> Iterator[tuple[Op, int]]:
+    """Every op with how often it runs, where its level runs `times` times."""
+    for op in graph.ops:
+        for region in op.regions:
+            yield from _counted(region, times * op.attrs.trip)
+        yield op, times
 
 
 def contracted(op: Op) -> Iterator[Dim]:

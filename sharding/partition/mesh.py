@@ -95,15 +95,12 @@ class Mesh:
 
     def shown(self, axes: Sequence[str]) -> str:
         """`axes` as the user named them: atoms under their whole axis, with the part they take."""
-        names = dict.fromkeys(self.origin(axis) for axis in axes)
-        return "+".join(self._shown_part(name, axes) for name in names)
-
-    def _shown_part(self, name: str, axes: Sequence[str]) -> str:
-        """One whole axis, or how much of it `axes` hold."""
-        atoms = self.atoms(name)
-        part = self.size([a for a in atoms if a in axes])
-        whole = self.size(atoms)
-        return name if part == whole else f"{name}({part} of {whole})"
+        shown = []
+        for name in dict.fromkeys(map(self.origin, axes)):
+            atoms = self.atoms(name)
+            part, whole = self.size([a for a in atoms if a in axes]), self.size(atoms)
+            shown.append(name if part == whole else f"{name}({part} of {whole})")
+        return "+".join(shown)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes) or "one core"

@@ -118,13 +118,13 @@ class _Level:
             if op not in self.taken or any(v in read for v in op.results):
                 kept.append(op)
                 read.update(op.operands)
-        graph = self.graph
-        return with_ops(graph, kept[::-1])
+        return with_ops(self.graph, kept[::-1])
 
 
-def _yields(op: Op, result: Value) -> Op:
-    """`op` with `result` as its result."""
-    return Op(op.name, op.operands, (result,), op.attrs, op.regions, op.loc)
+def _yields(op: Op, result: Value, operands: tuple[Value, ...] | None = None) -> Op:
+    """`op`, on other operands where given, with `result` as its result."""
+    read = op.operands if operands is None else operands
+    return Op(op.name, read, (result,), op.attrs, op.regions, op.loc)
 
 
 def _scatter_slice(level: _Level, op: Op) -> list[Op] | None:
@@ -218,8 +218,7 @@ def _gather_before_widening(level: _Level, op: Op) -> list[Op] | None:
         return None
     level.take(op, widen)
     gather = level.emit(op, (source,), level.specs[op.result])
-    convert = level.emit(widen, (gather.result,), level.specs[op.result])
-    return [gather, _yields(convert, op.result)]
+    return [gather, _yields(widen, op.result, gather.results)]
 
 
 def _narrow_before_gather(level: _Level, op: Op) -> list[Op] | None:
@@ -232,10 +231,7 @@ def _narrow_before_gather(level: _Level, op: Op) -> list[Op] | None:
         return None
     level.take(op, gather)
     convert = level.make("convert", (source,), ConvertAttrs(dtype), level.specs[source], op.loc)
-    return [
-        convert,
-        _yields(level.emit(gather, (convert.result,), level.specs[op.result]), op.result),
-    ]
+    return [convert, _yields(gather, op.result, convert.results)]
 
 
 def _add(level: _Level, op: Op) -> list[Op] | None:
@@ -255,8 +251,7 @@ def _add_before_reduction(level: _Level, op: Op) -> list[Op] | None:
         return None
     level.take(op, *left, *right)
     total = level.make("add", sources, None, level.specs[sources[0]], op.loc)
-    reduction = level.emit(left[0], (total.result,), level.specs[op.result])
-    return [total, _yields(reduction, op.result)]
+    return [total, _yields(left[0], op.result, total.results)]
 
 
 def _pending_reduction(level: _Level, value: Value, user: Op) -> list[Op] | None:

@@ -72,7 +72,7 @@ class ShardyReader:
             "sdy.all_to_all": self._all_to_all,
             "sdy.collective_permute": self._collective_permute,
         }
-        return table | {name: _unresolved for name in UNRESOLVED}
+        return table | dict.fromkeys(UNRESOLVED, _unresolved)
 
     def hooks(self) -> ImportHooks:
         """Hooks that record the sharding of every op result and block argument."""

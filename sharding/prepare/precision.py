@@ -189,8 +189,8 @@ def _reduced(graph: Graph, dtype: DType, specs: dict[Value, ShardingSpec]) -> Gr
             add(Op("convert", (short,), (wide,), ConvertAttrs(wide.type.dtype)), wide)
             continue
         regions = tuple(_reduced(region, dtype, specs) for region in op.regions)
-        operands = tuple(_same(now, v, dtype) for v in op.operands)
-        ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
+        read = with_operands(op, tuple(_same(now, v, dtype) for v in op.operands))
+        ops.append(with_regions(read, regions))
         if op.name in NARROWING and op.operands[0] in now:
             source = now[op.operands[0]]
             if op.name not in CASTS:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Diagnostic, Loc, ShardingError
 from shardwright.compiler.ir.types import Graph, TensorType, Value
-from shardwright.sharding.indices.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.indices.dim_sets import DimSets, DimTable, shard_classes
 from shardwright.sharding.indices.dims import BatchLabels, Dim, batch_labels, reached
 from shardwright.sharding.indices.indices import IndexClasses
 from shardwright.sharding.indices.layers import (
@@ -57,12 +57,12 @@ class Decisions:
     mesh: Mesh
     labels: BatchLabels = field(init=False)
     layout: UsedLayout = field(init=False)
-    shards: ShardClasses = field(init=False)
+    shards: DimSets = field(init=False)
     scans: list[ScannedLayers] = field(init=False)
     runs: list[UnrolledLayers] = field(init=False)
     zero: int = WEIGHTS
     keep_gathered: bool = False
-    roots: dict[Dim, str] = field(default_factory=dict)
+    roots: set[Dim] = field(default_factory=set)
     pins: dict[Value, ShardingSpec] = field(default_factory=dict)
     results: list[ShardingSpec] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -94,16 +94,19 @@ class Decisions:
         """The inputs of a role without their slots."""
         return [value for _, value in self.slots(role)]
 
+    def batch_dims(self) -> dict[Value, int]:
+        """The sample dim of every batch input."""
+        return {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
+
     def read_graph(self) -> None:
         """Follow samples through the graph, find its layers and its index classes."""
-        batch = {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
         self._check_batch()
-        self.labels = batch_labels(self.graph, batch)
+        self.labels = batch_labels(self.graph, self.batch_dims())
         for op in dict.fromkeys(self.labels.conflicts):
             what = f"{op.name} combines two batch dims; one of them is gathered"
             self.warn("SW_BATCH_CONFLICT", what, loc=op.loc)
         table = DimTable(self.graph)
-        self.shards = ShardClasses(table, self.labels.dims, self._kept_state())
+        self.shards = shard_classes(table, self.labels.dims, self._kept_state())
         indices = IndexClasses(self.graph, table)
         self.layout = UsedLayout(self.mesh, indices, self.labels.dims, self.data_axes)
         self.scans = scanned_layers(self.graph)
@@ -150,10 +153,10 @@ class Decisions:
         """The layout `value` is stored in: used, and the shard axes along the dim of the one weight
         class it has; None without one.
         """
-        found = self.shards.dims_of(value, self.roots)
+        found = [d for d in range(value.type.rank) if self.shards.find((value, d)) in self.roots]
         if len(found) != 1 or value in self.labels.dims:
             return None
-        dim, used = found[0][0], self.layout.of(value)
+        (dim,), used = found, self.layout.of(value)
         axes = (*used.dims[dim], *self.free_axes(used))
         if axes == used.dims[dim] or value.type.shape[dim] % self.mesh.size(axes):
             return None

@@ -63,10 +63,10 @@ def recipe_of(
             hint=did_you_mean(name, known),
         )
     free = WITHOUT_CONSTRAINTS(graph)
-    pairs = zip(inputs, graph.inputs, strict=True)
-    batch = {value: slot.batch_dim or 0 for slot, value in pairs if slot.role == "batch"}
-    alike, notes = SORTED_ROWS(free, batch, by_expert=mesh.sizes.get("ep", 1) > 1)
-    decisions = Decisions(OWN_COUNTS(alike), inputs, outputs, mesh)
+    decisions = Decisions(free, inputs, outputs, mesh)
+    by_expert = mesh.sizes.get("ep", 1) > 1
+    alike, notes = SORTED_ROWS(free, decisions.batch_dims(), by_expert=by_expert)
+    decisions.graph = OWN_COUNTS(alike)
     decisions.findings += notes
     if free is not graph or (user is not None and user.meshes):
         decisions.findings.append(_not_read(name))

@@ -72,7 +72,7 @@ def _place_parameters(step: Decisions) -> None:
             _replicate(step, slot, value, f"no dim divides by {named}")
             continue
         dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
-        step.roots.setdefault(step.shards.find((value, dim)), slot.name)
+        step.roots.add(step.shards.find((value, dim)))
         if step.zero >= WEIGHTS:
             why = f"largest dim that divides by {named}"
             step.place(slot, value, step.stored(value) or used, why)

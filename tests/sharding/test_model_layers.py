@@ -9,7 +9,7 @@ from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.indices.dim_sets import DimTable, ShardClasses
+from shardwright.sharding.indices.dim_sets import DimTable, shard_classes
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
 from shardwright.sharding.partition.partitioned import Slot
@@ -145,7 +145,7 @@ def test_classes_tie_a_weight_to_its_gradient_and_state_but_not_to_others() -> N
     grad = b.dot(x, b.op("tanh", y), ((0,), (0,)))
     new_m = b.add(m, grad)
     graph = b.finish(b.add(w, new_m), b.dot(x, other))
-    classes = ShardClasses(DimTable(graph), batch_labels(graph, {x: 0}).dims)
+    classes = shard_classes(DimTable(graph), batch_labels(graph, {x: 0}).dims)
     for dim in (0, 1):
         tied = {classes.find((v, dim)) for v in (w, m, grad, new_m)}
         assert len(tied) == 1

@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ReduceAttrs
-from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.prepare.reroll.batched import batched, stacked_type
@@ -146,9 +146,7 @@ class Emitter:
         match node:
             case Op():
                 read = tuple([self._read(v) for v in node.operands])
-                self.level.append(
-                    Op(node.name, read, node.results, node.attrs, node.regions, node.loc)
-                )
+                self.level.append(with_operands(node, read))
                 self.now.update((v, v) for v in node.results)
             case Section():
                 self._write_loop(node)
