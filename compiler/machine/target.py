@@ -252,8 +252,7 @@ def load_target(name: str) -> Target:
 
 @cache
 def _load(name: str) -> Target:
-    core, facts, digest = _described(name)
-    return _target(name, core, facts, digest)
+    return _target(name, *_described(name))
 
 
 def facts_of(target: Target) -> dict[str, Fact]:

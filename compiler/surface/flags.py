@@ -66,8 +66,8 @@ class Flag:
 
     def default(self, profile: Profile) -> Any:
         """The value when the flag is absent; None when there is none."""
-        fitting = [value for since, value in self.defaults if profile.at_least(since)]
-        return fitting[-1] if fitting else None
+        later_first = reversed(self.defaults)
+        return next((value for since, value in later_first if profile.at_least(since)), None)
 
 
 _CLI = "command reference"
@@ -75,7 +75,6 @@ _RN = "release notes"
 _USE = "public scripts (use)"
 
 TARGETS = families()
-
 STRATEGIES = ("generic", "llm-training", "fsdp")
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}

@@ -55,14 +55,13 @@ _TABLE = (
         " Rsqrt Scatter Select ShiftRightLogical=shift_right_logical Sign Sin=sine Slice Sqrt"
         " Sub=subtract Tanh Transpose"
     ),
-    # Added by later releases.
+    # Added by later releases, or with a restriction.
     Operator("Atan2", ("atan2",), "2.2.0.73"),
     Operator("LogicalNot", ("not",), "2.2.0.73"),
     Operator("DynamicUpdateSlice", ("dynamic_update_slice",), "2.2.0.73", "constant index only"),
     Operator("Rev", ("reverse",), "2.3.0.4"),
     Operator("SelectAndScatter", ("select_and_scatter",), "2.4.0.21"),
     Operator("BitcastConvertType", ("bitcast_convert",), "2.6.0.19"),
-    # With a restriction.
     Operator("Tuple", (), note=_TAKEN_APART),
     Operator("GetTupleElement", (), note=_TAKEN_APART),
     Operator(

@@ -216,11 +216,9 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
     target = find_target(settings.get("target", ""))
     page = settings.get("scratchpad_page_mb", 0)
     if page % PAGE_STEP_MB or not 0 <= page < PAGE_END_MB:
-        raise UsageError(
-            "SW_USAGE",
-            f"--hbm-scratchpad-page-size requires a multiple of {PAGE_STEP_MB} below {PAGE_END_MB},"
-            f" got {page}",
-        )
+        required = f"a multiple of {PAGE_STEP_MB} below {PAGE_END_MB}"
+        text = f"--hbm-scratchpad-page-size requires {required}, got {page}"
+        raise UsageError("SW_USAGE", text)
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
     as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading")
     return Command(
@@ -242,8 +240,7 @@ def find_target(text: str) -> Target:
     """
     name = text.strip()
     if not name:
-        known = ", ".join(TARGETS)
-        raise UsageError("SW_USAGE", f"compile requires --target, one of {known}")
+        raise UsageError("SW_USAGE", f"compile requires --target, one of {', '.join(TARGETS)}")
     if not name.endswith(".json"):
         name = TARGETS.get(name.lower(), name.lower())
     known_name = name.endswith(".json") or name in target_names()
