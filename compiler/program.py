@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.ops.host import DEVICE
 from shardwright.compiler.ir.types import Graph, TensorType
-from shardwright.compiler.neff.schedule import LeafPart, Schedule, Transfer
+from shardwright.compiler.neff.schedule import LeafPart, OfStages, Schedule, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BufferInfo:
+class BufferInfo(OfStages):
     """A named HBM buffer of every core that lives across programs of a step.
 
     role: parameter, optimizer, batch, gradient (accumulator), residual (forward to backward, of a
@@ -47,14 +47,6 @@ class BufferInfo:
     def is_kept(self) -> bool:
         """True for what forward leaves to backward."""
         return self.role in ("residual", "gathered")
-
-    def on(self, stage: int) -> bool:
-        """True when the cores of `stage` have the buffer."""
-        return not self.stages or stage in self.stages
-
-    def slots_on(self, stage: int) -> int:
-        """How many micro-batches the cores of `stage` hold at a time."""
-        return self.slots[self.stages.index(stage)] if self.slots else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

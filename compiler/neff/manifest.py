@@ -16,7 +16,14 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
+from shardwright.compiler.neff.schedule import (
+    STAGE_AXIS,
+    LeafPart,
+    OfStages,
+    Schedule,
+    Transfer,
+    run_counts,
+)
 
 MAX_CORE_FILES = 1024
 _MAX_AXIS = 2**24
@@ -24,7 +31,7 @@ _MAX_AXIS = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedBuffer:
+class NamedBuffer(OfStages):
     """A named buffer of every core (see `compiler.program.BufferInfo`), placed at `offset_bytes` of
     its HBM, or of its part of the host's memory.
     """
@@ -41,14 +48,6 @@ class NamedBuffer:
     stages: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
     memory: str = "device"
-
-    def on(self, stage: int) -> bool:
-        """True when the cores of `stage` have the buffer."""
-        return not self.stages or stage in self.stages
-
-    def slots_on(self, stage: int) -> int:
-        """How many micro-batches the cores of `stage` hold at a time."""
-        return self.slots[self.stages.index(stage)] if self.slots else 1
 
     @property
     def leaf(self) -> str:

@@ -52,6 +52,24 @@ class LeafPart:
     first: int
 
 
+class OfStages:
+    """A buffer of the cores of some pipeline `stages` (empty: of all), with `slots` for as many
+    micro-batches on each (empty: for one).
+    """
+
+    __slots__ = ()
+    stages: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    def on(self, stage: int) -> bool:
+        """True when the cores of `stage` have the buffer."""
+        return not self.stages or stage in self.stages
+
+    def slots_on(self, stage: int) -> int:
+        """How many micro-batches the cores of `stage` hold at a time."""
+        return self.slots[self.stages.index(stage)] if self.slots else 1
+
+
 def flat(schedule: Schedule) -> Iterator[str]:
     """The programs of a schedule, run by run."""
     return (name for names, count in schedule for _ in range(count) for name in names)
