@@ -410,15 +410,9 @@ def _note_uses(frame: _Frame) -> None:
     for value, buffer in frame.place.items():
         frame.held.setdefault(buffer, []).append(value)
     for number, step in enumerate(frame.level.steps):
-        if isinstance(step, Piece):
-            read, made = step.inputs, step.outputs
-        else:
-            read = list(step.operands.values())
-            made = [step.op.results[i] for i in step.carried]
-        for value in read:
+        for value in step.inputs:
             frame.reads.setdefault(value, []).append(number)
-        for value in made:
-            frame.defined[value] = number
+        frame.defined |= dict.fromkeys(step.outputs, number)
     for value in frame.level.outputs:
         frame.reads.setdefault(value, []).append(len(frame.level.steps))
 
@@ -431,6 +425,4 @@ def _dies_here(frame: _Frame, value: Value, number: int) -> bool:
 
 def _only_carry(step: Step, old: Value, operand: Value | None) -> bool:
     """True when the loop reads `old` only as the first value of the carry that takes its place."""
-    assert isinstance(step, LoopStep)
-    read = list(step.operands.values())
-    return old is operand and read.count(old) == 1
+    return old is operand and step.inputs.count(old) == 1

@@ -72,6 +72,16 @@ class LoopStep:
     """Carries whose first value is made of constants: how to make it in place, None when nothing
     reads it."""
 
+    @property
+    def inputs(self) -> list[Value]:
+        """What it reads of the level."""
+        return list(self.operands.values())
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What it makes."""
+        return [self.op.results[i] for i in self.carried]
+
 
 Step = Piece | LoopStep
 

@@ -9,11 +9,11 @@ the `--auto-cast` entry of the neuronx-cc command-line reference.
 from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import OPS, make_op
+from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.sampled import Casts
-from shardwright.compiler.ir.traits import CONTRACTIONS
+from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.options import CompileOptions
 
@@ -23,13 +23,15 @@ CAST_TYPES = {
     "tf32": DType.TF32,
     "fp8_e4m3": DType.F8E4M3,
 }
+_ARITHMETIC = of(Kind.ELEMENTWISE, Kind.REDUCTION, Kind.WINDOW) - {"bitcast_convert"}
+"""Ops that compute on elements; conversions say their type themselves."""
 
 
 def casts_of(options: CompileOptions) -> Casts | None:
     """What `auto_cast` and `auto_cast_type` round; None when they leave types alone."""
     if options.auto_cast == "none":
         return None
-    arithmetic = _arithmetic() if options.auto_cast == "all" else frozenset()
+    arithmetic = _ARITHMETIC if options.auto_cast == "all" else frozenset()
     return Casts(CAST_TYPES[options.auto_cast_type], CONTRACTIONS | arithmetic, arithmetic)
 
 
@@ -37,13 +39,6 @@ def auto_cast(graph: Graph, options: CompileOptions) -> Graph:
     """`graph` (loop-free) computed as `auto_cast` and `auto_cast_type` say."""
     casts = casts_of(options)
     return graph if casts is None else _Caster(graph, casts.dtype, casts.operands_of).run()
-
-
-def _arithmetic() -> frozenset[str]:
-    """Ops that compute on elements; conversions say their type themselves."""
-    elementwise = {name for name, op in OPS.items() if op.elementwise}
-    folds = {"reduce", "reduce_window", "select_and_scatter"}
-    return frozenset(elementwise - {"bitcast_convert", "convert"} | folds)
 
 
 class _Caster:

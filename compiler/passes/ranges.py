@@ -7,6 +7,7 @@ fit the machine's 32.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 
 from shardwright.compiler.dtypes import DType
@@ -80,12 +81,7 @@ def _hull(op: Op, operands: Operands) -> Range:
 
 def _corners(fn: Callable[[int, int], int]) -> Rule:
     """A function of two numbers that is monotone in each: its extremes are at the corners."""
-
-    def rule(op: Op, operands: Operands) -> Range:
-        a, b = operands
-        return corners(fn, a, b)
-
-    return rule
+    return lambda op, operands: corners(fn, *operands)
 
 
 def _constant(op: Op, operands: Operands) -> Range:
@@ -149,18 +145,17 @@ def _or(op: Op, operands: Operands) -> Range:
 
 def _shift_left(op: Op, operands: Operands) -> Range:
     """Times a power of two; by as many bits as there are, nothing is left."""
-    (low, high), (least, most) = operands
+    least, most = operands[1]
     if least < 0 or most >= 8 * op.result.type.dtype.bytes:
         return limits(op.result.type.dtype)
-    return corners(lambda a, b: a << b, (low, high), (least, most))
+    return corners(operator.lshift, *operands)
 
 
 def _shift_right(op: Op, operands: Operands) -> Range:
     """Through a power of two, of what is not negative; of others the sign is a bit, too."""
-    (low, high), (least, most) = operands
-    if low < 0 or least < 0:
+    if any(low < 0 for low, _ in operands):
         return limits(op.result.type.dtype)
-    return corners(lambda a, b: a >> b, (low, high), (least, most))
+    return corners(operator.rshift, *operands)
 
 
 _SIDE_BY_SIDE = of(Kind.IDENTITY, Kind.SORT)  # result i has the elements of operand i
@@ -171,7 +166,7 @@ _MOVES = of(Kind.COLLECTIVE, combines=False) | {
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_MOVES, lambda op, operands: operands[0]),
     "abs": _abs,
-    "add": _corners(lambda a, b: a + b),
+    "add": _corners(operator.add),
     "and": _and,
     "clamp": _hull,
     "concatenate": _hull,
@@ -182,7 +177,7 @@ _RULES: dict[str, Rule] = {
     "iota": _iota,
     "maximum": _corners(max),
     "minimum": _corners(min),
-    "multiply": _corners(lambda a, b: a * b),
+    "multiply": _corners(operator.mul),
     "negate": lambda op, operands: (-operands[0][1], -operands[0][0]),
     "or": _or,
     "pad": _hull,
@@ -192,7 +187,7 @@ _RULES: dict[str, Rule] = {
     "shift_left": _shift_left,
     "shift_right_logical": _shift_right,
     "sign": lambda op, operands: (-1, 1),
-    "subtract": _corners(lambda a, b: a - b),
+    "subtract": _corners(operator.sub),
     "unfold": _gather,
     "xor": _or,
 }

@@ -8,6 +8,7 @@ reduction, and what pads a `reduce_window` is that identity too.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -44,6 +45,12 @@ class UnfoldAttrs:
     sizes: Dims
     dilations: Dims
     padded: bool = False
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """(dim, first element, end) of all windows along each dim."""
+        steps = zip(self.counts, self.strides, self.sizes, self.dilations, strict=True)
+        for d, start, (count, stride, size, gap) in zip(self.dims, self.starts, steps, strict=True):
+            yield d, start, start + (count - 1) * stride + (size - 1) * gap + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,10 @@ def window_array(
 def _infer_unfold(attrs: UnfoldAttrs, operand: TensorType) -> TensorType:
     check_dims("dims", attrs.dims, operand.rank)
     shape = list(operand.shape)
-    rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
-    for d, (start, count, stride, size, dilation) in zip(attrs.dims, rows, strict=True):
-        last = start + (count - 1) * stride + (size - 1) * dilation
-        leaves = start < 0 or last >= shape[d]
-        if min(count, size, stride, dilation) < 1 or (leaves and not attrs.padded):
+    steps = zip(attrs.counts, attrs.sizes, attrs.strides, attrs.dilations, strict=True)
+    for (d, start, end), (count, size, *gaps) in zip(attrs.spans(), steps, strict=True):
+        leaves = start < 0 or end > shape[d]
+        if min(count, size, *gaps) < 1 or (leaves and not attrs.padded):
             raise mismatch(f"windows inside of {shape[d]}", (start, count, size))
         shape[d] = count
     return tensor_type((*shape, *attrs.sizes), operand.dtype)
@@ -115,10 +121,8 @@ def _unfold_reference(op: Op, x: np.ndarray) -> np.ndarray:
     a, starts = op.attrs, op.attrs.starts
     if a.padded:
         sides = [(0, 0)] * x.ndim
-        rows = zip(a.starts, a.counts, a.strides, a.sizes, a.dilations, strict=True)
-        for d, (start, count, stride, size, gap) in zip(a.dims, rows, strict=True):
-            last = start + (count - 1) * stride + (size - 1) * gap
-            sides[d] = (max(0, -start), max(0, last + 1 - x.shape[d]))
+        for d, start, end in a.spans():
+            sides[d] = (max(0, -start), max(0, end - x.shape[d]))
         x = np.pad(x, sides)
         starts = tuple(max(0, s) for s in a.starts)
     return np.array(window_array(x, a.dims, starts, a.counts, a.strides, a.sizes, a.dilations))
