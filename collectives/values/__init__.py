@@ -1,1 +1,1 @@
-"""What a collective does to arrays: schedules run on them, and what each kind means."""
+"""What a collective does to arrays: schedules run on them."""
