@@ -23,7 +23,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardwright.compiler.frontend.capture import capture
-from shardwright.compiler.frontend.models.presets import preset_task
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.machine.target import load_target
@@ -33,6 +32,7 @@ from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.host import collect_rarely
+from shardwright.orchestrator.models.presets import preset_task
 from shardwright.orchestrator.road.build import build_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.service.executor import InlineExecutor

@@ -17,9 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.driver import compile_function
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.families import family_task
-from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.fusion.trial import forget
 from shardwright.compiler.isa.limits import walk
@@ -30,6 +27,9 @@ from shardwright.compiler.outline import outline
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.layers import Precision
 from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.units import unit_service

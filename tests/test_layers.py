@@ -21,12 +21,12 @@ ALLOWED = {
 }
 SIM_COMPILER = {"dtypes", "diagnostics", "isa", "machine", "neff", "support", "timing"}
 HEAVY = {
-    "jax": ("compiler/frontend/", "sharding/partition/shardy.py"),
+    "jax": ("compiler/frontend/", "orchestrator/models/", "sharding/partition/shardy.py"),
     "jaxlib": ("compiler/frontend/", "sharding/partition/shardy.py"),
     "torch": ("compiler/frontend/",),
     "onnx": ("compiler/frontend/",),
     "tensorflow": ("compiler/frontend/",),
-    "optax": ("compiler/frontend/",),
+    "optax": ("orchestrator/models/",),
     "ray": ("orchestrator/service/ray_", "orchestrator/submission/ray_jobs.py"),
     "matplotlib": ("orchestrator/terminal/plots.py",),
     "boto3": ("orchestrator/cache/bucket.py",),

@@ -184,7 +184,7 @@ def _library_roots() -> tuple[str, ...]:
 def _is_user(loc: Loc) -> bool:
     """True when the location is in code the user can edit, which includes our models."""
     return bool(loc.file) and (
-        not loc.file.startswith("pkg:") or loc.file.startswith("pkg:compiler/frontend/models/")
+        not loc.file.startswith("pkg:") or loc.file.startswith("pkg:orchestrator/models/")
     )
 
 

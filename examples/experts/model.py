@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright import TrainTask
-from shardwright.compiler.frontend.models import moe
-from shardwright.compiler.frontend.models.blocks import TaskOptions
-from shardwright.compiler.frontend.models.llama import LlamaConfig
+from shardwright.orchestrator.models import moe
+from shardwright.orchestrator.models.blocks import TaskOptions
+from shardwright.orchestrator.models.llama import LlamaConfig
 
 SIZES = {
     "hidden_size": 256,

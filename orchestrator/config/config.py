@@ -22,12 +22,12 @@ from typing import Any
 from shardwright.collectives.ops import LINEAR, TORUS
 from shardwright.collectives.timing.runtimes import CURRENT, RUNTIMES
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.compiler.frontend.models.presets import preset_names
 from shardwright.compiler.machine.target import FIRST_TARGET, target_names
 from shardwright.compiler.options import DEFAULTS, CompileOptions, choice
 from shardwright.compiler.support.documents import parse_toml, read_text
 from shardwright.orchestrator.config.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
 from shardwright.orchestrator.host import inside_ray_job
+from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.validation.recipes import recipe_names, recipe_tables
 from shardwright.sharding import settings as strategy_settings
 from shardwright.sharding.settings import AUTO, MOST, StrategySettings, limited

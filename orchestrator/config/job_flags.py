@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.compiler.frontend.models.presets import preset_names
 from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import with_values
 from shardwright.orchestrator.config.model import MODELS
+from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.terminal.terminal import say
 
 File = TypeVar("File", bound=Path | None)

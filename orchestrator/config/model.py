@@ -79,10 +79,10 @@ def _ours(job: JobConfig) -> TrainTask:
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
     if model.preset:
-        from shardwright.compiler.frontend.models.presets import preset_task
+        from shardwright.orchestrator.models.presets import preset_task
 
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
-    from shardwright.compiler.frontend.models.llama import train_task
+    from shardwright.orchestrator.models.llama import train_task
 
     path = model_path(job)
     try:

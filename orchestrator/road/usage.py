@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models.presets import preset_config
-from shardwright.compiler.frontend.models.text import check_data
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
 from shardwright.orchestrator.config.layout import layout_of, machine_of
 from shardwright.orchestrator.config.model import check_named, model_path, read_config
+from shardwright.orchestrator.models.presets import preset_config
+from shardwright.orchestrator.models.text import check_data
 from shardwright.sharding.strategies.registry import MANUAL
 
 

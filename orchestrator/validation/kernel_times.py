@@ -168,7 +168,7 @@ def _compiled(kernel: MeasuredKernel, target: str) -> tuple[Function, ...]:
 
 def _graphs(kernel: MeasuredKernel) -> list[Graph]:
     """What runs one after the other."""
-    from shardwright.compiler.frontend.models import kernels
+    from shardwright.orchestrator.models import kernels
 
     if kernel.kind == "attention":
         positions, width = kernel.sizes

@@ -55,7 +55,7 @@ OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "first_published"
 """Columns that may be missing."""
 
 FAMILIES = {"bert": "encoder", "vit": "vit", "llama": "llama", "gpt": "gpt"}
-"""Word in the model's name (any case) -> family of `compiler/frontend/models`."""
+"""Word in the model's name (any case) -> family of `orchestrator/models`."""
 
 CLASSES = 1000
 """Classes of an image model whose table names no vocabulary: those of the published checkpoint

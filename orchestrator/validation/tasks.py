@@ -16,9 +16,9 @@ def task_of(w: Workload, name: str = "published") -> TrainTask:
     as Megatron-LM does. Key-value heads that ranks hold copies of are weights of their own, which
     the task's `model` does not have.
     """
-    from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-    from shardwright.compiler.frontend.models.families import family_task
-    from shardwright.compiler.frontend.models.layers import Precision
+    from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+    from shardwright.orchestrator.models.families import family_task
+    from shardwright.orchestrator.models.layers import Precision
 
     sizes = Sizes(
         layers=w.layers,

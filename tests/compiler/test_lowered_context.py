@@ -9,7 +9,7 @@ import math
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import llama
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings

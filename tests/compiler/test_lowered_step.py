@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -22,6 +21,7 @@ from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.schedule import hbm
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
 from tests.support.lowered_ranks import LoweredRanks

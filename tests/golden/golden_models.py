@@ -4,11 +4,11 @@ step of another kind of code."""
 from __future__ import annotations
 
 from examples.own_sharding import step as own_step
-from shardwright.compiler.frontend.models import encoder, gpt
-from shardwright.compiler.frontend.models import moe as mixtral
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.llama import LlamaConfig
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import encoder, gpt
+from shardwright.orchestrator.models import moe as mixtral
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.llama import LlamaConfig
 from tests.models import dropout_decoder
 from tests.support import models_vision
 

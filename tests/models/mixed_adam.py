@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shardwright.compiler.frontend.models import llama, text
-from shardwright.compiler.frontend.models.layers import How, Precision
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import llama, text
+from shardwright.orchestrator.models.layers import How, Precision
 
 
 def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shardwright.compiler.frontend.models import text
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import text
 
 HEADS, HEAD_SIZE = 5, 13
 

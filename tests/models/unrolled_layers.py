@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shardwright.compiler.frontend.models import text
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import text
 
 WIDTH, SEQ_LEN, VOCAB = 16, 8, 32
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean, nearest
-from shardwright.compiler.frontend.models.presets import preset_names
 from shardwright.compiler.machine.target import target_names
 from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.job_flags import as_words, job_config
+from shardwright.orchestrator.models.presets import preset_names
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.registry import MANUAL, STRATEGIES
 from shardwright.sim_cluster.profiles import NAMES as PROFILES

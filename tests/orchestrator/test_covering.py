@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.frontend.models.presets import PRESETS, SIZED
 from shardwright.orchestrator import api
+from shardwright.orchestrator.models.presets import PRESETS, SIZED
 from tests.support.cells import long_in_matrix
 from tests.support.pairwise import Row, covering, pairs_of
 

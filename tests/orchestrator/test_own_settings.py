@@ -13,10 +13,10 @@ import pytest
 
 from shardwright.compiler.diagnostics import ShardingError, UsageError
 from shardwright.compiler.frontend.capture import capture
-from shardwright.compiler.frontend.models.presets import preset_task
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.job_flags import changed_keys
 from shardwright.orchestrator.config.model import model_key, resolve_task, source_files
+from shardwright.orchestrator.models.presets import preset_task
 from shardwright.orchestrator.road.plan_cache import plan_key
 from shardwright.sharding.prepare.precision import rounded_graph
 from shardwright.sharding.settings import StrategySettings

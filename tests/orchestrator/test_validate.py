@@ -13,12 +13,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import families
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.models import families
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import Precision
 from shardwright.orchestrator.road.timing import with_host
 from shardwright.orchestrator.validation import calibrate, validate
 from shardwright.orchestrator.validation.predict import Timed, job_of, shares_of

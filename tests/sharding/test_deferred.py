@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import gpt
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.ir.analysis import MAX_EVALUATED
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.types import Graph, Op, tensor_type
 from shardwright.compiler.neff.schedule import flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.compiler.rewriting.driver import in_programs
+from shardwright.orchestrator.models import gpt
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import Precision
 from shardwright.sharding.cut.overlap.ends import reduced_in_last
 from shardwright.sharding.cut.rewrites import SUMMED
 from shardwright.sharding.cut.summed import summed

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.traits import WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, factors, propagate, repeated_dims
 from tests.models import flax_decoder, prime_model

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, all_values
 from shardwright.sharding.partition.shardy import answer_request, partition

@@ -10,10 +10,10 @@ import pytest
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
+from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec, replicated

@@ -12,13 +12,13 @@ import pytest
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.cut.host import on_host
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.pipelined import shifted

@@ -8,8 +8,8 @@ from functools import cache, partial
 
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import llama
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors

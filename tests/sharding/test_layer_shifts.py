@@ -10,11 +10,11 @@ from functools import cache
 
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.rewriting.driver import in_programs
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.cut.rewrites import SUMMED

@@ -13,11 +13,11 @@ from fractions import Fraction
 
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request

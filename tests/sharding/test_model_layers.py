@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph
+from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.indices.dim_sets import DimTable, shard_classes
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.cut.pipeline.assignment import assign
 from shardwright.sharding.cut.pipeline.balance import by_stage, shares
 from tests.support.staged_runs import captured, step_errors

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.road.numerics import BF16_BOUND
 from shardwright.sharding.partition import shardy
 from shardwright.sharding.partition.findings import collectives, with_findings

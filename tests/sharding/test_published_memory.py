@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.families import family_task
-from shardwright.compiler.frontend.models.layers import Precision
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.layers import Precision
 from shardwright.sharding.memory.footprint import Footprint
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request

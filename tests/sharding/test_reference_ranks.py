@@ -14,10 +14,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.verify import verify
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder, prime_model

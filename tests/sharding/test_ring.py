@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.frontend.capture import artifact_of
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.reference import steps
@@ -25,6 +24,7 @@ from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
+from shardwright.orchestrator.models import llama
 from shardwright.sharding.cut.ring import Rings
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request

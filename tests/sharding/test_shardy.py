@@ -20,9 +20,6 @@ import pytest
 import tests.support.xla_spmd as xla_spmd
 from shardwright.compiler.diagnostics import ExecutionError, Loc, ShardingError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import llama
-from shardwright.compiler.frontend.models.layers import How
-from shardwright.compiler.frontend.models.llama import LlamaConfig, train_task
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ScatterAttrs
@@ -31,6 +28,9 @@ from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
+from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models.layers import How
+from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.partition import partitioner, shardy
 from shardwright.sharding.partition.findings import collectives, unexpected, with_findings
 from shardwright.sharding.partition.mesh import Mesh, make_mesh

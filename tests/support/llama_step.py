@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shardwright.compiler.frontend.models import llama
-from shardwright.compiler.frontend.models.layers import How
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
+from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models.layers import How
 
 CONFIG = {
     "model_type": "llama",

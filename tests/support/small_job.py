@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.machine.network import cluster_topology
@@ -26,6 +25,7 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator.cache import Cache, open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
+from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.job import write_and_load
 from shardwright.orchestrator.road.stages import Stages

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.frontend.models import encoder, gpt, llama
-from shardwright.compiler.frontend.models import moe as mixtral
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph
+from shardwright.orchestrator.models import encoder, gpt, llama
+from shardwright.orchestrator.models import moe as mixtral
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import StrategySettings

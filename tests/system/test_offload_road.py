@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import altered
+from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.memory.footprint import host_bytes
 from shardwright.sim_cluster.timing.step_time import Step, time_step

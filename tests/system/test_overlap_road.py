@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.plan import Traffic
 from shardwright.sharding.settings import StrategySettings

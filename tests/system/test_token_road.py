@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.timing.step_time import StepTiming, time_step

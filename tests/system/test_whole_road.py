@@ -15,8 +15,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.compiler.frontend.models import llama, moe
-from shardwright.compiler.frontend.models.blocks import TaskOptions
 from shardwright.compiler.frontend.reference import (
     ReferenceRun,
     batch_leaves,
@@ -26,6 +24,8 @@ from shardwright.compiler.frontend.reference import (
 )
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
+from shardwright.orchestrator.models import llama, moe
+from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.road.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
 from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.settings import DEFAULTS, StrategySettings

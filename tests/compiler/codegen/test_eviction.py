@@ -13,13 +13,13 @@ from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.driver import compile_unit
-from shardwright.compiler.frontend.models.kernels import product_graph
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Instr, Region, Space
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import Unit
+from shardwright.orchestrator.models.kernels import product_graph
 from tests.support import l0, l1
 
 LIMITS = limits_for(TARGET)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import llama
-from shardwright.compiler.frontend.models.config_file import RopeScaling
 from shardwright.orchestrator.config.model import compute_type, read_config, resolve_task
+from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models.config_file import RopeScaling
 from tests.support.plans import job_of
 from tests.support.small_job import SIZES
 

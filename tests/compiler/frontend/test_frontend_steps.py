@@ -22,7 +22,6 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import Captured, capture
 from shardwright.compiler.frontend.context import make_context, parse_module
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -35,6 +34,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
+from shardwright.orchestrator.models import llama
 from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
@@ -208,7 +208,7 @@ def test_locations_point_at_the_model() -> None:
 def test_own_models_are_located_inside_the_package() -> None:
     _, graph = imported("llama")
     files = {op.loc.file for op in graph.walk() if op.name in ("dot_general", "rsqrt", "gather")}
-    models = "pkg:compiler/frontend/models"
+    models = "pkg:orchestrator/models"
     assert files == {f"{models}/llama.py", f"{models}/blocks.py"}
     assert not any(os.path.isabs(op.loc.file) for op in graph.walk())
 
@@ -225,7 +225,7 @@ def test_70b_captures_and_imports_small() -> None:
     code = (
         "import pathlib, re\n"
         "from shardwright.compiler.frontend.capture import capture\n"
-        "from shardwright.compiler.frontend.models.presets import preset_task\n"
+        "from shardwright.orchestrator.models.presets import preset_task\n"
         "from shardwright.compiler.frontend.stablehlo import import_module\n"
         "c = capture(preset_task('llama2-70b', dtype='bf16'), 8)\n"
         "g = import_module(c.artifact)\n"

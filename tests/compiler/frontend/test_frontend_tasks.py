@@ -17,15 +17,6 @@ import pytest
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import ArgInfo, capture
-from shardwright.compiler.frontend.models import encoder, llama, text
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import How
-from shardwright.compiler.frontend.models.presets import (
-    PRESETS,
-    preset_config,
-    preset_names,
-    preset_task,
-)
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -34,6 +25,15 @@ from shardwright.compiler.frontend.reference import (
     task_batches,
 )
 from shardwright.compiler.frontend.task import TrainTask, load_task
+from shardwright.orchestrator.models import encoder, llama, text
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import How
+from shardwright.orchestrator.models.presets import (
+    PRESETS,
+    preset_config,
+    preset_names,
+    preset_task,
+)
 from tests.models import prime_model
 
 CONFIG = {

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.compiler.frontend.models import blocks, llama
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.families import family_task
-from shardwright.compiler.frontend.models.layers import How
+from shardwright.orchestrator.models import blocks, llama
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.layers import How
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import fsdp_plan, run_and_compare, worst

@@ -13,14 +13,14 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.families import family_task
-from shardwright.compiler.frontend.models.layers import How, Params, Precision
 from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
+from shardwright.orchestrator.models import blocks, encoder, gpt, layers, llama, moe, vit
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.layers import How, Params, Precision
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst

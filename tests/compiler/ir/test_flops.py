@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.models import llama
 from shardwright.compiler.ir.analysis import flops, is_light
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
@@ -17,6 +16,7 @@ from shardwright.compiler.ir.ops.sort import SortAttrs
 from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
+from shardwright.orchestrator.models import llama
 from tests.support.building import Builder
 from tests.support.road import captured_graph
 from tests.support.small_job import SIZES

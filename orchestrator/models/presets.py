@@ -141,13 +141,13 @@ def preset_task(
     if name in PRESETS or SIZED[name][0] in LENGTHENED:
         config[most] = max(config[most], seq_len)
     if name in PRESETS:
-        from shardwright.compiler.frontend.models import llama
+        from shardwright.orchestrator.models import llama
 
         options |= {"dtype": dtype, "remat": remat}
         return llama.train_task(config, seq_len=seq_len, name=name, **options)
-    from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-    from shardwright.compiler.frontend.models.families import family_task
-    from shardwright.compiler.frontend.models.layers import Precision
+    from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+    from shardwright.orchestrator.models.families import family_task
+    from shardwright.orchestrator.models.layers import Precision
 
     family, sizes = SIZED[name][0], Sizes(**config, complete=True)
     precision = Precision(activations=dtype)

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import blocks, llama
-from shardwright.compiler.frontend.models.blocks import TaskOptions
-from shardwright.compiler.frontend.models.layers import How, Params
-from shardwright.compiler.frontend.models.llama import LlamaConfig
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import blocks, llama
+from shardwright.orchestrator.models.blocks import TaskOptions
+from shardwright.orchestrator.models.layers import How, Params
+from shardwright.orchestrator.models.llama import LlamaConfig
 
 ROUTINGS = ("products", "sorted", "grouped")
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Samples, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import How, Params, Site, run_layers
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import blocks
+from shardwright.orchestrator.models.blocks import Samples, Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import How, Params, Site, run_layers
 
 _EPS = 1e-12  # `layer_norm_eps` of the published ViT configurations
 PIXELS = 16 * 16 * 3

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import blocks, config_file
-from shardwright.compiler.frontend.models.blocks import TaskOptions
-from shardwright.compiler.frontend.models.config_file import RopeScaling
-from shardwright.compiler.frontend.models.layers import (
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import blocks, config_file
+from shardwright.orchestrator.models.blocks import TaskOptions
+from shardwright.orchestrator.models.config_file import RopeScaling
+from shardwright.orchestrator.models.layers import (
     EXACT,
     How,
     Params,
@@ -34,7 +35,6 @@ from shardwright.compiler.frontend.models.layers import (
     hide_later,
     run_layers,
 )
-from shardwright.compiler.frontend.task import TrainTask
 
 _COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 Tables = tuple[jax.Array, jax.Array]

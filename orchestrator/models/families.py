@@ -7,9 +7,9 @@ beside it or goes by another name there.
 from __future__ import annotations
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import encoder, gpt, llama, vit
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import encoder, gpt, llama, vit
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 
 
 def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int = 0) -> TrainTask:

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Mask, Samples, Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import How, Params, Precision, Site, run_layers
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
+from shardwright.orchestrator.models import blocks
+from shardwright.orchestrator.models.blocks import Mask, Samples, Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import How, Params, Precision, Site, run_layers
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
 

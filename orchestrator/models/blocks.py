@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.models import config_file, text
-from shardwright.compiler.frontend.models.layers import (
+from shardwright.compiler.frontend.task import BatchFactory, TrainTask
+from shardwright.orchestrator.models import config_file, text
+from shardwright.orchestrator.models.layers import (
     EXACT,
     INIT_STD,
     NO_DROPOUT,
@@ -31,7 +32,6 @@ from shardwright.compiler.frontend.models.layers import (
     check_remat,
     hide_later,
 )
-from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 
 Shapes = Mapping[str, tuple[int, ...]]
 Mask: TypeAlias = "jax.Array | None"

@@ -9,10 +9,10 @@ from functools import partial
 
 import jax
 
-from shardwright.compiler.frontend.models import blocks
-from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
-from shardwright.compiler.frontend.models.layers import How, Params, Site, run_layers
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models import blocks
+from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.layers import How, Params, Site, run_layers
 
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.compiler.frontend.capture import artifact_of
-from shardwright.compiler.frontend.models.layers import TYPES
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.dce import dce
+from shardwright.orchestrator.models.layers import TYPES
 
 
 def product_graph(
