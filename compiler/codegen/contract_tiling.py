@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.contract_plan import (
     natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space, Split, Walk
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.turned_blocks import is_plain, turned_block
@@ -39,6 +39,7 @@ from shardwright.compiler.codegen.whole_panel import (
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import STORES
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
@@ -106,7 +107,7 @@ class _Planner:
         types = {space[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
         after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
-        tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *CODELESS)]
+        tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
         largest = max(sinks, key=lambda n: space.elements(space[n]))

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import SINKS, Tensors, needed
+from shardwright.compiler.codegen.domain import Tensors, needed
 from shardwright.compiler.codegen.in_place import reaches
 from shardwright.compiler.codegen.partial_sums import Cut, split_at_sums
-from shardwright.compiler.isa.region import Node, RegionProgram, View, root_of
+from shardwright.compiler.isa.region import STORES, Node, RegionProgram, View, root_of
 
 Halves = tuple[RegionProgram, RegionProgram]
 
@@ -80,7 +80,7 @@ def _halves(programs: Halves, atom: int, sums: Collection[int] = ()) -> Halves |
     to do with the atom is stored by the first; both store to tensors of `sums`.
     """
     first, second = programs
-    sinks = [n for n, node in enumerate(first.nodes) if node.op in SINKS]
+    sinks = [n for n, node in enumerate(first.nodes) if node.op in STORES]
     own = {n for n in sinks if first.nodes[n].attrs["view"].tensor in sums}
     moving = own | {n for n in sinks if _moves(first, first.nodes[n], atom)}
     still = (first.nodes[n] for n in sinks if n not in moving)
@@ -137,7 +137,7 @@ def _are_independent(halves: Halves, tensors: Tensors) -> bool:
         _meet(store, mine, other, theirs, tensors)
         for mine, theirs in (halves, halves[::-1])
         for store in mine.nodes
-        if store.op in SINKS
+        if store.op in STORES
         for other in theirs.nodes
         if "view" in other.attrs
     )
@@ -158,7 +158,7 @@ def _meet(a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors:
 
 
 def _is_only_store(program: RegionProgram, tensor: int) -> bool:
-    stored = [n.attrs["view"].tensor for n in program.nodes if n.op in SINKS]
+    stored = [n.attrs["view"].tensor for n in program.nodes if n.op in STORES]
     return stored.count(tensor) == 1
 
 

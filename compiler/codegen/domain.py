@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
-from shardwright.compiler.isa.region import Affine, Node, Tensor
+from shardwright.compiler.isa.region import STORES, Affine, Node, Tensor
 
 Tensors = Sequence[Tensor]
 Atoms = tuple[int, ...]
@@ -21,7 +21,6 @@ ACTIVATIONS = nodes_of(NodeKind.CURVED)
 UNARY = nodes_of(NodeKind.UNARY)
 BINARY = nodes_of(NodeKind.BINARY)
 MASK = "mask"  # a predicate over positions (`positions.py`)
-SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
 CODELESS = (*SPLATS, MASK)  # made where they are read
 PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
@@ -139,7 +138,7 @@ class Space:
     @property
     def sinks(self) -> list[int]:
         """Numbers of the stores."""
-        return [n for n, v in enumerate(self.values) if v.op in SINKS]
+        return [n for n, v in enumerate(self.values) if v.op in STORES]
 
     def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
         """`sinks` and everything they need, in order; values that are `given` need nothing."""

@@ -18,7 +18,6 @@ from shardwright.compiler.codegen.domain import (
     MASK,
     PARTS,
     SCALED,
-    SINKS,
     SPLATS,
     OfSinks,
     Rewriting,
@@ -29,6 +28,7 @@ from shardwright.compiler.codegen.planning import MIN_CYCLES, Rates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import STORES
 
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
 # (the shortest instruction takes 64 cycles: hardware.json instruction costs).
@@ -222,7 +222,7 @@ def _fused(
     """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
     fuser = _Fuser(space, wanted, points)
     fused = fuser.run()
-    sinks = [fuser.number[n] for n in wanted if space[n].op in SINKS]
+    sinks = [fuser.number[n] for n in wanted if space[n].op in STORES]
     return fused, fuser.number, fused.slice(sinks)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import SINKS, Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import root_of
+from shardwright.compiler.isa.region import STORES, root_of
 
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
@@ -21,8 +21,8 @@ def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence
     written: set[int] = set()
     for sinks in groups:
         inside = [space[n] for n in space.slice(sinks)]
-        reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in SINKS]
-        stores = [v for v in inside if v.op in SINKS]
+        reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in STORES]
+        stores = [v for v in inside if v.op in STORES]
         for read in reads:
             if _root(tensors, read) in written:
                 raise _error(space, tensors, read)

@@ -11,9 +11,17 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import SINKS, Tensors
+from shardwright.compiler.codegen.domain import Tensors
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View, root_of
+from shardwright.compiler.isa.region import (
+    STORES,
+    Affine,
+    Node,
+    RegionProgram,
+    Tensor,
+    View,
+    root_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
 def _moves(program: RegionProgram, number: int, atom: int) -> bool:
     """Whether a node spans the atom, sums along it, or stores along it."""
     node = program.nodes[number]
-    spans = node.op not in SINKS and atom in node.attrs.get("over", node.atoms)
+    spans = node.op not in STORES and atom in node.attrs.get("over", node.atoms)
     reads = any(atom in program.nodes[i].atoms for i in node.inputs)
     return spans or reads or ("view" in node.attrs and node.attrs["view"].strides[atom] != 0)
 
@@ -88,7 +96,7 @@ def _overwrites(
     """Whether the front stores to memory that the back still loads."""
     nodes = program.nodes
     stored = (
-        n.attrs["view"].tensor for k, n in enumerate(nodes) if n.op in SINKS and k not in behind
+        n.attrs["view"].tensor for k, n in enumerate(nodes) if n.op in STORES and k not in behind
     )
     loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.compiler.codegen.domain import (
-    SINKS,
     SPLATS,
     Limited,
     Numbers,
@@ -27,7 +26,7 @@ from shardwright.compiler.codegen.domain import (
 from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.region import STORES, Bound, Node, RegionProgram, View
 
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
@@ -57,7 +56,7 @@ def _require_types(space: Space) -> None:
     for number, value in enumerate(space.values):
         moved = value.op == "load" and _only_stored(space, users.get(number, ()))
         wide = value.dtype in _WIDE_INTEGERS and not moved
-        if (wide or value.dtype is DType.F64) and value.op not in SINKS:
+        if (wide or value.dtype is DType.F64) and value.op not in STORES:
             raise CompileError(
                 "SW_CODEGEN_DTYPE",
                 f"region {space.name} requires element types up to 32 bits, got {value.op} of"
@@ -187,7 +186,7 @@ def _widens(source: Value, value: Value) -> bool:
 
 def _minds(space: Space, readers: Iterable[int]) -> bool:
     """Whether a reader looks at the type of what it reads."""
-    minding = (*SINKS, "contract", "bitcast_convert", "convert")
+    minding = (*STORES, "contract", "bitcast_convert", "convert")
     return any(space[n].op in minding for n in readers)
 
 

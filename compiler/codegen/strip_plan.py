@@ -19,7 +19,6 @@ from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import pieces
 from shardwright.compiler.codegen.domain import (
     CODELESS,
-    SINKS,
     Atoms,
     Numbers,
     PerAtom,
@@ -33,6 +32,7 @@ from shardwright.compiler.codegen.space import contiguous_run, near_divisor, spl
 from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import STORES
 from shardwright.compiler.machine.target import Limits
 
 # A row of 4096 bytes reaches the plateau of the DMA curve (hardware.json
@@ -222,7 +222,7 @@ class _Planner:
 
     def _spanned(self, value: Value) -> list[int]:
         """Atoms along the row of a value's tile."""
-        spanned = value.atoms | value.over if value.op in SINKS else value.atoms
+        spanned = value.atoms | value.over if value.op in STORES else value.atoms
         return [a for a in spanned if a != self.partition]
 
     def _tiles(self, extents: PerAtom) -> list[int]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Atoms, Numbers, Space
+from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.region import STORES
 
 Slots = tuple[int, int]
 """Of tiles that a DMA fills or empties, and of the others."""
@@ -95,7 +96,7 @@ class _Nest:
     def _refuse_reload(self, numbers: list[int], stored: set[int]) -> None:
         """A pass may not read again what an earlier one has overwritten in place."""
         walks = [
-            (v.op in SINKS, v.walk.tensor)
+            (v.op in STORES, v.walk.tensor)
             for v in map(self.space.values.__getitem__, numbers)
             if v.walk
         ]
@@ -145,7 +146,7 @@ class _Nest:
         return self._crosses(number, depth) or (self._is_sink(number) and inside)
 
     def _is_sink(self, number: int) -> bool:
-        return self.space[number].op in SINKS
+        return self.space[number].op in STORES
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
         """`ends` and what they need inside the next loop, values of earlier passes made again."""

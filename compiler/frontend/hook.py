@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.frontend.capture import artifact_of
-from shardwright.compiler.neff.files import write_atomic
+from shardwright.compiler.support.files import write_atomic
 
 EXTRACT_ONLY = "NEURON_EXTRACT_GRAPHS_ONLY"
 DIRECTORY = "SHARDWRIGHT_GRAPHS_DIR"

@@ -20,8 +20,8 @@ from shardwright.compiler.frontend.isolated import Reader
 from shardwright.compiler.frontend.roles import check_parameters, role_by_use
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.neff.files import read_regular
 from shardwright.compiler.neff.format import MAX_FILE_BYTES
+from shardwright.compiler.support.files import read_regular
 from shardwright.compiler.surface.releases import Profile
 
 

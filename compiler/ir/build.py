@@ -7,7 +7,7 @@ already be values of this level. Broadcasting is explicit; only constants are ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -228,18 +228,22 @@ class Builder:
         attrs = CollectivePermuteAttrs(tuple(axes), tuple(pairs), group_size)
         return self.op("collective_permute", a, attrs=attrs)
 
+    def nested(self, name: str) -> Builder:
+        """A builder of a region of an op of this level."""
+        return Builder(name, self.loc)
+
     def loop(
         self,
         trip: int,
         carries: Sequence[Value],
-        body: Callable[[Self, Value, tuple[Value, ...]], Sequence[Value]],
+        body: Callable[[Any, Value, tuple[Value, ...]], Sequence[Value]],
         dtype: DType = DType.I32,
     ) -> tuple[Value, ...]:
         """A loop of `trip` iterations; `body(builder, index, carries)` returns the next carries.
 
         The counter is carry 0 and is made here; the results are those of `carries`.
         """
-        inner = type(self)("body", self.loc)
+        inner = self.nested("body")
         index = inner.input((), dtype)
         inside = tuple(inner.input(v.type.shape, v.type.dtype) for v in carries)
         outside = body(inner, index, inside)

@@ -16,10 +16,12 @@ from shardwright.compiler.ir.ops import (
     DotGeneralAttrs,
     GatherAttrs,
     ScatterAttrs,
+    UnfoldAttrs,
     Windows,
     windows_of,
 )
 from shardwright.compiler.ir.traits import (
+    ALIASING,
     CASTS,
     CONTRACTIONS,
     IDENTITIES,
@@ -180,7 +182,11 @@ def linear_in(op: Op) -> tuple[slice, ...]:
 
 
 def is_linear(op: Op) -> bool:
-    """Whether `op` is linear in all its operands together, but for those that say where."""
+    """Whether `op` is linear in all its operands together, but for those that say where, and for
+    what types round.
+    """
+    if op.name in CASTS:
+        return True
     given = range(len(op.operands) - len(places_of(op)))
     return any(given[group] == given for group in linear_in(op))
 
@@ -243,3 +249,14 @@ def product_of(op: Op | None) -> tuple[int, ...]:
     if op is None or not OPS[op.name].elementwise or len(op.operands) == 1:
         return ()
     return tuple(g.start for g in linear_in(op) if g in (FIRST, SECOND))
+
+
+def is_constant_like(op: Op) -> bool:
+    """Whether a result needs no memory where the operands need none: splats, counts, views, and
+    functions of elements.
+    """
+    if op.name in LITERALS:
+        held = stored(op)
+        return held is None or held.is_splat
+    is_view = op.name in ALIASING and not isinstance(op.attrs, UnfoldAttrs)
+    return is_view or OPS[op.name].elementwise

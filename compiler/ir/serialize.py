@@ -18,7 +18,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, LoadError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
-from shardwright.compiler.isa.fields import check_fields
+from shardwright.compiler.support.fields import check_fields
 
 Entry = TypeVar("Entry", bound=Hashable)
 

@@ -24,6 +24,10 @@ LITERALS = of(Kind.LITERAL)
 PARTS = of(Kind.PART)
 REDUCTIONS = of(Kind.REDUCTION)
 VIEWS = of(Kind.VIEW)
+RESHAPING = of(Kind.IDENTITY, Kind.VIEW)
+"""All elements of the operand, under the same or other indices."""
+ALIASING = of(Kind.IDENTITY, Kind.VIEW, Kind.PART)
+"""Elements of the operand, which may be read where they lie."""
 MOVES = of(Kind.VIEW, Kind.PART, Kind.JOIN)
 """Every element of the result is one of an operand, or padding, and attributes say which."""
 IN_ORDER = of(Kind.PART, Kind.JOIN, Kind.UPDATE, Kind.WINDOW, Kind.SORT)

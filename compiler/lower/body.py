@@ -14,16 +14,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
-from shardwright.compiler.ir.facts import keeps_order, places_of, stored, takes_at
+from shardwright.compiler.ir.facts import is_constant_like, keeps_order, places_of, takes_at
 from shardwright.compiler.ir.joins import joins_stages
-from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, WRITES, of
+from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.lower.task import (
     ALLOC,
     ALONE,
@@ -37,25 +35,13 @@ from shardwright.compiler.lower.task import (
     Window,
     unsupported,
 )
+from shardwright.compiler.passes.scalars import Known, known_scalars, parameter
 from shardwright.compiler.support.intervals import Interval
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.positions import Positions
 
-LABEL_VIEWS = of(Kind.IDENTITY, Kind.VIEW)
-VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.PART)
 UPDATES = WRITES | {STORE}
-
-
-def is_constant_like(op: Op) -> bool:
-    """True for ops whose result needs no memory when their operands need none: splats, counts,
-    views, elementwise.
-    """
-    if op.name in LITERALS:
-        held = stored(op)
-        return held is None or held.is_splat
-    is_view = op.name in VIEWS and not isinstance(op.attrs, UnfoldAttrs)
-    return is_view or OPS[op.name].elementwise
 
 
 class Body:
@@ -125,7 +111,7 @@ class Body:
             self._add_free(op)
         elif op.name in LITERALS:
             self.constants[op.result] = op
-        elif op.name in VIEWS:
+        elif op.name in ALIASING:
             self._add_view(op)
         else:
             self._add_tasks(op)
@@ -348,10 +334,10 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
     base: dict[Value, Value] = {}
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
-        if op.name in VIEWS:
+        if op.name in ALIASING:
             sources = op.operands if op.name in IDENTITIES else op.operands[:1] * len(op.results)
             base.update({r: base.get(v, v) for r, v in zip(op.results, sources, strict=True)})
-        read = op.operands[1:] if op.name in VIEWS - IDENTITIES else op.operands
+        read = op.operands[1:] if op.name in ALIASING - IDENTITIES else op.operands
         if op.name not in IDENTITIES:
             for value in dict.fromkeys(base.get(v, v) for v in read):
                 readers.setdefault(value, []).append(op)

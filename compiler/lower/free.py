@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import dim_map, stored
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS
+from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
 from shardwright.compiler.lower.task import NeedsCopyError
 from shardwright.compiler.support.intervals import within
@@ -54,7 +53,7 @@ def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
     op = emitter.body.made.get(value)
     if emitter.body.known.get(value) is not None or op is None or op.name in LITERALS:
         return []
-    if op.name in VIEWS:
+    if op.name in ALIASING:
         return [_behind(emitter, op, labels, origin)]
     rank = len(labels)
     return [
@@ -78,7 +77,7 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
     if op.name in LITERALS:
         return _count(emitter, value, labels, origin)
     inputs = [emitter.remade[one] for one in read]
-    return inputs[0] if op.name in VIEWS else emitter.elementwise(op, inputs)
+    return inputs[0] if op.name in ALIASING else emitter.elementwise(op, inputs)
 
 
 def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:

@@ -28,7 +28,6 @@ from shardwright.compiler.lower.remake import Copied, cost
 from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, TURNED_LATE
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
-from shardwright.compiler.lower.scalars import parameter
 from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.strip_rule import StripRule
 from shardwright.compiler.lower.task import (
@@ -40,6 +39,7 @@ from shardwright.compiler.lower.task import (
 from shardwright.compiler.lower.windows import stored_windows
 from shardwright.compiler.lower.write_out import Lowered, place_scratch, write_out
 from shardwright.compiler.options import DEFAULTS, CompileOptions
+from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000

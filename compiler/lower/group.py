@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.traits import RESHAPING
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.body import LABEL_VIEWS
 from shardwright.compiler.lower.region_graph import RegionGraph
 from shardwright.compiler.lower.rule import Rule
 from shardwright.compiler.lower.storage import Storage
@@ -107,9 +107,7 @@ class Groups:
             for value in task.data:
                 base, chain = self.body.path(value)
                 producer = self.body.producer.get(base)
-                if producer is None or any(
-                    self.body.views[v].name not in LABEL_VIEWS for v in chain
-                ):
+                if producer is None or any(self.body.views[v].name not in RESHAPING for v in chain):
                     continue
                 late = task.result not in self._early
                 found[(late, -base.type.num_bytes, producer.number, task.number)] = base

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import invariant_carries
-from shardwright.compiler.ir.facts import counted_dim, dim_map, operands_of, places_of
+from shardwright.compiler.ir.facts import (
+    counted_dim,
+    dim_map,
+    is_constant_like,
+    operands_of,
+    places_of,
+)
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.task import PARTITIONS
 from shardwright.compiler.support.intervals import Interval, limits
 

@@ -16,12 +16,12 @@ from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.isa.decode import decode_function, decode_program, unpack_attrs
 from shardwright.compiler.isa.encode import encode_program, pack_attrs
 from shardwright.compiler.isa.program import Function, Program
-from shardwright.compiler.neff.files import write_atomic
 from shardwright.compiler.neff.format import FEATURE_BORDERS, FEATURE_ROW_SUMS, FEATURE_SUBGRAPHS
 from shardwright.compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
 from shardwright.compiler.neff.meta import check_program_meta
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
+from shardwright.compiler.support.files import write_atomic
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ import msgpack
 import numpy as np
 
 from shardwright.compiler.diagnostics import LoadError
-from shardwright.compiler.neff.files import inflated, read_regular
 from shardwright.compiler.neff.format import (
     DTYPES,
     HEADER_BYTES,
@@ -33,6 +32,7 @@ from shardwright.compiler.neff.format import (
     Header,
     Section,
 )
+from shardwright.compiler.support.files import inflated, read_regular
 from shardwright.compiler.support.schema import PLAIN, Rule
 
 _META = Rule(f"a map with {PLAIN.what}", lambda v: isinstance(v, dict) and PLAIN.holds(v))

@@ -19,24 +19,23 @@ from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
-from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, UPDATES
+from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
-from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.lower.positions import Positions
-from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
 from shardwright.compiler.outline import pieces
 from shardwright.compiler.outline.borders import narrow_borders
 from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.compiler.passes.scalars import Known, known_scalars, parameter
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import NO_RANKS
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered
 
 BITCASTS = IDENTITIES | {"reshape"}
-_PURE = LITERALS | VIEWS | {EMPTY}
+_PURE = LITERALS | ALIASING | {EMPTY}
 _OWN = -1
 """The register of a loop's counter where only its own iterations are looked at."""
 
@@ -219,7 +218,7 @@ class _Cutter:
             if op.regions or any(r in self.demanded for r in op.results):
                 continue
             starts = places_of(op)
-            view = op.name in VIEWS and all(v in self.free or v in self.known for v in starts)
+            view = op.name in ALIASING and all(v in self.free or v in self.known for v in starts)
             if view or all(r in made for r in op.results):
                 cheap.add(op)
         return cheap

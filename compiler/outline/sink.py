@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shardwright.compiler.ir.build import fresh
-from shardwright.compiler.ir.facts import operands_of
+from shardwright.compiler.ir.facts import is_constant_like, operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import reading, with_invariants, with_ops, with_regions
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.body import is_constant_like
 from shardwright.compiler.lower.positions import HEAVY, Positions
 from shardwright.compiler.support.intervals import Interval
 from shardwright.compiler.support.walks import answered

@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import SINKS
 from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
+from shardwright.compiler.isa.region import STORES, Node, RegionProgram, Tensor, View, tensor_of
 from shardwright.compiler.schedule.reach import bytes_of, reach
 
 
@@ -77,7 +76,7 @@ def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[_Use
 
 def _of_node(node: Node, atoms: Sequence[int], tensors: Sequence[Tensor]) -> _Use:
     view: View = node.attrs["view"]
-    stores = node.op in SINKS
+    stores = node.op in STORES
     if view.offset.terms or node.op.endswith("_indexed") or "bounds" in node.attrs:
         return _whole(tensors, view.tensor, stores)
     ends = reach(view.offset.const, zip(view.strides, atoms, strict=True))

@@ -12,12 +12,12 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from shardwright.compiler.codegen.domain import SINKS, Split
+from shardwright.compiler.codegen.domain import Split
 from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
-from shardwright.compiler.isa.region import Tensor, View
+from shardwright.compiler.isa.region import STORES, Tensor, View
 from shardwright.compiler.isa.region_text import head_text
 from shardwright.compiler.machine.target import Limits, Target
 from shardwright.compiler.options import CompileOptions
@@ -108,7 +108,7 @@ class _Tiled:
     def _touched(self) -> Iterator[str]:
         """The tensors that the region reads and writes in HBM."""
         for what, is_sink in (("reads", False), ("writes", True)):
-            nodes = [n for n in self.moving if (n.op in SINKS) is is_sink]
+            nodes = [n for n in self.moving if (n.op in STORES) is is_sink]
             for number in dict.fromkeys(n.attrs["view"].tensor for n in nodes):
                 yield f"  {what:<6} tensor {number}: {tensor_text(self.tensors[number])}"
 

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.neff.files import read_regular
+from shardwright.compiler.support.files import read_regular
 
 MAX_BYTES = 2**28
 """Our choice: reports of the largest jobs are some tens of megabytes, configurations kilobytes."""

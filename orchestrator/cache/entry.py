@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from shardwright.compiler.neff.files import read_regular
+from shardwright.compiler.support.files import read_regular
 
 GIB = 2**30
 MAX_ENTRY_BYTES = 4 * GIB

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shardwright.compiler.neff.files import write_atomic
+from shardwright.compiler.support.files import write_atomic
 from shardwright.orchestrator.cache.entry import GIB, EntryName, read_bounded
 from shardwright.orchestrator.cache.store import Release, Stored, StoreError
 

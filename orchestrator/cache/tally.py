@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shardwright.compiler.neff.files import write_atomic
+from shardwright.compiler.support.files import write_atomic
 from shardwright.orchestrator.cache.entry import read_bounded
 
 _FILE = "tally.json"

@@ -16,10 +16,10 @@ from shardwright.compiler.diagnostics import DiagnosticError, InternalError, Usa
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.neff.files import read_regular
 from shardwright.compiler.passes.pipeline import Pass
 from shardwright.compiler.rewriting.driver import run as run_passes
 from shardwright.compiler.steps import checked
+from shardwright.compiler.support.files import read_regular
 from shardwright.orchestrator.opt.registry import listed, passes_of
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.terminal.terminal import say

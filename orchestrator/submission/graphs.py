@@ -20,8 +20,8 @@ from typing import Any
 from shardwright.compiler.diagnostics import Diagnostic, LoadError
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.hook import ABOUT, GRAPH
-from shardwright.compiler.neff.files import read_regular
 from shardwright.compiler.outline.unit import unpack_function
+from shardwright.compiler.support.files import read_regular
 from shardwright.compiler.surface.resolve import Given, Resolved, resolve
 from shardwright.orchestrator.cache.location import locate, named_by
 from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.neff.files import write_atomic
+from shardwright.compiler.support.files import write_atomic
 from shardwright.orchestrator.report.text import size_text
 
 OUT = "--out"

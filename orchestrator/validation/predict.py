@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.compiler.isa.fields import check_fields
 from shardwright.compiler.machine.target import PS_PER_S, load_target
 from shardwright.compiler.support.documents import parse_json
+from shardwright.compiler.support.fields import check_fields
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import TABLES, JobConfig
 from shardwright.orchestrator.config.layout import layout_of

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import LoadError
-from shardwright.compiler.neff.files import write_atomic
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
+from shardwright.compiler.support.files import write_atomic
 from shardwright.orchestrator.terminal.outputs import writing
 from shardwright.sim_cluster.values import layout
 from shardwright.sim_cluster.values.result import L0Check

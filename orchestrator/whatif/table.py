@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.compiler.neff.files import write_atomic
+from shardwright.compiler.support.files import write_atomic
 from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.whatif.buyer import prices_text

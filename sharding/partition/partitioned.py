@@ -17,7 +17,7 @@ import msgpack
 from shardwright.compiler.diagnostics import Diagnostic, LoadError, Loc
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.fields import check_fields
+from shardwright.compiler.support.fields import check_fields
 from shardwright.compiler.support.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from shardwright.compiler.isa.fields import made, plain
+from shardwright.compiler.support.fields import made, plain
 
 COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
 COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG_CC_DMA_PACKET_SIZE

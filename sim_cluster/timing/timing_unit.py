@@ -16,11 +16,11 @@ import msgpack
 import zstandard
 
 from shardwright.compiler.diagnostics import LoadError
-from shardwright.compiler.isa.fields import check_fields, made, plain
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import program_bytes, read_program
-from shardwright.compiler.neff.files import inflated
 from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.support.fields import check_fields, made, plain
+from shardwright.compiler.support.files import inflated
 from shardwright.sim_cluster.profiles import Profile
 from shardwright.sim_cluster.timing.kept import KeptFunctions
 from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiler.isa.fields import check_fields
 from shardwright.compiler.support.documents import parse_json, parse_toml, read_text
+from shardwright.compiler.support.fields import check_fields
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"a":' * 50_000, "9" * 5_000, "{", "\0", ""])

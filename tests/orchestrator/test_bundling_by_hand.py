@@ -100,7 +100,7 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
     )
     job, path, executor = JobConfig(), tmp_path / "out" / "trace.json", object()
     shared: Any = plan_cache.Shared(lambda: executor, reads)
-    asked_of = plan_cache._Asked(path if wanted else None, None, shared, None)
+    asked_of = plan_cache._Asked(path if wanted else None, None, shared, None, inside=False)
     stages = Stages(traces=reads)
     report = plan_cache._fresh(job, asked_of, stages)
     assert path.exists() is wanted and (not wanted or path.read_bytes() == b"trace")

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from shardwright.compiler.diagnostics import LoadError
-from shardwright.compiler.neff.files import inflated, read_regular, write_atomic
+from shardwright.compiler.support.files import inflated, read_regular, write_atomic
 from shardwright.orchestrator.cache import local
 from shardwright.orchestrator.cache.cache import Cache
 from shardwright.orchestrator.cache.entry import (

@@ -18,9 +18,9 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.scalars import known_scalars, parameter
 from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.overwritten import covering_writes
+from shardwright.compiler.passes.scalars import known_scalars, parameter
 from shardwright.compiler.program import StepPlan
 from shardwright.orchestrator.models import llama
 from shardwright.sharding.cut.overlap.assign import Shifts

@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import AllGatherAttrs
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.cut.residuals import (
     _Chooser,
@@ -57,7 +58,7 @@ def test_what_depends_on_weights_alone_is_done_again(name: str) -> None:
     for regather in (True, False):
         op = Op(name, (value(4),), (value(4),))
         assert chooser(op, on_batch=set(), regather=regather).recompute(op)
-    gather = Op("all_gather", (value(4),), (value(8),))
+    gather = Op("all_gather", (value(4),), (value(8),), AllGatherAttrs(0, ("dp_shard",), 2))
     for regather in (True, False):
         found = chooser(gather, on_batch=set(), regather=regather).recompute(gather)
         assert found is regather

@@ -18,6 +18,10 @@ from shardwright.compiler.ir.types import Value
 class Builder(build.Builder):
     """One graph level under construction."""
 
+    def nested(self, name: str) -> Builder:
+        """A builder of a region of an op of this level."""
+        return Builder(name, self.loc)
+
     def all_gather(self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1) -> Value:
         """Concatenate shards along `dim`."""
         return self.op("all_gather", a, attrs=AllGatherAttrs(dim, tuple(axes), group_size))

@@ -26,6 +26,7 @@ KNOW_OPS = (
 BUILD_GRAPHS = ("compiler/ir/", "compiler/frontend/")
 NOT_ON_THE_ROAD = (
     *("shardwright.compiler.ir", "shardwright.compiler.frontend", "shardwright.compiler.rewriting"),
+    "shardwright.orchestrator.models",
     "shardwright.sharding.partition.shardy_import",
     "shardwright.orchestrator.opt",
 )

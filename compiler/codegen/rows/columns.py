@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.codegen.builder import Piece, pieces
-from shardwright.compiler.codegen.domain import SINKS, Numbers, Space
+from shardwright.compiler.codegen.domain import Numbers, Space
 from shardwright.compiler.codegen.rows.facts import (
     Fact,
     Facts,
@@ -35,6 +35,7 @@ from shardwright.compiler.codegen.rows.facts import (
 )
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
+from shardwright.compiler.isa.region import STORES
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
 _AT_ONCE = 2048
@@ -264,7 +265,7 @@ class Columns:
 
     def _adds_nothing(self, number: int, known: Facts) -> bool:
         value, plan = self.space[number], self.plan
-        if value.op in SINKS:
+        if value.op in STORES:
             return False
         given = [known.get(i) for i in value.inputs]
         if number in plan.roles.sums:

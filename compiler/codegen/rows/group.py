@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
+from shardwright.compiler.codegen.domain import CODELESS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
@@ -26,7 +26,7 @@ from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossin
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine, Space
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.region import STORES, Affine
 
 # Private atom numbers for "row tile of the group" and "row tile of the band".
 TILE, BAND_TILE = -9, -10
@@ -214,7 +214,7 @@ class Group(Products):
     def _begin(self, number: int, value: Value) -> None:
         """Tiles for a value its stage makes: of the group, or of the band that has them already."""
         plan, band = self.plan, self.band
-        if number in plan.roles.sums or value.op in (*SINKS, *CODELESS):
+        if number in plan.roles.sums or value.op in (*STORES, *CODELESS):
             return
         if band is None or plan.streams(number):
             self._take(number, self._tiles(number, value))
@@ -383,7 +383,7 @@ class Group(Products):
     def _has_effect(self, number: int, stage: Stage) -> bool:
         op, plan = self.space[number].op, self.plan
         kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
-        return kept or op in (*SINKS, "reduce") or stage.inner is None
+        return kept or op in (*STORES, "reduce") or stage.inner is None
 
     def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:
         """Give back the tiles of a block's values."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Numbers, Rewriting, Space
+from shardwright.compiler.codegen.domain import CODELESS, Numbers, Rewriting, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
+from shardwright.compiler.isa.region import STORES
 from shardwright.compiler.support.walks import answered
 
 
@@ -57,7 +58,7 @@ def _sources(space: Space) -> set[int]:
     """Values that are made from loads and constants alone."""
     found: set[int] = set()
     for n, value in enumerate(space.values):
-        if value.op not in ("reduce", "contract", *SINKS) and found.issuperset(value.inputs):
+        if value.op not in ("reduce", "contract", *STORES) and found.issuperset(value.inputs):
             found.add(n)
     return found
 
@@ -83,7 +84,7 @@ class Levels:
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
         mine = {*self.roles.rows, *self.roles.sums, *self.sweeping.vectors}
-        wanted = {n for n in mine if n in self.roles.sums or self.space[n].op in SINKS}
+        wanted = {n for n in mine if n in self.roles.sums or self.space[n].op in STORES}
         for n in sorted(mine, reverse=True):
             if n in wanted:
                 wanted.update(i for i in self.space[n].inputs if not self._is_whole(n, i))

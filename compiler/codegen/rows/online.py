@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
-from shardwright.compiler.codegen.domain import SCALED, SINKS, Numbers, Value
+from shardwright.compiler.codegen.domain import SCALED, Numbers, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
 from shardwright.compiler.codegen.rows.facts import Fact, Given, facts, is_low
 from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
@@ -28,6 +28,7 @@ from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import STORES
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Levels
@@ -138,7 +139,7 @@ class _Pair:
             form = _product("multiply", [*given, None][:2])
             require(self._is_summed(value) and form is not None)
             return form
-        require(number not in self.roles.sums and value.op not in SINKS)
+        require(number not in self.roles.sums and value.op not in STORES)
         found = _follow(value, given, [self.known.get(i) for i in value.inputs])
         require(found is not None)
         assert found is not None

@@ -18,7 +18,6 @@ from shardwright.compiler.codegen.builder import NO_ATOM
 from shardwright.compiler.codegen.contract_plan import is_natural
 from shardwright.compiler.codegen.domain import (
     CODELESS,
-    SINKS,
     Atoms,
     Numbers,
     OfSinks,
@@ -41,6 +40,7 @@ from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, 
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.region import STORES
 from shardwright.compiler.machine.target import Limits
 
 
@@ -272,7 +272,7 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
 def _complete_apart(space: Space, roles: Roles) -> list[int]:
     """The longest inner atom of which every segment has sums and stores of its own."""
     values = space.values
-    ends = [*roles.sums, *(n for n in roles.rows if values[n].op in SINKS)]
+    ends = [*roles.sums, *(n for n in roles.rows if values[n].op in STORES)]
     spanned = roles.inner.intersection(*(values[n].atoms for n in ends))
     added = {a for n in roles.rows if n not in roles.sums for a in values[n].over}
     order = _parallel_order(space, roles)
@@ -285,7 +285,7 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
 
 
 def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
-    return [n for n in numbers if space[n].op in SINKS]
+    return [n for n in numbers if space[n].op in STORES]
 
 
 def _planned(

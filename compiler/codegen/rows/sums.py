@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, divided, pieces
-from shardwright.compiler.codegen.domain import CODELESS, SINKS, Value
+from shardwright.compiler.codegen.domain import CODELESS, Value
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.codegen.space import split
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.region import STORES, Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,6 @@ class Sums:
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
         others = set(self.plan.roles.sums) - {*group}
-        sinks = [n for n in self.plan.roles.late if self.space[n].op in SINKS]
+        sinks = [n for n in self.plan.roles.late if self.space[n].op in STORES]
         mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
         return self.space.slice(mine, given=group)

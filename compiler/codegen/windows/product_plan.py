@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import BINARY, CODELESS, SINKS
+from shardwright.compiler.codegen.domain import BINARY, CODELESS
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, joined_atoms
 from shardwright.compiler.codegen.windows import lines as raw
@@ -21,6 +21,7 @@ from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
 from shardwright.compiler.codegen.windows.lines import Extent, Planning
 from shardwright.compiler.codegen.windows.steps import Sheet, sheets_of, steps_of
 from shardwright.compiler.isa.program import Engine
+from shardwright.compiler.isa.region import STORES
 
 _FILTER_SHARE = 0.45  # of the budget for filters; lines, sheets and results have the rest
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
@@ -160,7 +161,7 @@ class Planner(Planning):
         groups = self.form.space.points(self.form.groups)
         positions = plan.width if plan.by_line else 1
         values = [self.form.space[n] for n in (self.form.number, *self.epilogue)]
-        each = sum(v.dtype.bytes for v in values if v.op not in (*SINKS, *CODELESS))
+        each = sum(v.dtype.bytes for v in values if v.op not in (*STORES, *CODELESS))
         return waiting + 2 * sheets + filters + 2 * positions * width * groups * each
 
     def line_count(self, height: int) -> int:

@@ -14,12 +14,25 @@ from functools import partial
 
 from shardwright.compiler.ir.build import fresh
 from shardwright.compiler.ir.combinations import EXTREMES
-from shardwright.compiler.ir.facts import behind, combination, operands_of, pairing
+from shardwright.compiler.ir.facts import (
+    behind,
+    combination,
+    is_constant_like,
+    operands_of,
+    pairing,
+)
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
-from shardwright.compiler.ir.traits import CHEAP, CONTRACTIONS, IDENTITIES, LITERALS, REDUCTIONS
+from shardwright.compiler.ir.traits import (
+    ALIASING,
+    CHEAP,
+    CONTRACTIONS,
+    IDENTITIES,
+    LITERALS,
+    REDUCTIONS,
+    RESHAPING,
+)
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
 
 RATIO = 4
 """A value is quadratic when all it follows from takes a quarter of its bytes (our choice: storing
@@ -152,7 +165,7 @@ class Recipes:
 
     def _behind_views(self, value: Value) -> Value:
         """The value that would be in memory if `value` were kept."""
-        return behind(value, self.producers, lambda op: op.name in LABEL_VIEWS)
+        return behind(value, self.producers, lambda op: op.name in RESHAPING)
 
     def _ends(self, value: Value, x: Value) -> bool:
         """Whether a recipe for `value` ends at `x`: what is small, and is not of short rows."""
@@ -248,7 +261,7 @@ class Recipes:
 
     def _pays(self, value: Value, recipe: Recipe, resident: Question, available: Question) -> bool:
         """Small leaves, few contractions, and less arithmetic than the memory traffic is worth."""
-        if all(op.name in VIEWS for op in recipe.ops):
+        if all(op.name in ALIASING for op in recipe.ops):
             return False  # nothing is stored for another look at a small value
         dots = [op for op in recipe.ops if op.name in CONTRACTIONS]
         flops = sum(OPS[op.name].flops(op) for op in dots)

@@ -15,7 +15,7 @@ from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.facts import behind, keeps_order, places_of, takes_at
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.scalars import Known, known_scalars, parameter
+from shardwright.compiler.passes.scalars import Known, known_scalars, parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import pytest
 
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.ir.reference import evaluate
+from shardwright.compiler.ir.traits import ALIASING
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.lower.body import VIEWS
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.pipeline import (
@@ -152,7 +152,7 @@ def far_reads(graph: Graph) -> int:
     position = {op: i for i, op in enumerate(graph.ops)}
     users, free = graph.uses(), free_values(graph)
     last = {v: max(position[u] for u in ops) for v, ops in users.items()}
-    computed = (op for op in graph.ops if op.name not in VIEWS)
+    computed = (op for op in graph.ops if op.name not in ALIASING)
     return sum(
         last.get(v, 0) - position[op] > len(graph.ops) // 4
         for op in computed
@@ -264,7 +264,7 @@ def waits_for_a_contraction(graph: Graph) -> list[str]:
     """Ops whose quadratic result, no view, has readers on both sides of a contraction of it."""
     made, free = graph.producers(), free_values(graph)
     large = [v for v in made if v not in free and v.type.num_elements >= T * T]
-    values = [v for v in large if made[v].name not in VIEWS]
+    values = [v for v in large if made[v].name not in ALIASING]
     readers = Readers(graph, values)
     return [made[v].name for v in readers.values if len(readers.groups(v)) > 1]
 
