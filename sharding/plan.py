@@ -55,9 +55,9 @@ from shardwright.sharding.prepare.rewrites import (
     WITHOUT_TWIN,
 )
 from shardwright.sharding.prepare.unfold import UnfoldError
-from shardwright.sharding.settings import DEFAULTS, StrategySettings
+from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
-from shardwright.sharding.strategies.registry import MANUAL, RECIPE, padded_step
+from shardwright.sharding.strategies.registry import RECIPE, padded_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

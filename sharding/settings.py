@@ -6,6 +6,7 @@ read (`orchestrator/config/`); what a strategy cannot do with them is refused by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +16,27 @@ from shardwright.compiler.support.quantities import TOKENS, amount
 AUTO = -1
 OFFLOAD = "offload"
 """The `remat` that keeps residuals in the memory of the host."""
-DISTRIBUTED_OPTIMIZER = 1
-"""The ZeRO stage that spreads the optimizer state; 2 adds gradients, 3 weights."""
+DISTRIBUTED_OPTIMIZER, WEIGHTS = 1, 3
+"""The ZeRO stages that spread the optimizer state, and weights; 2 spreads gradients."""
+MANUAL = "manual"
+"""The strategy that reads the step's own shardings, on the mesh they name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a strategy takes where a job does not say."""
+
+    zero: int = 0  # ZeRO stage
+    tensor: int = 1  # cores along `tp` of a job without a mesh (our choice)
+
+
+STRATEGIES: Mapping[str, Defaults] = {
+    "fsdp": Defaults(zero=WEIGHTS),
+    "generic": Defaults(),
+    "llm-training": Defaults(zero=DISTRIBUTED_OPTIMIZER, tensor=8),
+    MANUAL: Defaults(),
+}
+"""Every strategy; `strategies/registry.py` has what it does."""
 
 MAX_SHIFT = 16
 """Layers a collective may move: its queue is laid out layer by layer (our choice)."""
@@ -39,7 +59,7 @@ def limited(default: float, low: float, high: float) -> Any:
 class StrategySettings:
     """How the step is distributed."""
 
-    name: str = choice("fsdp", "fsdp", "generic", "llm-training", "manual")
+    name: str = choice("fsdp", *STRATEGIES)
     micro_batch: int = field(default=1, metadata={"words": {"auto": AUTO}, "range": (1, MOST)})
     """Samples per data-parallel rank and micro-batch. auto: the most with which the step fits, at
     the same samples per step (docs/design/0063-auto.md).
@@ -187,8 +207,12 @@ class StrategySettings:
         """`reduce_gradients`, with what auto stands for."""
         if self.reduce_gradients != "auto":
             return self.reduce_gradients
-        spreads = self.name == "llm-training" and self.zero == AUTO
-        return "last" if spreads or self.zero == DISTRIBUTED_OPTIMIZER else "each"
+        return "last" if self.zero_stage == DISTRIBUTED_OPTIMIZER else "each"
+
+    @property
+    def zero_stage(self) -> int:
+        """`zero`, with what auto stands for."""
+        return STRATEGIES[self.name].zero if self.zero == AUTO else self.zero
 
 
 DEFAULTS = StrategySettings()

@@ -26,8 +26,7 @@ from shardwright.orchestrator.report.bottleneck import (
 )
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.verdict import refusals
-from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
-from shardwright.sharding.strategies.decisions import WEIGHTS
+from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS, WEIGHTS
 
 BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
 KEYS_OF_MEMORY = {"strategy.remat", "strategy.micro_batch"}

@@ -10,9 +10,7 @@ from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import Report
-from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.decisions import zero_of
-from shardwright.sharding.strategies.registry import MANUAL
+from shardwright.sharding.settings import MANUAL, StrategySettings
 
 if TYPE_CHECKING:
     from shardwright.orchestrator.config.layout import Layout
@@ -61,7 +59,7 @@ class Situation:
     @property
     def zero(self) -> int:
         """The ZeRO stage, resolved."""
-        return zero_of(self.strategy)
+        return self.strategy.zero_stage
 
     def size(self, axis: str) -> int:
         """The size of an axis; 1 where the mesh does not have it."""

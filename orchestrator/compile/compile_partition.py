@@ -13,9 +13,9 @@ from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.ir.types import Graph
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN
 from shardwright.sharding.partition.partitioned import Slot
-from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.settings import MANUAL, StrategySettings
 from shardwright.sharding.strategies.manual import user_mesh
-from shardwright.sharding.strategies.registry import MANUAL, RECIPE
+from shardwright.sharding.strategies.registry import RECIPE
 
 
 def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:

@@ -13,9 +13,8 @@ from typing import Any
 
 from shardwright.compiler.machine.target import Fact, Target
 from shardwright.orchestrator.config.config import JobConfig, recipe_job
-from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
+from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, MANUAL, StrategySettings
 from shardwright.sharding.strategies.decisions import SHARD_AXES
-from shardwright.sharding.strategies.registry import MANUAL
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING
 from shardwright.sim_cluster.timing.sensitivity import TOUCH, assumptions
@@ -56,7 +55,7 @@ class Asked:
     @property
     def shards_weights(self) -> bool:
         """Whether data-parallel ranks share more than the state of the optimizer."""
-        shared = self.strategy.name == "fsdp" or self.strategy.zero > DISTRIBUTED_OPTIMIZER
+        shared = self.strategy.zero_stage > DISTRIBUTED_OPTIMIZER
         return shared and not set(SHARD_AXES).isdisjoint(self.axes)
 
 

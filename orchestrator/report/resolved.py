@@ -12,9 +12,7 @@ from shardwright.orchestrator.changes.situation import given_sizes
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import Facts, Report, seconds_text
-from shardwright.sharding.settings import AUTO
-from shardwright.sharding.strategies.decisions import zero_of
-from shardwright.sharding.strategies.registry import MANUAL
+from shardwright.sharding.settings import AUTO, MANUAL
 
 if TYPE_CHECKING:
     from shardwright.orchestrator.road.build import Built
@@ -40,7 +38,7 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
             for axis in job.as_dict()["mesh"]
         },
         "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
-        "strategy.zero": (own if is_own else zero_of(strategy), f"of strategy {strategy.name}"),
+        "strategy.zero": (own if is_own else strategy.zero_stage, f"of strategy {strategy.name}"),
         "strategy.param_dtype": ("as the model says", "no policy of types"),
         "strategy.reduce_dtype": (gradients, "no policy of types"),
         "strategy.output_dtype": ("as the model says", "no policy of types"),

@@ -26,7 +26,6 @@ from shardwright.orchestrator.road.build import Built, Planned
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.sharding.memory.advice import Asked, advice_text
 from shardwright.sharding.memory.footprint import Footprint, check_limit, worst_stage
-from shardwright.sharding.strategies.decisions import zero_of
 
 Check = tuple[Callable[[], None], str, Program | None]
 
@@ -85,7 +84,7 @@ def _checks(built: Built) -> Iterator[Check]:
 
 def _advice(ready: Planned, memory: Footprint) -> str:
     """What to change where so much is too much."""
-    zero = zero_of(ready.job.strategy)
+    zero = ready.job.strategy.zero_stage
     wider = wider_text(ready.job, ready.layout)
     asked = Asked(zero=zero, context_bytes=ready.plan.context_bytes, wider=wider)
     return advice_text(memory, ready.plan.step, asked, ready.layout.target.limit_bytes)

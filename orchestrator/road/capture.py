@@ -16,10 +16,9 @@ from shardwright.orchestrator.config.layout import (
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.sharding.partition.mesh import SHARD_AXIS
 from shardwright.sharding.partition.partitioned import slots
-from shardwright.sharding.strategies.decisions import zero_of
+from shardwright.sharding.settings import MANUAL
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
 from shardwright.sharding.strategies.ranks import mesh_for_state
-from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
@@ -52,7 +51,7 @@ def _read_own_mesh(job: JobConfig, task: TrainTask) -> OwnMesh:
 def _with_shared_state(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Layout:
     """The layout of a job that leaves the number of shards to us, with as many ranks sharing the
     state as its weights divide by; samples lie as before, so that the step is traced once."""
-    if layout.mesh.sizes.get(SHARD_AXIS, 1) == 1 or not zero_of(job.strategy):
+    if layout.mesh.sizes.get(SHARD_AXIS, 1) == 1 or not job.strategy.zero_stage:
         return layout
     traced = stages.trace(job, task, layout.captured_batch)
     mesh, notes = mesh_for_state(*traced.step.parts, layout.mesh, job.strategy)

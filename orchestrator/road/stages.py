@@ -26,8 +26,8 @@ from shardwright.orchestrator.service.units import digest
 from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.prepare.reroll import Rerolled
 from shardwright.sharding.prepare.rewrites import REROLLED
+from shardwright.sharding.settings import MANUAL
 from shardwright.sharding.shown import slots_text
-from shardwright.sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.shardings import ModuleShardings

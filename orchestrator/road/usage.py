@@ -17,7 +17,7 @@ from shardwright.orchestrator.config.layout import layout_of, machine_of
 from shardwright.orchestrator.config.model import check_named, model_path, read_config
 from shardwright.orchestrator.models.presets import preset_config
 from shardwright.orchestrator.models.text import check_data
-from shardwright.sharding.strategies.registry import MANUAL
+from shardwright.sharding.settings import MANUAL
 
 
 def check_usage(job: JobConfig, has_values: bool = True, copied: Path | None = None) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.partition.spec import ShardingSpec
-from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.sharding.settings import WEIGHTS
+from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.expected import (
     expert_uses,
     partial_axes,

@@ -26,22 +26,14 @@ from shardwright.sharding.indices.layers import (
 from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec
-from shardwright.sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
+from shardwright.sharding.settings import WEIGHTS
 from shardwright.sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
 from shardwright.sharding.strategies.kept import keep_gathered
 from shardwright.sharding.strategies.layout import UsedLayout
 from shardwright.sharding.strategies.pins import Annotator, GatherUse
 
-WEIGHTS = 3
-"""The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""
-_ZERO = {"fsdp": WEIGHTS, "llm-training": DISTRIBUTED_OPTIMIZER}
 SHARD_AXES = ("dp_shard", "ep", "cp")
 """State is spread over the ranks that hold the same `used` weights."""
-
-
-def zero_of(settings: StrategySettings) -> int:
-    """The ZeRO stage of a job: what it says, else that of its strategy."""
-    return _ZERO.get(settings.name, 0) if settings.zero == AUTO else settings.zero
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ it, its gradient is reduced and scattered where it is made, and the optimizer wo
 from __future__ import annotations
 
 from shardwright.compiler.diagnostics import ShardingError
-from shardwright.sharding.settings import AUTO, StrategySettings
-from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.sharding.settings import AUTO, WEIGHTS, StrategySettings
+from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.splits import split_layers
 from shardwright.sharding.strategies.state import place_state
 

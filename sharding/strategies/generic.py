@@ -11,7 +11,7 @@ llm-training has `tp` and ZeRO-1 unless the job says otherwise.
 from __future__ import annotations
 
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.decisions import Decisions, zero_of
+from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.splits import split_layers
 from shardwright.sharding.strategies.state import place_state
 
@@ -22,4 +22,4 @@ def generic(step: Decisions, settings: StrategySettings) -> None:
     Raises: ShardingError for a batch that does not divide, or `cp` without a sequence.
     """
     split_layers(step, settings)
-    place_state(step, zero_of(settings))
+    place_state(step, settings.zero_stage)

@@ -15,7 +15,7 @@ from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.prepare.rewrites import WITHOUT_CONSTRAINTS
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.decisions import Decisions, zero_of
+from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.splits import split_layers
 from shardwright.sharding.strategies.state import LARGE_REPLICATED_BYTES, spreadable
 
@@ -31,7 +31,7 @@ def mesh_for_state(
     replicas of fewer that share the state, and a note about it.
     """
     ranks = mesh.sizes.get(SHARD_AXIS, 1)
-    if not zero_of(settings) or ranks == 1 or not _may_be_left(graph, inputs, mesh):
+    if not settings.zero_stage or ranks == 1 or not _may_be_left(graph, inputs, mesh):
         return mesh, ()
     step = Decisions(WITHOUT_CONSTRAINTS(graph), inputs, outputs, mesh)
     try:

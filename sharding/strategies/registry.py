@@ -18,7 +18,7 @@ from shardwright.sharding.prepare.rewrites import (
     SORTED_ROWS,
     WITHOUT_CONSTRAINTS,
 )
-from shardwright.sharding.settings import StrategySettings
+from shardwright.sharding.settings import MANUAL, STRATEGIES, StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.activations import gather_operands, pin_activations
 from shardwright.sharding.strategies.decisions import Decisions
@@ -30,13 +30,12 @@ from shardwright.sharding.strategies.splits import padding_of
 from shardwright.sharding.strategies.state import place_batch, place_results
 
 NAMED = 4  # padded weights that the note lists by name (our choice)
-MANUAL = "manual"
-"""The strategy that reads the step's own shardings, on the mesh they name."""
-STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
+_DECIDE: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
     "fsdp": fsdp,
     "generic": generic,
     "llm-training": generic,
 }
+assert STRATEGIES.keys() == {*_DECIDE, MANUAL}, "every strategy has defaults and a function"
 
 
 def recipe_of(
@@ -54,13 +53,12 @@ def recipe_of(
     name = settings.name
     if name == MANUAL:
         return manual(graph, inputs, outputs, mesh, user)
-    decide = STRATEGIES.get(name)
+    decide = _DECIDE.get(name)
     if decide is None:
-        known = (*STRATEGIES, MANUAL)
         raise ShardingError(
             "SW_STRATEGY",
-            f"strategy.name requires one of {', '.join(known)}, got {name}",
-            hint=did_you_mean(name, known),
+            f"strategy.name requires one of {', '.join(STRATEGIES)}, got {name}",
+            hint=did_you_mean(name, STRATEGIES),
         )
     free = WITHOUT_CONSTRAINTS(graph)
     decisions = Decisions(free, inputs, outputs, mesh)
@@ -157,8 +155,9 @@ def _not_read(name: str) -> Diagnostic:
 
 
 def default_axes(name: str) -> dict[str, int | str]:
-    """The mesh of a job that names none: every core data parallel; under llm-training groups of 8
-    tensor-parallel cores (our choice).
+    """The mesh of a job that names none: every core data parallel, or in groups of as many
+    tensor-parallel cores as the strategy takes.
     """
-    tensor = {"tp": 8} if name == "llm-training" else {}
+    cores = STRATEGIES[name].tensor
+    tensor = {"tp": cores} if cores > 1 else {}
     return {"dp_shard": "auto", **tensor}

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import num_shared
-from shardwright.sharding.strategies.decisions import WEIGHTS, Decisions
+from shardwright.sharding.settings import WEIGHTS
+from shardwright.sharding.strategies.decisions import Decisions
 
 LARGE_REPLICATED_BYTES = 1 << 20
 """Above this a leaf that stays whole is worth a warning (our choice, not a hardware fact)."""

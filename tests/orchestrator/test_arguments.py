@@ -16,8 +16,7 @@ from shardwright.orchestrator import cli
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.job_flags import as_words, job_config
 from shardwright.orchestrator.models.presets import preset_names
-from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.registry import MANUAL, STRATEGIES
+from shardwright.sharding.settings import STRATEGIES, StrategySettings
 from shardwright.sim_cluster.profiles import NAMES as PROFILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -106,7 +105,7 @@ def test_help_lists_the_values_of_choices(capsys: pytest.CaptureFixture[str]) ->
         cli.main(["run", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert left.value.code == 0
-    for names in (preset_names(), (*STRATEGIES, MANUAL), target_names(), PROFILES):
+    for names in (preset_names(), STRATEGIES, target_names(), PROFILES):
         assert all(name in shown for name in names)
     remat, dtype = (
         kind.__dataclass_fields__[key].metadata["choices"]
@@ -121,7 +120,7 @@ def test_help_lists_the_values_of_choices(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_strategies_of_the_settings_are_those_of_the_registry() -> None:
-    assert set(config.words_of("strategy.name")) == {*STRATEGIES, MANUAL}
+    assert set(config.words_of("strategy.name")) == set(STRATEGIES)
     assert set(config.words_of("cluster.profile")) == set(PROFILES)
     assert config.words_of("compiler.optlevel") == ("1", "2", "3")
     assert "compiler.lnc" not in config.KEYS and "lnc" in CompileOptions.__dataclass_fields__
