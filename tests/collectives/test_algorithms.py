@@ -12,7 +12,7 @@ from shardwright.collectives.groups.layout import place
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from shardwright.collectives.timing.times import closed_time, wires_ps
 from shardwright.collectives.topology import torus
-from tests.support.collective_schedules import schedule_time, schedule_wires_ps
+from tests.support.collective_schedules import flat, schedule_time, schedule_wires_ps
 from tests.support.machines import NOMINAL
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
@@ -35,6 +35,22 @@ def test_loads_and_moves_of_every_row_agree(name: str, kind: CollectiveKind) -> 
         asked = (choice, 4096, 4, NOMINAL)
         assert closed_time(*asked) == schedule_time(*asked)
         assert wires_ps(*asked) == schedule_wires_ps(*asked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ALONG)
+def test_every_row_delivers_among_any_members_that_it_takes(
+    name: str, kind: CollectiveKind
+) -> None:
+    taken = []
+    for members in range(2, 18):
+        try:
+            schedule = flat(kind, name, [range(members)])
+        except CollectiveError:
+            continue
+        schedule.verify()
+        taken.append(members)
+    assert len(taken) >= 4, "powers of two at least"
 
 
 def _all(ranks: int) -> ReplicaGroups:
