@@ -52,6 +52,11 @@ def _open(optional: Mapping[str, Shape] | None = None, **required: Shape) -> Tab
     return Table(required, optional or {}, is_open=True)
 
 
+def _each(shape: Shape, names: str) -> dict[str, Shape]:
+    """Entries of one shape."""
+    return dict.fromkeys(names.split(), shape)
+
+
 def _maybe(what: str, shape: Shape) -> Rule:
     """What has a shape, or null; `what` says both in words."""
 
@@ -67,13 +72,7 @@ def _maybe(what: str, shape: Shape) -> Rule:
 
 
 _PLACE = Table({"file": TEXT, "line": _INTEGER, "scope": TEXT})
-FINDING = _open(
-    code=TEXT,
-    severity=TEXT,
-    message=TEXT,
-    loc=_maybe("a place or null", _PLACE),
-    hint=TEXT,
-)
+FINDING = _open(**_each(TEXT, "code severity message hint"), loc=_maybe("a place or null", _PLACE))
 
 
 class _Parts:
@@ -92,44 +91,35 @@ _JOB = _open(
     strategy=_open(name=TEXT),
     compiler=_open(
         optlevel=Rule("a level", lambda v: type(v) in (int, str)),
-        model_type=TEXT,
-        attention=TEXT,
-        auto_cast=TEXT,
+        **_each(TEXT, "model_type attention auto_cast"),
     ),
 )
 _MEMORY = _open(
-    {"host": _open(per_core_bytes=SIZE, bytes=SIZE, limit_bytes=SIZE)},
+    {"host": _open(**_each(SIZE, "per_core_bytes bytes limit_bytes"))},
     limit_bytes=SIZE,
     reserve_bytes=NUMBER,
     peak_bytes=NUMBER,
     peak_program=TEXT,
     fits=FLAG,
-    categories=_AMOUNTS,
-    argument_bytes=_AMOUNTS,
-    arena_bytes=_AMOUNTS,
+    **_each(_AMOUNTS, "categories argument_bytes arena_bytes"),
     estimate=_open(peak_bytes=NUMBER, arena_bytes=_AMOUNTS),
     per_stage=Items(_open(stage=NUMBER, peak_bytes=NUMBER, categories=_AMOUNTS)),
     timeline=Items(
         _open(
             program=TEXT,
-            position=NUMBER,
+            **_each(NUMBER, "position repeats live_bytes"),
             what=TEXT,
-            repeats=NUMBER,
-            live_bytes=NUMBER,
             categories=_AMOUNTS,
         )
     ),
-    largest=Items(_open(name=TEXT, category=TEXT, bytes=NUMBER, loc=TEXT)),
+    largest=Items(_open(**_each(TEXT, "name category loc"), bytes=NUMBER)),
 )
 _PUBLISHED = _open(
     mfu=POSITIVE,
     times=AMOUNT,
-    id=TEXT,
-    model=TEXT,
+    **_each(TEXT, "id model release source"),
     machines=_TEXTS,
     cores=SIZE,
-    release=TEXT,
-    source=TEXT,
 )
 
 
@@ -140,39 +130,29 @@ def _is_published(value: Any) -> bool:
 
 
 _TIMING = _open(
-    profile=TEXT,
-    confidence=TEXT,
-    confidence_why=TEXT,
+    **_each(TEXT, "profile confidence confidence_why"),
     step_time_ps=SIZE,
-    step_time_s=POSITIVE,
+    **_each(POSITIVE, "step_time_s peak_flops_per_s tokens_per_s"),
     band_s=several(POSITIVE, 2, 2),
     breakdown_ps=PARTS,
     hidden_ps=Entries(FIGURE),
-    peak_flops_per_s=POSITIVE,
     mfu=AMOUNT,
     hfu=AMOUNT,
-    tokens_per_s=POSITIVE,
     engines=Entries(_open(busy_ps=AMOUNT, share=AMOUNT)),
     per_stage=Items(_open(stage=NUMBER, step_time_ps=NUMBER, breakdown_ps=PARTS)),
     optional={
         "mfu_causal": AMOUNT,
         "attention": one_of("causal", "full", "none"),
-        "flops": _open(model=AMOUNT, causal=AMOUNT, captured=AMOUNT, executed=AMOUNT),
+        "flops": _open(**_each(AMOUNT, "model causal captured executed")),
         "published": Rule("a published run or null", _is_published),
     },
 )
-_REGION = _open(
-    name=TEXT, loc=TEXT, time_ps=AMOUNT, busy_ps=_AMOUNTS, flops=AMOUNT, hbm_bytes=AMOUNT
-)
+_REGION = _open(name=TEXT, loc=TEXT, **_each(AMOUNT, "time_ps flops hbm_bytes"), busy_ps=_AMOUNTS)
 _FUNCTION = _open(
-    program=TEXT,
-    function=TEXT,
+    **_each(TEXT, "program function loc"),
     calls=NUMBER,
-    time_ps=AMOUNT,
+    **_each(AMOUNT, "time_ps flops hbm_bytes"),
     breakdown_ps=_AMOUNTS,
-    flops=AMOUNT,
-    hbm_bytes=AMOUNT,
-    loc=TEXT,
     regions=Items(_REGION),
 )
 
@@ -195,26 +175,11 @@ _TIMELINE = _open(
     tracks=Items(_open(name=TEXT, slices=Items(_cells(str, int, int)))),
 )
 _COLLECTIVE = _open(
-    kind=TEXT,
-    axis=TEXT,
-    group_size=NUMBER,
-    count=NUMBER,
-    parts=NUMBER,
+    **_each(TEXT, "kind axis algorithm why"),
+    **_each(NUMBER, "group_size count parts bytes time_ps exposed_ps"),
     stream=_NO_LESS,
-    bytes=NUMBER,
-    algorithm=TEXT,
-    time_ps=NUMBER,
-    exposed_ps=NUMBER,
-    why=TEXT,
 )
-_STREAM = _open(
-    stream=NUMBER,
-    packet_bytes=NUMBER,
-    collectives=_TEXTS,
-    count=NUMBER,
-    time_ps=NUMBER,
-    exposed_ps=NUMBER,
-)
+_STREAM = _open(**_each(NUMBER, "stream packet_bytes count time_ps exposed_ps"), collectives=_TEXTS)
 _PIPELINE = _open(
     schedule=TEXT,
     balance=TEXT,
@@ -223,15 +188,10 @@ _PIPELINE = _open(
     stages=Items(_open(stage=NUMBER, layers=Items(NUMBER), cost_share=AMOUNT)),
 )
 _UNIT = _open(
-    kind=TEXT,
-    key=TEXT,
-    name=TEXT,
+    **_each(TEXT, "kind key name worker cache error"),
     started_s=FIGURE,
     seconds=AMOUNT,
-    worker=TEXT,
-    cache=TEXT,
     attempts=NUMBER,
-    error=TEXT,
     optional={"stored_s": TIME},
 )
 
@@ -307,17 +267,11 @@ _SECTIONS: dict[str, Shape] = {
     "mesh": Entries(SIZE),
     "cores": SIZE,
     "neffs": NUMBER,
-    "batch": _open(
-        global_batch=SIZE, micro_batch=SIZE, num_microbatches=SIZE, tokens_per_sample=SIZE
-    ),
+    "batch": _open(**_each(SIZE, "global_batch micro_batch num_microbatches tokens_per_sample")),
     "logical_cores": _open(
-        lnc=SIZE,
-        per_instance=SIZE,
-        hbm_bytes=SIZE,
+        **_each(SIZE, "lnc per_instance hbm_bytes"),
         hypothetical=FLAG,
-        regions_cut=NUMBER,
-        regions_alone=NUMBER,
-        alone_ps=NUMBER,
+        **_each(NUMBER, "regions_cut regions_alone alone_ps"),
     ),
     "placement": _open(
         name=TEXT,
@@ -333,11 +287,8 @@ _SECTIONS: dict[str, Shape] = {
     "programs": Items(
         _open(
             name=TEXT,
-            stage=NUMBER,
+            **_each(NUMBER, "stage instructions_static instructions_dynamic neff_bytes"),
             functions=_TEXTS,
-            instructions_static=NUMBER,
-            instructions_dynamic=NUMBER,
-            neff_bytes=NUMBER,
         )
     ),
     "memory": _MEMORY,
@@ -347,40 +298,31 @@ _SECTIONS: dict[str, Shape] = {
     "timelines": Items(_TIMELINE),
     "collectives": Items(_COLLECTIVE),
     "streams": _open(compute_packet_bytes=NUMBER, streams=Items(_STREAM)),
-    "cost": _open(usd_per_hour=MAYBE, usd_per_step=MAYBE, usd_per_1e6_tokens=MAYBE),
+    "cost": _open(**_each(MAYBE, "usd_per_hour usd_per_step usd_per_1e6_tokens")),
     "goodput": _open(
         mtbf_s=POSITIVE,
-        checkpoint_s=AMOUNT,
-        interval_s=AMOUNT,
+        **_each(AMOUNT, "checkpoint_s interval_s tokens_per_s"),
         interval_steps=NUMBER,
         goodput=FIGURE,
-        tokens_per_s=AMOUNT,
     ),
     "limits": _open(
         cannot_tell=Items(_open(short=TEXT, text=TEXT)),
-        assumed=Items(_open(name=TEXT, value=_FIGURES, status=TEXT, source=TEXT)),
+        assumed=Items(_open(**_each(TEXT, "name status source"), value=_FIGURES)),
     ),
-    "bottleneck": _open(kind=TEXT, category=TEXT, share=FIGURE, text=TEXT),
+    "bottleneck": _open(**_each(TEXT, "kind category text"), share=FIGURE),
 }
 _PRICE = _open(
-    machine=TEXT,
+    **_each(TEXT, "machine date region status source"),
     kind=one_of("on-demand", "capacity-block", "own"),
     given=FLAG,
     usd_per_hour=_NO_LESS,
-    date=TEXT,
-    region=TEXT,
-    status=TEXT,
-    source=TEXT,
     published=Items(one_of("on-demand", "capacity-block")),
 )
 _GOAL = _open(
     tokens=SIZE,
-    deadline_s=_NO_LESS,
-    budget_usd=_NO_LESS,
+    **_each(_NO_LESS, "deadline_s budget_usd days usd"),
     steps=SIZE,
     goodput=AMOUNT,
-    days=_NO_LESS,
-    usd=_NO_LESS,
     slack_days=MAYBE,
     slack_usd=MAYBE,
     fits=FLAG,
