@@ -397,27 +397,8 @@ def _list_operators(args: argparse.Namespace) -> int:
 def _nccom(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.commands import nccom
 
-    request = nccom.Request(
-        op=args.op,
-        target=args.target,
-        lnc=args.lnc,
-        ranks=args.nworkers,
-        instances=args.nnodes,
-        min_bytes=args.minbytes,
-        max_bytes=args.maxbytes or args.minbytes,
-        step_bytes=args.stepbytes,
-        step_factor=args.stepfactor,
-        dtype=args.datatype,
-        profile=args.profile,
-        runtime=args.runtime,
-        settings=args.set,
-        groups=args.custom_replica_groups,
-        pairs=args.custom_src_target_pairs,
-    )
-    flags = {name: name.split()[-1].lstrip("-") for name in (*_NCCOM_IGNORED, "-c --check")}
-    ignored = [flag.split()[-1] for flag, name in flags.items() if getattr(args, name) is not None]
-    outputs = {name: getattr(args, name) for name in ("json", "csv", "plot", "explain")}
-    return nccom.run(request, outputs | {"json_file": args.report_to_json_file, "ignored": ignored})
+    flags = (flag.split()[-1] for flag in (*_NCCOM_IGNORED, "-c --check"))
+    return nccom.run(args, [f for f in flags if getattr(args, f.lstrip("-")) is not None])
 
 
 def _opt(args: argparse.Namespace) -> int:
@@ -425,7 +406,7 @@ def _opt(args: argparse.Namespace) -> int:
 
     if args.list:
         return command.show_list()
-    return command.run(command.Asked(args.file or command.STDIN, args.passes, args.output))
+    return command.run(args.file or command.STDIN, args.passes, args.output)
 
 
 def _neff_run(args: argparse.Namespace) -> int:

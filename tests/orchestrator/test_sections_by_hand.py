@@ -412,7 +412,7 @@ def test_the_average_is_of_bus_bandwidths() -> None:
 
 def series(first: str, last: str, step: str = "", factor: str = "") -> list[int]:
     keys: dict[str, Any] = {name: "" for name in nccom.Request.__dataclass_fields__}
-    keys |= {"min_bytes": first, "max_bytes": last, "step_bytes": step, "step_factor": factor}
+    keys |= {"minbytes": first, "maxbytes": last, "stepbytes": step, "stepfactor": factor}
     return nccom.sizes(nccom.Request(**keys))
 
 
