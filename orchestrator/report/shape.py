@@ -48,7 +48,7 @@ _FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
 
 
-def _open(optional: Mapping[str, Shape] | None = None, **required: Shape) -> Table:
+def _open(optional: Mapping[str, Shape] | None = None, /, **required: Shape) -> Table:
     return Table(required, optional or {}, is_open=True)
 
 
@@ -130,6 +130,12 @@ def _is_published(value: Any) -> bool:
 
 
 _TIMING = _open(
+    {
+        "mfu_causal": AMOUNT,
+        "attention": one_of("causal", "full", "none"),
+        "flops": _open(**_each(AMOUNT, "model causal captured executed")),
+        "published": Rule("a published run or null", _is_published),
+    },
     **_each(TEXT, "profile confidence confidence_why"),
     step_time_ps=SIZE,
     **_each(POSITIVE, "step_time_s peak_flops_per_s tokens_per_s"),
@@ -140,12 +146,6 @@ _TIMING = _open(
     hfu=AMOUNT,
     engines=Entries(_open(busy_ps=AMOUNT, share=AMOUNT)),
     per_stage=Items(_open(stage=NUMBER, step_time_ps=NUMBER, breakdown_ps=PARTS)),
-    optional={
-        "mfu_causal": AMOUNT,
-        "attention": one_of("causal", "full", "none"),
-        "flops": _open(**_each(AMOUNT, "model causal captured executed")),
-        "published": Rule("a published run or null", _is_published),
-    },
 )
 _REGION = _open(name=TEXT, loc=TEXT, **_each(AMOUNT, "time_ps flops hbm_bytes"), busy_ps=_AMOUNTS)
 _FUNCTION = _open(
@@ -188,11 +188,11 @@ _PIPELINE = _open(
     stages=Items(_open(stage=NUMBER, layers=Items(NUMBER), cost_share=AMOUNT)),
 )
 _UNIT = _open(
+    {"stored_s": TIME},
     **_each(TEXT, "kind key name worker cache error"),
     started_s=FIGURE,
     seconds=AMOUNT,
     attempts=NUMBER,
-    optional={"stored_s": TIME},
 )
 
 
@@ -234,12 +234,11 @@ _NUMERICS = _open(
     l0=Entries(MAYBE),
 )
 WHATIF = _open(
-    tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)),
-    left=_TEXTS,
-    optional={"stored_s": TIME},
+    {"stored_s": TIME}, tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)), left=_TEXTS
 )
 _REFUSED = _open(code=TEXT, message=TEXT)
 _TRIED = _open(
+    {"refused": _TEXTS},
     peak_bytes=NUMBER,
     global_batch=SIZE,
     same_batch=FLAG,
@@ -247,22 +246,15 @@ _TRIED = _open(
     time_change=Rule("a change above -1", lambda v: _is_figure(v) and v > -1),
     usd_per_1e6_tokens=MAYBE,
     cost_change=MAYBE,
-    optional={"refused": _TEXTS},
 )
 
 
 _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
-    "provenance": _open(
-        stages_s=_AMOUNTS, optional={"stored_s": TIME, "answered_s": AMOUNT, "again": TEXT}
-    ),
+    "provenance": _open({"stored_s": TIME, "answered_s": AMOUNT, "again": TEXT}, stages_s=_AMOUNTS),
     "graph": _open(
-        name=TEXT,
-        repeats=_TEXTS,
-        params=NUMBER,
-        flops_per_step=AMOUNT,
-        optional={"product_types": _AMOUNTS},
+        {"product_types": _AMOUNTS}, name=TEXT, repeats=_TEXTS, params=NUMBER, flops_per_step=AMOUNT
     ),
     "mesh": Entries(SIZE),
     "cores": SIZE,
@@ -274,11 +266,7 @@ _SECTIONS: dict[str, Shape] = {
         **_each(NUMBER, "regions_cut regions_alone alone_ps"),
     ),
     "placement": _open(
-        name=TEXT,
-        order=_TEXTS,
-        why=TEXT,
-        axes=Entries(TEXT),
-        optional={"kind": one_of(TORUS, LINEAR)},
+        {"kind": one_of(TORUS, LINEAR)}, name=TEXT, order=_TEXTS, why=TEXT, axes=Entries(TEXT)
     ),
     "context": TEXT,
     "pipeline": _open(),
@@ -347,9 +335,7 @@ _AUTO = _open(
         _open(remat=TEXT, micro_batch=SIZE, status=one_of("fits", "does not fit", "refused"))
     ),
 )
-_CANDIDATE = _open(
-    peak_bytes=NUMBER, compiled=FLAG, refused=_TEXTS, optional={"step_time_s": POSITIVE}
-)
+_CANDIDATE = _open({"step_time_s": POSITIVE}, peak_bytes=NUMBER, compiled=FLAG, refused=_TEXTS)
 _RESOLVED = Entries(_open(value=either(FIGURE, TEXT), why=TEXT))
 _NOT_ALWAYS: dict[str, Shape] = {
     "resolved": _RESOLVED,  # reports of older releases do not have it
