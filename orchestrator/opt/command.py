@@ -27,23 +27,21 @@ STDIN = "-"
 _MOST_BYTES = 2**28  # of a text (our choice): a file that is larger was not written by a person
 
 
-def run(file: str, asked: str, output: Path | None) -> int:
-    """Run the passes and print what they made. Raises DiagnosticError."""
+def run(as_list: bool, file: str, asked: str, output: Path | None) -> int:
+    """Print every pass, or run those asked for and print what they made. Raises DiagnosticError."""
+    if as_list:
+        say(listed(), end="")
+        return 0
     if not asked:
         raise UsageError("SW_USAGE", "opt requires --pass NAME[,NAME], got none", hint="opt --list")
     passes = passes_of(asked)
-    graph = parse(_text(file), "<stdin>" if file == STDIN else file)
+    is_stdin = file in ("", STDIN)
+    graph = parse(_text(STDIN if is_stdin else file), "<stdin>" if is_stdin else file)
     made = to_text(rewritten(graph, passes), with_locs=True)
     if output is None:
         say(made, end="")
     else:
         outputs.write(output, made, "--output")
-    return 0
-
-
-def show_list() -> int:
-    """Print every pass."""
-    say(listed(), end="")
     return 0
 
 

@@ -282,7 +282,7 @@ def test_charts_and_timelines_are_plain_data() -> None:
 def test_instructions_of_a_program_static_and_run() -> None:
     """layer: 1 + 1 + 1 written, 1 + 5 x (1 + 3) = 21 run, and 2 of the copy; head 2. In all 7
     written; 10 x (23 + 2 x 2) + 2 = 272 run."""
-    assert [report._static(f) for f in PROGRAM.functions] == [5, 2]
+    assert [report._instructions(f, False) for f in PROGRAM.functions] == [5, 2]
     assert report._dynamic(PROGRAM, PROGRAM.steps) == 272
 
 
