@@ -204,7 +204,6 @@ def _opt_parser(verbs: Any) -> None:
 
 
 def _nccom_parser(verbs: Any) -> None:
-    """The arguments of nccom-test, and those of the model."""
     nccom = verbs.add_parser("nccom", help="time of a collective, in nccom-test's terms")
     nccom.add_argument("op", help="allr, allg, redsct, alltoall, permute or sendrecv")
     nccom.add_argument("-r", "--nworkers", type=int, required=True, help="ranks in all")

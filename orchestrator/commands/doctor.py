@@ -84,7 +84,6 @@ def examined(cache_dir: str = "") -> list[Check]:
 
 
 def _check(name: str, found: str, holds: bool, advice: str, otherwise: str = WARN) -> Check:
-    """What was found is well where something holds; else what to do."""
     return Check(name, OK, found) if holds else Check(name, otherwise, found, advice)
 
 
@@ -95,7 +94,6 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """The requirements of the distribution, as pip reads them."""
     from packaging.requirements import Requirement
 
     missing, found = [], []

@@ -111,7 +111,6 @@ def title(report: Report) -> str:
 
 
 def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
-    """Keys of two jobs that differ."""
     for table in dict.fromkeys((*a, *b)):
         first, second = a.get(table, {}), b.get(table, {})
         if table in _NO_SETTINGS or not (isinstance(first, dict) and isinstance(second, dict)):
@@ -122,7 +121,6 @@ def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
 
 
 def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
-    """What is asked first of a job."""
     rows = []
     for name, (section, _, _) in SUMMARY.items():
         first, second = ((report[section] if section else report)[name] for report in (a, b))
@@ -174,7 +172,6 @@ def _by_kind(rows: Iterable[Facts]) -> Mapping[str, Mapping[str, int]]:
 
 
 def _findings(a: Report, b: Report) -> dict[str, list[str]]:
-    """Findings that only one of the reports has."""
     first, second = (
         dict.fromkeys(f"{f['code']}: {f['message']}" for f in report["findings"])
         for report in (a, b)

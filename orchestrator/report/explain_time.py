@@ -43,7 +43,6 @@ def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
 
 
 def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
-    """Code by the line it comes from."""
     found: dict[str, dict[str, Any]] = {}
     for function in report["functions"]:
         left = sum(function["breakdown_ps"].get(category, 0) for category in CODE)
@@ -71,7 +70,6 @@ def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
 
 
 def _waits(report: Report) -> Iterator[dict[str, Any]]:
-    """What cores do besides running code, by category."""
     for category, ps in report["timing"]["breakdown_ps"].items():
         if category not in CODE and ps:
             yield {"line": "", "what": category, "time_ps": ps} | {

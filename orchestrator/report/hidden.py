@@ -175,7 +175,6 @@ def _number(op: Op) -> np.ndarray | None:
 
 
 def _spread(inner: _Along, op: Op) -> _Along:
-    """Behind a broadcast."""
     return _Along(op.attrs.dims[inner.dim] if inner.dim >= 0 else -1, inner.elements)
 
 

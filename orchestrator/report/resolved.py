@@ -42,10 +42,7 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
         "strategy.param_dtype": ("as the model says", "no policy of types"),
         "strategy.reduce_dtype": (gradients, "no policy of types"),
         "strategy.output_dtype": ("as the model says", "no policy of types"),
-        "strategy.reduce_gradients": (
-            strategy.gradient_reduction,
-            f"of strategy {strategy.name}",
-        ),
+        "strategy.reduce_gradients": (strategy.gradient_reduction, f"of strategy {strategy.name}"),
         "strategy.accumulate_dtype": (gradients, "added up in place"),
         "cluster.lnc": (layout.target.lnc, f"default of {layout.target.name}"),
         # What these come to follows from the step, so it is a result and no setting.
@@ -72,11 +69,7 @@ def _of_model(job: JobConfig, tokens: int) -> dict[str, tuple[Any, str]]:
             else ("max_position_embeddings of the config", "torch_dtype of the config, if any")
         )
         dtype = (compute_type(job), source)
-    return {
-        "model.seq_len": (tokens, length),
-        "model.dtype": dtype,
-        "model.generator": generator,
-    }
+    return {"model.seq_len": (tokens, length), "model.dtype": dtype, "model.generator": generator}
 
 
 def resolved_job(report: Report) -> dict[str, Any]:

@@ -57,7 +57,6 @@ def _what_fits(report: Report) -> str:
 
 
 def _planned(report: Report) -> list[Facts]:
-    """What was tried and could be planned."""
     return [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
 
 

@@ -136,7 +136,6 @@ def scatter(clouds: Sequence[Cloud], stem: Path) -> list[Path]:
 
 
 def _label(axes: Any, point: tuple[float, float], text: str) -> None:
-    """Write beside a point, towards the middle of the plot."""
     low, high = axes.get_xlim()
     side = "left" if point[0] < (low + high) / 2 else "right"
     offset = (5, 5) if side == "left" else (-5, 5)

@@ -141,7 +141,6 @@ def _words(text: str) -> list[str]:
 
 
 def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
-    """The folder of a sweep, and its rows."""
     from shardwright.orchestrator.config.config import output_folder
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.journal import Journal
@@ -155,7 +154,6 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
 
 
 def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
-    """That rows were stored, and what was written: one folder and the names in it."""
     if text := swept.stored_text(command):
         say(text)
     if paths:
@@ -163,7 +161,6 @@ def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
 
 
 def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
-    """One planned point on the progress line."""
     from shardwright.orchestrator.whatif.rows import METRICS
     from shardwright.orchestrator.whatif.table import short_names
 

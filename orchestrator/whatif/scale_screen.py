@@ -126,7 +126,6 @@ def _table(mode: str, own: Sequence[Curve], names: Mapping[str, str]) -> Table:
 
 
 def _short_names(found: Sequence[Curve]) -> dict[str, str]:
-    """Names of machines without their size, where that says enough."""
     families = {c.target: c.target.partition(".")[0] for c in found}
     several = Counter(families.values())
     return {t: name if several[name] == 1 else t for t, name in families.items()}
@@ -166,10 +165,7 @@ def show_plot(console: Console, found: Sequence[Curve]) -> None:
 
 
 def write_plots(
-    folder: Path,
-    found: Sequence[Curve],
-    prefix: str = "",
-    suffixes: Sequence[str] = plots.SUFFIXES,
+    folder: Path, found: Sequence[Curve], prefix: str = "", suffixes: Sequence[str] = plots.SUFFIXES
 ) -> list[Path]:
     """`PREFIXscale-MODE` in files of these kinds; nothing without matplotlib. What was written."""
     paths = []

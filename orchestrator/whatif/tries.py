@@ -75,7 +75,6 @@ def affordable(tries: int, report: Report, started: float) -> int:
 
 
 def _changes(job: JobConfig, report: Report, count: int) -> Iterator[Change]:
-    """Changes, the most promising first."""
     now = situation_of(job, report)
     if report["memory"]["fits"] or not count:
         return (changed(job, idea.keys) for idea in ideas(now, report))

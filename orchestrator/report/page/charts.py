@@ -136,7 +136,6 @@ def _moment(row: Facts, place: int, count: int, top: float) -> Iterator[Rect]:
 
 
 def _names(rows: Sequence[Facts]) -> Iterator[Mark]:
-    """What positions every program has."""
     left = 0.0
     for program, own in groupby(rows, key=lambda row: str(row["program"])):
         width = WIDTH * len(list(own)) / len(rows)
