@@ -25,7 +25,6 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.cache.store import Store, StoreError
 from shardwright.orchestrator.host import num_cpus
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import say_json
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -68,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     checks = examined(args.cache_dir)
     failed = any(check.state == FAIL for check in checks)
     if args.json:
-        say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
+        terminal.say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
     else:
         _show(checks)
     return 1 if failed else 0

@@ -6,9 +6,8 @@ rests on, and how far each moves it, is `sim_cluster/timing/sensitivity.py`'s to
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -77,7 +76,7 @@ def _is_published(job: JobConfig) -> bool:
         return False
     own = recipe_job(job.model.recipe)
     tables = attrgetter("model", "strategy", "mesh", "compiler", "faults")
-    cluster = dataclasses.replace(job.cluster, profile=own.cluster.profile)
+    cluster = replace(job.cluster, profile=own.cluster.profile)
     return tables(job) == tables(own) and cluster == own.cluster
 
 

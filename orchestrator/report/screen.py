@@ -16,7 +16,6 @@ from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
 from shardwright.orchestrator.report.sections import Said, What
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import printable
 from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
@@ -74,7 +73,7 @@ def report_lines(report: Report) -> list[str]:
     lines = screen_lines(report, WIDTH)
     if "numerics" in report:
         lines = [*sections.laid(chain(_failure(report), _values(report)), WIDTH), *lines]
-    return [printable(line.plain.rstrip()) for line in lines]
+    return [terminal.printable(line.plain.rstrip()) for line in lines]
 
 
 def _failure(report: Report) -> Said:
