@@ -101,13 +101,12 @@ class _Levels:
 
     def _made(self, value: Value) -> Op | None:
         """What made a value, behind what only spreads it out; None for an argument."""
-        value = self.outer.get(value, value)
-        op = self.producers.get(value)
-        while op is not None and op.name in _SPREADING:
-            value = op.operands[op.results.index(value)]  # of a barrier the one in its place
+        while True:
             value = self.outer.get(value, value)
             op = self.producers.get(value)
-        return op
+            if op is None or op.name not in _SPREADING:
+                return op
+            value = op.operands[op.results.index(value)]  # of a barrier the one in its place
 
     def _is_far_below(self, value: Value) -> bool:
         op = self._made(value)

@@ -138,9 +138,9 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     for start in range(0, len(rows), _UNITS_PER_LINE):
         cells: list[str | Text] = []
         for row in rows[start : start + _UNITS_PER_LINE]:
-            cells.append("partition" if row["kind"] == "partition" else row["name"])
-            cells.append(Text(row["worker"].split(":")[0], "dim"))
-            cells.append(f"{row['seconds']:.2f}s ")
+            name = "partition" if row["kind"] == "partition" else row["name"]
+            worker = Text(row["worker"].split(":")[0], "dim")
+            cells += [name, worker, f"{row['seconds']:.2f}s "]
         table.add_row(*cells)
     console.print(table)
 

@@ -167,4 +167,4 @@ def _rank(row: Facts) -> tuple[int, int, float]:
     """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
     token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
-    return (order, 0, 0.0) if order else (order, len(row["refused"]), gain(row))
+    return (order, 0, 0.0) if order else (0, len(row["refused"]), gain(row))
