@@ -15,7 +15,7 @@ from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
-from shardwright.sim_cluster.timing.sensitivity import SHARE, sensitivity
+from shardwright.sim_cluster.timing.sensitivity import SHARE, Moved, sensitivity
 
 LEAST = 1e-3  # of the step; figures that move it less are only counted
 
@@ -25,8 +25,6 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    with unit_service(job, None) as service:
-        built = build(job, service, Stages())
     return [
         {
             "name": moved.name,
@@ -36,8 +34,15 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
             "step_change_lower": moved.lower,
             "step_change_higher": moved.higher,
         }
-        for moved in sensitivity(step_of(built, built.programs), job.cluster.profile)
+        for moved in moved_by(job)
     ]
+
+
+def moved_by(job: JobConfig) -> list[Moved]:
+    """How far every figure moves the step of a job."""
+    with unit_service(job, None) as service:
+        built = build(job, service, Stages())
+    return sensitivity(step_of(built, built.programs), job.cluster.profile)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
