@@ -20,18 +20,13 @@ USD_TOKENS = 1e6
 S_PER_HOUR = 3600.0
 
 
-def kind_of(asked: PriceConfig) -> str:
-    """The kind of price that counts."""
-    if asked.kind != "auto":
-        return asked.kind
-    return OWN if asked.usd_per_hour else ON_DEMAND
-
-
 def price_of(target: Target, name: str, asked: PriceConfig) -> dict[str, Any]:
     """The price of an instance of a machine, which the job calls `name`, of the kind that is asked
     for: None where it has none of that kind, and which kinds are published for it. `date` and
     `region` are of the list it is taken from."""
-    kind, given = kind_of(asked), bool(asked.usd_per_hour)
+    kind, given = asked.kind, bool(asked.usd_per_hour)
+    if kind == "auto":
+        kind = OWN if given else ON_DEMAND
     if given:
         usd = dict(asked.usd_per_hour).get(name)
         fact = Fact(usd, "given" if usd is not None else "", "")

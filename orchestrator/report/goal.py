@@ -236,7 +236,7 @@ def bought(report: Report, job: JobConfig, target: Target) -> dict[str, Any]:
     cluster, batch, step_s = job.cluster, report["batch"], report["timing"]["step_time_s"]
     tokens = batch["global_batch"] * batch["tokens_per_sample"]
     price = price_of(target, cluster.target, job.price)
-    asked = {name: keys for name, keys in job.as_dict().items() if name in ("goal", "price")}
+    asked = {name: job.as_dict()[name] for name in ("goal", "price")}
     cost = cost_section(price, cluster.instances, step_s, tokens)
     found = {**report, "job": {**report["job"], **asked}, "price": price, "cost": cost}
     found.pop("goal", None)

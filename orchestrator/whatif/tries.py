@@ -65,8 +65,7 @@ def affordable(tries: int, report: Report, started: float) -> int:
     """
     if tries != AUTO:
         return tries
-    least = 0 if report["memory"]["fits"] else 2
-    least = max(least, 1) if refusals(report) else least
+    least = (1 if refusals(report) else 0) if report["memory"]["fits"] else 2
     provenance = report["provenance"]
     took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
     once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))

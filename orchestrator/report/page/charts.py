@@ -107,7 +107,7 @@ def memory(section: Facts) -> Memory:
     limit = section["limit_bytes"]
     top = section["peak_bytes"]
     shows_limit = top >= _LIMIT_SHOWN * limit
-    top = max(top, limit) * 1.05 if shows_limit else top * 1.05
+    top = (max(top, limit) if shows_limit else top) * 1.05
     rects = [rect for place, row in enumerate(rows) for rect in _moment(row, place, len(rows), top)]
     where = WIDTH * (rows.index(peak) + 0.5) / len(rows)
     text = f"peak in {peak['what']}: {size_text(peak['live_bytes'])} live"
