@@ -174,11 +174,8 @@ def _parser() -> Parser:
     _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
-    reports.add_verbs(verbs)
-    submission.add_verbs(verbs)
-    cache.add_verbs(verbs)
-    values.add_verbs(verbs)
-    doctor.add_verbs(verbs)
+    for room in (reports, submission, cache, values, doctor):
+        room.add_verbs(verbs)
     return parser
 
 
@@ -203,11 +200,10 @@ def _opt_parser(verbs: Any) -> None:
     opt.add_argument("--pass", dest="passes", default="", metavar="NAME[,NAME]", help="in order")
     opt.add_argument("--list", action="store_true", help="every pass, its settings, what it does")
     opt.add_argument("--output", "-o", type=Path, help="write here; default: standard output")
-    opt.set_defaults(verb=_opt)
+    opt.set_defaults(verb=_lazily("opt.command", "run", "list", "file", "passes", "output"))
 
 
 def _nccom_parser(verbs: Any) -> None:
-    """The arguments of nccom-test, and those of the model."""
     nccom = verbs.add_parser("nccom", help="time of a collective, in nccom-test's terms")
     nccom.add_argument("op", help="allr, allg, redsct, alltoall, permute or sendrecv")
     nccom.add_argument("-r", "--nworkers", type=int, required=True, help="ranks in all")
@@ -373,17 +369,10 @@ def _plan(args: argparse.Namespace) -> int:
 def _validate(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.validation import validate
 
-    asked = validate.Asked(
-        training=args.training,
-        kernels=args.kernels,
-        collectives=args.collectives,
-        rows=tuple(r for r in args.rows.split(",") if r),
-        fit=args.fit,
-        as_json=args.json,
-        fresh=args.fresh,
-        again=args.again,
-    )
-    return validate.run(asked)
+    names = ("training", "kernels", "collectives", "fit", "fresh", "again")
+    given = {name: getattr(args, name) for name in names}
+    rows = tuple(row for row in args.rows.split(",") if row)
+    return validate.run(validate.Asked(**given, rows=rows, as_json=args.json))
 
 
 def _list_operators(args: argparse.Namespace) -> int:
@@ -397,35 +386,8 @@ def _list_operators(args: argparse.Namespace) -> int:
 def _nccom(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.commands import nccom
 
-    request = nccom.Request(
-        op=args.op,
-        target=args.target,
-        lnc=args.lnc,
-        ranks=args.nworkers,
-        instances=args.nnodes,
-        min_bytes=args.minbytes,
-        max_bytes=args.maxbytes or args.minbytes,
-        step_bytes=args.stepbytes,
-        step_factor=args.stepfactor,
-        dtype=args.datatype,
-        profile=args.profile,
-        runtime=args.runtime,
-        settings=args.set,
-        groups=args.custom_replica_groups,
-        pairs=args.custom_src_target_pairs,
-    )
-    flags = {name: name.split()[-1].lstrip("-") for name in (*_NCCOM_IGNORED, "-c --check")}
-    ignored = [flag.split()[-1] for flag, name in flags.items() if getattr(args, name) is not None]
-    outputs = {name: getattr(args, name) for name in ("json", "csv", "plot", "explain")}
-    return nccom.run(request, outputs | {"json_file": args.report_to_json_file, "ignored": ignored})
-
-
-def _opt(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.opt import command
-
-    if args.list:
-        return command.show_list()
-    return command.run(command.Asked(args.file or command.STDIN, args.passes, args.output))
+    flags = (flag.split()[-1] for flag in (*_NCCOM_IGNORED, "-c --check"))
+    return nccom.run(args, [f for f in flags if getattr(args, f.lstrip("-")) is not None])
 
 
 def _neff_run(args: argparse.Namespace) -> int:

@@ -112,7 +112,6 @@ def _same_samples(now: Situation, **keys: Any) -> dict[str, Any]:
 
 
 def _mesh(now: Situation, **sizes: int) -> dict[str, Any]:
-    """The mesh with some axes of other sizes."""
     whole = {**now.mesh, **sizes}
     return {f"mesh.{a}": n for a, n in whole.items() if n > 1 or a == "dp_shard" or a in now.mesh}
 
@@ -133,7 +132,6 @@ def _halved(source: str, target: str, **more: float) -> Rule:
 
 
 def _where(holds: Callable[[Situation], bool], keys: Keys, **more: float) -> Rule:
-    """The same change wherever something holds."""
     return lambda now: iter([Idea(keys, more)] if holds(now) else [])
 
 
@@ -373,18 +371,8 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _less_tensor_parallel,
             _early_gathers,
         ),
-        "memory": (
-            _cast_products,
-            _shorter_type,
-            _what_fits,
-            _less_tensor_parallel,
-            _more_samples,
-        ),
-        LATENCY: (
-            _what_fits,
-            _less_tensor_parallel,
-            _more_samples,
-        ),
+        "memory": (_cast_products, _shorter_type, _what_fits, _less_tensor_parallel, _more_samples),
+        LATENCY: (_what_fits, _less_tensor_parallel, _more_samples),
         COLLECTIVE: (
             _code_beside_collectives,
             _sequence_parallel,
@@ -402,12 +390,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _keep_gathered,
             _more_samples,
         ),
-        "bubble": (
-            _smaller_micro_batch,
-            _fewer_stages,
-            _interleaved,
-            _more_samples,
-        ),
+        "bubble": (_smaller_micro_batch, _fewer_stages, _interleaved, _more_samples),
         "launch": (_what_fits, _more_samples),
         "idle": (_what_fits, _more_samples),
         "host": (_more_samples,),  # which of a step waits for its first micro-batch alone

@@ -111,5 +111,4 @@ def _draws_in_code(job: JobConfig, report: Report) -> bool:
 
 
 def _wide(report: Report) -> float:
-    """The share of the FLOPs of products that are of fp32."""
     return float(report["graph"].get("product_types", {}).get("f32", 0.0))

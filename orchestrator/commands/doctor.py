@@ -25,7 +25,6 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.cache.store import Store, StoreError
 from shardwright.orchestrator.host import num_cpus
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import say_json
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -68,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     checks = examined(args.cache_dir)
     failed = any(check.state == FAIL for check in checks)
     if args.json:
-        say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
+        terminal.say_json({"ok": not failed, "checks": [asdict(c) for c in checks]})
     else:
         _show(checks)
     return 1 if failed else 0
@@ -79,12 +78,11 @@ def examined(cache_dir: str = "") -> list[Check]:
     with ThreadPoolExecutor() as pool:  # the slow ones are processes
         jax = pool.submit(_tried, "jax", _JAX, {"JAX_PLATFORMS": "cpu"})
         ray = pool.submit(_tried, "ray", _RAY, {})
-        quick = [_python(), _packages(), *_cache(cache_dir), _shared_memory(), _files(), *_token()]
+        quick = [_python(), _packages(), *_cache(cache_dir), _shared_memory(), _files(), _token()]
         return [*quick[:2], jax.result(), _partitioner(), ray.result(), *quick[2:], _host()]
 
 
 def _check(name: str, found: str, holds: bool, advice: str, otherwise: str = WARN) -> Check:
-    """What was found is well where something holds; else what to do."""
     return Check(name, OK, found) if holds else Check(name, otherwise, found, advice)
 
 
@@ -95,7 +93,6 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """The requirements of the distribution, as pip reads them."""
     from packaging.requirements import Requirement
 
     missing, found = [], []
@@ -111,9 +108,8 @@ def _packages() -> Check:
         found.append(f"{wanted.name} {version}")
         if not wanted.specifier.contains(version, prereleases=True):
             missing.append(f"{wanted} is required, got {version}")
-    if missing:
-        return Check("packages", FAIL, "; ".join(missing), "pip install -c constraints.txt -e .")
-    return Check("packages", OK, ", ".join(found))
+    told = "; ".join(missing) or ", ".join(found)
+    return _check("packages", told, not missing, "pip install -c constraints.txt -e .", FAIL)
 
 
 def _requirements() -> list[str]:
@@ -143,10 +139,9 @@ def _tried(name: str, code: str, environment: dict[str, str]) -> Check:
         )
     except subprocess.TimeoutExpired:
         return Check(name, FAIL, f"no answer within {_TRY_S:g} s", advice)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return Check(name, FAIL, last, advice)
-    return Check(name, OK, done.stdout.strip())
+    errors = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    found = errors[-1] if done.returncode else done.stdout.strip()
+    return _check(name, found, not done.returncode, advice, FAIL)
 
 
 def _partitioner() -> Check:
@@ -176,14 +171,11 @@ def _cache(configured: str) -> Iterator[Check]:
         yield Check("cache", FAIL, error.diagnostic.message, error.diagnostic.hint)
         return
     for store in cache.stores:
-        name = "cache" if store is cache.local else "shared cache"
-        trouble = _probed(store)
-        advice = (
-            "jobs run, but compute everything again"
-            if store is cache.local
-            else ("jobs run, but share nothing with other hosts")
-        )
-        if trouble:
+        name, loss = "shared cache", "share nothing with other hosts"
+        if store is cache.local:
+            name, loss = "cache", "compute everything again"
+        advice = f"jobs run, but {loss}"
+        if trouble := _probed(store):
             yield Check(name, WARN, f"{store.place}: {trouble}", f"{advice}; docs/cache.md")
         elif store is cache.local:
             free = shutil.disk_usage(location.directory).free
@@ -228,33 +220,26 @@ def _files() -> Check:
     return _check("open files", f"{soft}, at most {hard}", holds, advice)
 
 
-def _token() -> Iterator[Check]:
+def _token() -> Check:
     """Where Ray takes its token from, and who can read it."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     named = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
     if mode == "disabled":
         advice = "whoever reaches the cluster's ports can run code: set RAY_AUTH_MODE=token"
-        yield Check("token", WARN, "RAY_AUTH_MODE=disabled", advice)
-        return
+        return Check("token", WARN, "RAY_AUTH_MODE=disabled", advice)
     if os.environ.get("RAY_AUTH_TOKEN"):
-        yield Check("token", OK, "in RAY_AUTH_TOKEN")
-        return
+        return Check("token", OK, "in RAY_AUTH_TOKEN")
     path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
     if not path.is_file():
-        if named:
-            found = f"RAY_AUTH_TOKEN_PATH={named} is no file"
-            yield Check("token", FAIL, found, "scripts/cluster.sh up")
-        else:
-            yield Check("token", OK, "none; a Ray that a job starts gets its own")
-        return
-    bits = stat.S_IMODE(path.stat().st_mode)
-    found = f"{path}, mode {bits:04o}"
+        own = "none; a Ray that a job starts gets its own"
+        found = f"RAY_AUTH_TOKEN_PATH={named} is no file" if named else own
+        return _check("token", found, not named, "scripts/cluster.sh up", FAIL)
+    bits, advice = stat.S_IMODE(path.stat().st_mode), ""
     if bits & 0o077:
-        yield Check("token", WARN, found, f"others can read it: chmod 600 {path}")
+        advice = f"others can read it: chmod 600 {path}"
     elif named and mode != "token":
-        yield Check("token", WARN, found, "clients of Ray use it with RAY_AUTH_MODE=token alone")
-    else:
-        yield Check("token", OK, found)
+        advice = "clients of Ray use it with RAY_AUTH_MODE=token alone"
+    return _check("token", f"{path}, mode {bits:04o}", not advice, advice)
 
 
 def _host() -> Check:

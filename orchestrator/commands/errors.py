@@ -9,14 +9,13 @@ from rich.table import Table
 
 from shardwright.compiler.diagnostics.catalogue import WHO, Entry, catalogue, find
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import say_json
 
 
 def run(code: str, as_json: bool) -> int:
     """Print one code, or all of them by stage. Raises UsageError for an unknown code."""
     entries = [find(code)] if code else list(catalogue().values())
     if as_json:
-        say_json([asdict(entry) for entry in entries])
+        terminal.say_json([asdict(entry) for entry in entries])
         return 0
     console = terminal.console()
     console.print(_one(entries[0]) if code else _all(entries))

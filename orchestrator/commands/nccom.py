@@ -7,6 +7,7 @@ answers alone.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -46,23 +47,23 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command line asks for, as given."""
+    """What the command line asks for, as given, by the names of its flags."""
 
     op: str
     target: str
     lnc: int
-    ranks: int
-    instances: int
-    min_bytes: str
-    max_bytes: str
-    step_bytes: str
-    step_factor: str
-    dtype: str
+    nworkers: int
+    nnodes: int
+    minbytes: str
+    maxbytes: str
+    stepbytes: str
+    stepfactor: str
+    datatype: str
     profile: str
     runtime: str
-    settings: Sequence[str]
-    groups: str
-    pairs: str
+    set: Sequence[str]
+    custom_replica_groups: str
+    custom_src_target_pairs: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +117,13 @@ class Point:
 def points(request: Request) -> list[Point]:
     """Every size asked for. Raises UsageError for what is not understood or does not fit."""
     kind = KINDS[known_word(request.op, KINDS, "nccom")]
-    dtype = known_word(request.dtype, ELEMENT_BYTES, "--datatype")
+    dtype = known_word(request.datatype, ELEMENT_BYTES, "--datatype")
     what_if = _what_if(request, kind)
     groups = what_if.replica_groups()
     found = []
     for size in sizes(request):
         of = {n: what_if.time(size, ELEMENT_BYTES[dtype], n) for n in PROFILES}
-        ends = sorted(time.total_ps / 1e6 for time in of.values())
+        times = [time.total_ps / 1e6 for time in of.values()]
         found.append(
             Point(
                 size_bytes=size,
@@ -130,7 +131,7 @@ def points(request: Request) -> list[Point]:
                 ranks=groups.size,
                 kind=kind,
                 time=of[request.profile],
-                band_us=(ends[0], ends[-1]),
+                band_us=(min(times), max(times)),
             )
         )
     return found
@@ -141,21 +142,21 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
         runtime = runtime_named(request.runtime)
     except CollectiveError as error:
         raise UsageError("SW_USAGE", f"--runtime: {error}") from error
-    groups = _lists(request.groups, "--custom-replica-groups", "replica_groups")
-    pairs = _lists(request.pairs, "--custom-src-target-pairs", "src_target_pairs")
+    groups = _lists(request.custom_replica_groups, "--custom-replica-groups", "replica_groups")
+    pairs = _lists(request.custom_src_target_pairs, "--custom-src-target-pairs", "src_target_pairs")
     if pairs and any(len(pair) != 2 for pair in pairs):
         raise UsageError("SW_USAGE", f"--custom-src-target-pairs requires pairs, got {pairs}")
     if request.op == "sendrecv" and not pairs:
-        pairs = tuple((rank, rank + 1) for rank in range(request.ranks - 1))
+        pairs = tuple((rank, rank + 1) for rank in range(request.nworkers - 1))
     return WhatIf(
         target=logical(load_target(request.target), request.lnc, key="--lnc"),
         kind=kind,
-        ranks=request.ranks,
-        instances=request.instances,
+        ranks=request.nworkers,
+        instances=request.nnodes,
         groups=groups,
         pairs=tuple((source, target) for source, target in pairs),
         runtime=runtime,
-        settings=settings(request.settings, "--set"),
+        settings=settings(request.set, "--set"),
     )
 
 
@@ -164,18 +165,18 @@ def sizes(request: Request) -> list[int]:
 
     Raises UsageError for a range that is empty or does not grow.
     """
-    first = parse_bytes(request.min_bytes, "--minbytes")
-    last = parse_bytes(request.max_bytes, "--maxbytes")
+    first = parse_bytes(request.minbytes, "--minbytes")
+    last = parse_bytes(request.maxbytes or request.minbytes, "--maxbytes")
     if first > last:
         raise UsageError("SW_USAGE", f"--maxbytes requires at least {first}, got {last}")
     return list(_series(first, last, request))
 
 
 def _series(first: int, last: int, request: Request) -> Iterator[int]:
-    factor = float(request.step_factor) if _is_number(request.step_factor) else 0.0
-    if request.step_factor and factor <= 1:
-        raise UsageError("SW_USAGE", f"--stepfactor requires above 1, got {request.step_factor}")
-    given = request.step_bytes
+    factor = float(request.stepfactor) if _is_number(request.stepfactor) else 0.0
+    if request.stepfactor and factor <= 1:
+        raise UsageError("SW_USAGE", f"--stepfactor requires above 1, got {request.stepfactor}")
+    given = request.stepbytes
     step = parse_bytes(given, "--stepbytes") if given else max(1, (last - first) // 10)
     size = first
     while size <= last:
@@ -226,8 +227,8 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
         "is_simulation": True,
         "op": KINDS[request.op].value,
         "target": request.target,
-        "ranks": request.ranks,
-        "nodes": request.instances,
+        "ranks": request.nworkers,
+        "nodes": request.nnodes,
         "profile": request.profile,
         "runtime": request.runtime,
         "results": [point.record() for point in found],
@@ -256,24 +257,25 @@ def plot(found: Sequence[Point]) -> str:
     return text_plots.lines(series, "bytes", "us", 100, 21, log="xy").plain
 
 
-def run(request: Request, wanted: Mapping[str, Any]) -> int:
-    """Print the table and write what `wanted` (json, json_file, csv, plot, explain) asks for."""
+def run(args: argparse.Namespace, ignored: Sequence[str]) -> int:
+    """Print the table and write what else is asked for; `ignored` flags were given in vain."""
+    request = Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__})
     found = points(request)
     data = report(request, found)
-    if wanted["json_file"]:
-        file = Path(wanted["json_file"])
+    if args.report_to_json_file:
+        file = Path(args.report_to_json_file)
         outputs.write(file, json.dumps(data, indent=1) + "\n", "--report-to-json-file")
-    if wanted["csv"]:
-        write_csv(Path(wanted["csv"]), found)
-    if wanted["json"]:
+    if args.csv:
+        write_csv(Path(args.csv), found)
+    if args.json:
         say_json(data)
         return 0
     say(table(found))
-    if wanted["explain"]:
+    if args.explain:
         for point in found:
             say(f"{point.size_bytes}: {point.time.why}")
-    if wanted["plot"]:
+    if args.plot:
         say(plot(found))
-    if wanted["ignored"]:
-        say(f"note: {', '.join(wanted['ignored'])} change nothing in a simulation", err=True)
+    if ignored:
+        say(f"note: {', '.join(ignored)} change nothing in a simulation", err=True)
     return 0

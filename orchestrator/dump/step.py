@@ -37,18 +37,10 @@ def memory_text(built: Built) -> str:
 def _stage(built: Built, number: int, found: Footprint) -> Iterator[str]:
     peak = found.peak_bytes
     yield f"peak: {bytes_text(peak)} ({peak} bytes), in {found.peak_program}"
-    yield from ("", "at the peak, by category:")
-    held = [(f"  {name}", bytes_text(size)) for name, size in found.categories.items() if size]
-    yield from table(held, right=(1,))
-    yield from ("", "named buffers, by category:")
-    yield from table(
-        [(f"  {name}", bytes_text(size)) for name, size in found.argument_bytes.items() if size],
-        right=(1,),
-    )
-    yield from ("", "arena of every program, scratch zones of its functions included:")
-    yield from table(
-        [(f"  {name}", bytes_text(size)) for name, size in found.arena_bytes.items()], right=(1,)
-    )
+    yield from _sizes("at the peak, by category:", found.categories)
+    yield from _sizes("named buffers, by category:", found.argument_bytes)
+    arenas = "arena of every program, scratch zones of its functions included:"
+    yield from _sizes(arenas, found.arena_bytes, least=0)
     yield from ("", "over the step, call by call; the bar is what is in use above named buffers:")
     named = sum(found.argument_bytes.values())
     top = max((m.live_bytes for m in found.timeline), default=named) - named
@@ -59,19 +51,21 @@ def _stage(built: Built, number: int, found: Footprint) -> Iterator[str]:
         rows.append((moment.program, moment.position, moment.what, moment.repeats, size, bar))
     yield from table(rows, right=(1, 3, 4))
     yield from ("", "largest tensors at the peak:")
-    yield from table(
-        [(f"  {h.name}", h.category, bytes_text(h.num_bytes), h.loc) for h in found.held[:_LISTED]],
-        right=(2,),
-    )
+    held = [(f"  {h.name}", h.category, bytes_text(h.num_bytes), h.loc) for h in found.held]
+    yield from table(held[:_LISTED], right=(2,))
     yield from ("", "named buffers of this stage: role, bytes, name")
-    buffers = [b for b in built.plan.step.buffers.values() if b.on(number)]
-    yield from table(
-        [
-            (f"  {b.role}", bytes_text(b.local_type.num_bytes * b.slots_on(number)), b.name)
-            for b in sorted(buffers, key=lambda b: -b.local_type.num_bytes)
-        ],
-        right=(1,),
-    )
+    buffers = [
+        (f"  {b.role}", bytes_text(b.local_type.num_bytes * b.slots_on(number)), b.name)
+        for b in sorted(built.plan.step.buffers.values(), key=lambda b: -b.local_type.num_bytes)
+        if b.on(number)
+    ]
+    yield from table(buffers, right=(1,))
+
+
+def _sizes(title: str, parts: Mapping[str, int], least: int = 1) -> Iterator[str]:
+    yield from ("", title)
+    rows = [(f"  {name}", bytes_text(size)) for name, size in parts.items() if size >= least]
+    yield from table(rows, right=(1,))
 
 
 def time_text(report: Mapping[str, Any]) -> str:
@@ -89,16 +83,15 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _shares(timing["breakdown_ps"], step)
     yield from ("", "functions by the time of all their calls (functions/NAME has their code):")
     functions = [
-        (f"  {row['program']}/{row['function']}", row["calls"], row["time_ps"])
+        (
+            f"  {row['program']}/{row['function']}",
+            f"{row['calls']} calls",
+            us_text(row["time_ps"]),
+            f"{row['time_ps'] / max(step, 1):.1%}",
+        )
         for row in sorted(report["functions"], key=lambda row: -row["time_ps"])
     ]
-    yield from table(
-        [
-            (name, f"{calls} calls", us_text(ps), f"{ps / max(step, 1):.1%}")
-            for name, calls, ps in functions
-        ],
-        right=(1, 2, 3),
-    )
+    yield from table(functions, right=(1, 2, 3))
     yield from ("", "hidden: work that takes time of its own behind what is charged above")
     yield from _shares(timing["hidden_ps"], step)
     yield from ("", "collectives: time of all of a kind, and how much of it nothing hides")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
@@ -28,32 +27,21 @@ STDIN = "-"
 _MOST_BYTES = 2**28  # of a text (our choice): a file that is larger was not written by a person
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Arguments of the verb."""
-
-    file: str
-    passes: str
-    output: Path | None
-
-
-def run(asked: Asked) -> int:
-    """Run the passes and print what they made. Raises DiagnosticError."""
-    if not asked.passes:
+def run(as_list: bool, file: str, asked: str, output: Path | None) -> int:
+    """Print every pass, or run those asked for and print what they made. Raises DiagnosticError."""
+    if as_list:
+        say(listed(), end="")
+        return 0
+    if not asked:
         raise UsageError("SW_USAGE", "opt requires --pass NAME[,NAME], got none", hint="opt --list")
-    passes = passes_of(asked.passes)
-    graph = parse(_text(asked.file), "<stdin>" if asked.file == STDIN else asked.file)
+    passes = passes_of(asked)
+    is_stdin = file in ("", STDIN)
+    graph = parse(_text(STDIN if is_stdin else file), "<stdin>" if is_stdin else file)
     made = to_text(rewritten(graph, passes), with_locs=True)
-    if asked.output is None:
+    if output is None:
         say(made, end="")
     else:
-        outputs.write(asked.output, made, "--output")
-    return 0
-
-
-def show_list() -> int:
-    """Print every pass."""
-    say(listed(), end="")
+        outputs.write(output, made, "--output")
     return 0
 
 

@@ -150,7 +150,6 @@ def _made(name: str, words: str) -> passes.Pass:
 
 
 def _function(rewrite: Rewrite[Any, ..., Any]) -> Callable[..., Graph | None]:
-    """What runs on a text."""
     return ON_TEXTS.get(rewrite.name, rewrite.run)
 
 

@@ -58,7 +58,6 @@ def kind_shares(report: Report) -> dict[str, float]:
 
 
 def _ranked(report: Report) -> dict[str, float]:
-    """The shares of the step by category, largest first."""
     timing = report["timing"]
     parts = Counter(timing["breakdown_ps"]).most_common()
     return {category: ps / timing["step_time_ps"] for category, ps in parts}
@@ -126,7 +125,6 @@ def _memory(report: Report, share: float) -> str:
 
 
 def _queues(report: Report) -> dict[str, float]:
-    """The shares of the step in which DMA queues move data."""
     engines = report["timing"]["engines"].items()
     return {name: engine["share"] for name, engine in engines if name.startswith(_DMA)}
 

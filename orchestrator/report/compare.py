@@ -7,6 +7,7 @@ plain data, so that the screen, `--json` and the page show the same.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,6 @@ def title(report: Report) -> str:
 
 
 def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
-    """Keys of two jobs that differ."""
     for table in dict.fromkeys((*a, *b)):
         first, second = a.get(table, {}), b.get(table, {})
         if table in _NO_SETTINGS or not (isinstance(first, dict) and isinstance(second, dict)):
@@ -121,7 +121,6 @@ def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
 
 
 def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
-    """What is asked first of a job."""
     rows = []
     for name, (section, _, _) in SUMMARY.items():
         first, second = ((report[section] if section else report)[name] for report in (a, b))
@@ -163,19 +162,16 @@ def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
 _MOVED = ("count", "bytes", "time_ps", "exposed_ps")
 
 
-def _by_kind(rows: Iterable[Facts]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+def _by_kind(rows: Iterable[Facts]) -> Mapping[str, Mapping[str, int]]:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         own = {**row, "bytes": row["count"] * row["bytes"]}
         name = f"{row['kind']} {row['axis']} ({row['algorithm']})"
-        total = found.setdefault(name, dict.fromkeys(_MOVED, 0))
-        for key in _MOVED:
-            total[key] += own[key]
+        found[name].update({key: own[key] for key in _MOVED})
     return found
 
 
 def _findings(a: Report, b: Report) -> dict[str, list[str]]:
-    """Findings that only one of the reports has."""
     first, second = (
         dict.fromkeys(f"{f['code']}: {f['message']}" for f in report["findings"])
         for report in (a, b)
@@ -262,9 +258,8 @@ def _moved(rows: Iterable[Facts]) -> list[tuple[str, ...]]:
     return [
         (
             row["name"],
-            text(row["a"]),
-            text(row["b"]),
-            change({"a": row["a"]["time_ps"], "b": row["b"]["time_ps"]}),
+            *(text(row[side]) for side in "ab"),
+            change({side: row[side]["time_ps"] for side in "ab"}),
         )
         for row in rows
     ]

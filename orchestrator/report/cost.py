@@ -6,8 +6,6 @@ and no plan, so they are put on a report when it is shown, also on a stored one.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.machine.target import PRICE_KINDS, Fact, Target
@@ -22,59 +20,36 @@ USD_TOKENS = 1e6
 S_PER_HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """The price of an instance of a machine, of one kind: None where it has none of that kind, and
-    which kinds are published for it. `date` and `region` are of the list it is taken from."""
-
-    machine: str
-    kind: str
-    given: bool
-    usd_per_hour: float | None
-    date: str = ""
-    region: str = ""
-    status: str = ""
-    source: str = ""
-    published: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, as JSON has it."""
-        return dataclasses.asdict(self) | {"published": list(self.published)}
-
-
-def kind_of(asked: PriceConfig) -> str:
-    """The kind of price that counts."""
-    if asked.kind != "auto":
-        return asked.kind
-    return OWN if asked.usd_per_hour else ON_DEMAND
-
-
-def price_of(target: Target, name: str, asked: PriceConfig) -> Price:
-    """The price of a machine, which the job calls `name`, of the kind that is asked for."""
-    kind, given = kind_of(asked), bool(asked.usd_per_hour)
+def price_of(target: Target, name: str, asked: PriceConfig) -> dict[str, Any]:
+    """The price of an instance of a machine, which the job calls `name`, of the kind that is asked
+    for: None where it has none of that kind, and which kinds are published for it. `date` and
+    `region` are of the list it is taken from."""
+    kind, given = asked.kind, bool(asked.usd_per_hour)
+    if kind == "auto":
+        kind = OWN if given else ON_DEMAND
     if given:
         usd = dict(asked.usd_per_hour).get(name)
         fact = Fact(usd, "given" if usd is not None else "", "")
     else:
         fact = target.prices.get(kind, Fact(None, "", ""))
-    return Price(
-        machine=name,
-        kind=kind,
-        given=given,
-        usd_per_hour=fact.value,
-        date=fact.date,
-        region=fact.region,
-        status=fact.status,
-        source=fact.source,
-        published=tuple(target.prices),
-    )
+    return {
+        "machine": name,
+        "kind": kind,
+        "given": given,
+        "usd_per_hour": fact.value,
+        "date": fact.date,
+        "region": fact.region,
+        "status": fact.status,
+        "source": fact.source,
+        "published": list(target.prices),
+    }
 
 
-def cost_section(price: Price, instances: int, step_s: float, tokens: int) -> dict[str, Any]:
+def cost_section(price: Facts, instances: int, step_s: float, tokens: int) -> dict[str, Any]:
     """Dollars of a step of so many tokens on all instances; None without a price."""
-    if price.usd_per_hour is None:
+    if price["usd_per_hour"] is None:
         return dict.fromkeys(("usd_per_hour", "usd_per_step", "usd_per_1e6_tokens"))
-    usd_per_hour = price.usd_per_hour * instances
+    usd_per_hour = price["usd_per_hour"] * instances
     usd_per_step = usd_per_hour * step_s / S_PER_HOUR
     return {
         "usd_per_hour": usd_per_hour,

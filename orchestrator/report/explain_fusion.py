@@ -7,21 +7,18 @@ none.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from rich.table import Table
 
+from shardwright.compiler.fusion.logical_core import LogicalCore
+from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.lower.explain import Describe, explain_fusion
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.terminal import terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardwright.compiler.fusion.logical_core import LogicalCore
-    from shardwright.compiler.isa.region import RegionProgram, Tensor
-    from shardwright.compiler.lower.explain import Describe
 
 _SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
 _MIB = 2**20
@@ -34,8 +31,6 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.compiler.fusion.logical_core import LogicalCore
-    from shardwright.compiler.lower.explain import explain_fusion
     from shardwright.compiler.outline import outline
     from shardwright.compiler.passes.pipeline import unit_passes
     from shardwright.compiler.rewriting.driver import run
@@ -75,12 +70,7 @@ def _entry(story: Any) -> dict[str, Any]:
         "avoided_bytes": story.avoided_bytes,
         "notes": list(story.notes),
         "refused": [
-            {
-                "reader": merge.reader,
-                "num_bytes": merge.num_bytes,
-                "rule": merge.refusal.rule,
-                "detail": merge.refusal.detail,
-            }
+            {"reader": merge.reader, "num_bytes": merge.num_bytes, **asdict(merge.refusal)}
             for merge in sorted(story.refused, key=lambda m: -m.num_bytes)
         ],
     }

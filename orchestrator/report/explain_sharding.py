@@ -49,7 +49,6 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
 
 
 def _plain(row: Any) -> dict[str, Any]:
-    """A row as JSON holds it."""
     return asdict(row) | {"loc": f"{row.loc.file}:{row.loc.line}" if row.loc.file else ""}
 
 

@@ -43,7 +43,6 @@ def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
 
 
 def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
-    """Code by the line it comes from."""
     found: dict[str, dict[str, Any]] = {}
     for function in report["functions"]:
         left = sum(function["breakdown_ps"].get(category, 0) for category in CODE)
@@ -53,12 +52,9 @@ def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
         if left:  # of functions that are summed up in one row
             _add(found, {"loc": "", "time_ps": left, "busy_ps": {}, "flops": 0, "hbm_bytes": 0})
     for line, row in found.items():
-        yield {"line": line, "what": ", ".join(row["names"])} | {
-            "time_ps": row["time_ps"],
-            "engines_ps": dict(row["engines_ps"].most_common()),
-            "flops": row["flops"],
-            "hbm_bytes": row["hbm_bytes"],
-        }
+        what = ", ".join(row.pop("names"))
+        engines = dict(row["engines_ps"].most_common())
+        yield {"line": line, "what": what} | row | {"engines_ps": engines}
 
 
 def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
@@ -71,7 +67,6 @@ def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
 
 
 def _waits(report: Report) -> Iterator[dict[str, Any]]:
-    """What cores do besides running code, by category."""
     for category, ps in report["timing"]["breakdown_ps"].items():
         if category not in CODE and ps:
             yield {"line": "", "what": category, "time_ps": ps} | {

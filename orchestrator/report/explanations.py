@@ -76,10 +76,9 @@ def check(words: Sequence[str]) -> None:
     """Refuse words that nothing explains. Raises UsageError."""
     known = EXPLANATIONS.get(words[0]) if words else None
     if words and (known is None or len(words) > 1 + len(known.arguments)):
-        names = ", ".join(" ".join((n, *(f"[{a}]" for a in e.arguments))) for n, e in _ITEMS)
         raise UsageError(
             "SW_USAGE",
-            f"--explain requires one of {names}, got {' '.join(words)}",
+            f"--explain requires one of {', '.join(_HEADS.values())}, got {' '.join(words)}",
             None,
             did_you_mean(words[0], EXPLANATIONS, "put the job file in front of --explain"),
         )
@@ -111,13 +110,14 @@ def show(
 
 def help_text() -> str:
     """What the command says of `--explain`."""
-    return "; ".join(
-        " ".join((name, *(f"[{a}]" for a in one.arguments))) + f": {one.help}"
-        for name, one in _ITEMS
-    )
+    return "; ".join(f"{_HEADS[name]}: {one.help}" for name, one in EXPLANATIONS.items())
 
 
-_ITEMS = tuple(EXPLANATIONS.items())
+_HEADS = {
+    name: " ".join((name, *(f"[{word}]" for word in one.arguments)))
+    for name, one in EXPLANATIONS.items()
+}
+"""The words, each with what may follow it."""
 
 
 def _module(about: Explanation) -> Any:

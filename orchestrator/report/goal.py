@@ -7,10 +7,8 @@ and a stored plan answers any goal.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.machine.target import Target
@@ -34,98 +32,67 @@ _LEAST_GOODPUT = 1e-9  # our choice: below, failures leave no time for steps
 _ROUNDING = 1e-12  # our choice: what a few operations lose is less
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How a job gets on: what of a plan a goal depends on."""
+def answer(
+    goal: GoalConfig,
+    *,
+    tokens_per_step: int,
+    step_s: float,
+    goodput: float,
+    instances: int,
+    usd_per_hour: float | None,
+    fits: bool,
+) -> dict[str, Any]:
+    """How long and for how much a job that gets on like that takes (`usd_per_hour` of all
+    instances), and how much of both is left (below 0: missing). None is what nobody asked for, or
+    what cannot be said: dollars without a price, days of a job that never gets on. `met` is None
+    where nothing is asked, or where a budget has no price to be held to.
 
-    tokens_per_step: int
-    step_s: float
-    goodput: float
-    instances: int
-    usd_per_hour: float | None  # of all instances
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What would meet a goal that is missed, each by itself but for the price, which goes with the
-    instances where both are there: so many times the speed on these instances; that many instances
-    that are as efficient, and at most that price of one; or so many tokens at most."""
-
-    speedup: float
-    instances: int | None  # for the deadline
-    usd_per_instance_hour: float | None  # for the budget
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """How long and for how much, and how much of both is left (below 0: missing). None is what
-    nobody asked for, or what cannot be said: dollars without a price, days of a job that never
-    gets on. `met` is None where nothing is asked, or where a budget has no price to be held to."""
-
-    tokens: int
-    deadline_s: float | None
-    budget_usd: float | None
-    steps: int
-    goodput: float
-    days: float | None
-    usd: float | None
-    slack_days: float | None
-    slack_usd: float | None
-    fits: bool
-    met: bool | None
-    needs: Needs | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
-    @property
-    def shortfall(self) -> float:
-        """How many times as long, or as dear, as it may be, whichever is more: above 1 it is
-        missed."""
-        return max(_times(self.days, _days(self.deadline_s)), _times(self.usd, self.budget_usd))
-
-
-def answer(goal: GoalConfig, pace: Pace) -> Answer:
-    """What a goal comes to at a pace."""
-    steps = -(-goal.tokens // pace.tokens_per_step)
-    gets_on = pace.goodput > _LEAST_GOODPUT
-    days = steps * pace.step_s / pace.goodput / S_PER_DAY if gets_on else None
-    usd = None if days is None or pace.usd_per_hour is None else days * 24 * pace.usd_per_hour
+    `needs` is what would meet a goal that is missed, each by itself but for the price, which goes
+    with the instances where both are there: so many times the speed on these instances; that many
+    instances that are as efficient (for the deadline), and at most that price of one (for the
+    budget); or so many tokens at most.
+    """
+    steps = -(-goal.tokens // tokens_per_step)
+    days = steps * step_s / goodput / S_PER_DAY if goodput > _LEAST_GOODPUT else None
+    usd = None if days is None or usd_per_hour is None else days * 24 * usd_per_hour
     deadline_s, budget = goal.deadline or None, goal.budget or None
     slack_days, slack_usd = _less(_days(deadline_s), days), _less(budget, usd)
     late, over = (slack is not None and slack < 0 for slack in (slack_days, slack_usd))
     met: bool | None = None
-    if not pace.fits or days is None or late or over:
+    if not fits or days is None or late or over:
         met = False
     elif (deadline_s or budget) and (budget is None or usd is not None):
         met = True
     needs = None
     if late or over:
         time, money = _times(days, _days(deadline_s)), _times(usd, budget)
-        each = (pace.usd_per_hour or 0.0) / pace.instances
-        needs = Needs(
-            speedup=max(time, money),
-            instances=_up(pace.instances * time) if late else None,
-            usd_per_instance_hour=each / money if over else None,
-            tokens=_down(steps / max(time, money)) * pace.tokens_per_step,
-        )
-    return Answer(
-        tokens=goal.tokens,
-        deadline_s=deadline_s,
-        budget_usd=budget,
-        steps=steps,
-        goodput=pace.goodput,
-        days=days,
-        usd=usd,
-        slack_days=slack_days,
-        slack_usd=slack_usd,
-        fits=pace.fits,
-        met=met,
-        needs=needs,
-    )
+        each = (usd_per_hour or 0.0) / instances
+        needs = {
+            "speedup": max(time, money),
+            "instances": _up(instances * time) if late else None,
+            "usd_per_instance_hour": each / money if over else None,
+            "tokens": _down(steps / max(time, money)) * tokens_per_step,
+        }
+    return {
+        "tokens": goal.tokens,
+        "deadline_s": deadline_s,
+        "budget_usd": budget,
+        "steps": steps,
+        "goodput": goodput,
+        "days": days,
+        "usd": usd,
+        "slack_days": slack_days,
+        "slack_usd": slack_usd,
+        "fits": fits,
+        "met": met,
+        "needs": needs,
+    }
+
+
+def shortfall(found: Facts) -> float:
+    """How many times as long, or as dear, as it may be, whichever is more: above 1 it is missed."""
+    time = _times(found["days"], _days(found["deadline_s"]))
+    return max(time, _times(found["usd"], found["budget_usd"]))
 
 
 def _up(number: float) -> int:
@@ -269,12 +236,13 @@ def bought(report: Report, job: JobConfig, target: Target) -> dict[str, Any]:
     cluster, batch, step_s = job.cluster, report["batch"], report["timing"]["step_time_s"]
     tokens = batch["global_batch"] * batch["tokens_per_sample"]
     price = price_of(target, cluster.target, job.price)
-    asked = {name: keys for name, keys in job.as_dict().items() if name in ("goal", "price")}
+    asked = {name: job.as_dict()[name] for name in ("goal", "price")}
     cost = cost_section(price, cluster.instances, step_s, tokens)
-    found = {**report, "job": {**report["job"], **asked}, "price": price.as_dict(), "cost": cost}
+    found = {**report, "job": {**report["job"], **asked}, "price": price, "cost": cost}
     found.pop("goal", None)
     if job.goal.tokens:
-        pace = Pace(
+        found["goal"] = answer(
+            job.goal,
             tokens_per_step=tokens,
             step_s=step_s,
             goodput=report["goodput"]["goodput"],
@@ -282,5 +250,4 @@ def bought(report: Report, job: JobConfig, target: Target) -> dict[str, Any]:
             usd_per_hour=cost["usd_per_hour"],
             fits=report["memory"]["fits"],
         )
-        found["goal"] = answer(job.goal, pace).as_dict()
     return found

@@ -101,13 +101,12 @@ class _Levels:
 
     def _made(self, value: Value) -> Op | None:
         """What made a value, behind what only spreads it out; None for an argument."""
-        value = self.outer.get(value, value)
-        op = self.producers.get(value)
-        while op is not None and op.name in _SPREADING:
-            value = op.operands[op.results.index(value)]  # of a barrier the one in its place
+        while True:
             value = self.outer.get(value, value)
             op = self.producers.get(value)
-        return op
+            if op is None or op.name not in _SPREADING:
+                return op
+            value = op.operands[op.results.index(value)]  # of a barrier the one in its place
 
     def _is_far_below(self, value: Value) -> bool:
         op = self._made(value)
@@ -175,7 +174,6 @@ def _number(op: Op) -> np.ndarray | None:
 
 
 def _spread(inner: _Along, op: Op) -> _Along:
-    """Behind a broadcast."""
     return _Along(op.attrs.dims[inner.dim] if inner.dim >= 0 else -1, inner.elements)
 
 

@@ -19,19 +19,16 @@ def role_rows(buffers: Iterable[BufferInfo]) -> list[dict[str, Any]]:
     elements}`."""
     state = [b for b in buffers if b.role in SAVED_ROLES and b.initial == "given"]
     paths = _paths([(b.name.split("/"), b.role) for b in state])
-    rows = []
-    for role in SAVED_ROLES:
-        of_role = [b for b in state if b.role == role]
-        if of_role:
-            rows.append(
-                {
-                    "role": role,
-                    "paths": paths[role],
-                    "leaves": len(of_role),
-                    "elements": sum(b.global_type.num_elements for b in of_role),
-                }
-            )
-    return rows
+    return [
+        {
+            "role": role,
+            "paths": paths[role],
+            "leaves": len(own),
+            "elements": sum(b.global_type.num_elements for b in own),
+        }
+        for role in SAVED_ROLES
+        if (own := [b for b in state if b.role == role])
+    ]
 
 
 def _paths(leaves: Sequence[tuple[list[str], str]], depth: int = 1) -> dict[str, list[str]]:

@@ -6,9 +6,9 @@ rests on, and how far each moves it, is `sim_cluster/timing/sensitivity.py`'s to
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from shardwright.compiler.machine.target import Fact, Target
@@ -65,9 +65,8 @@ def asked(
     """What a job's answer is about; a job says itself whether it is a published run, unless that is
     known."""
     axes = tuple(axis for axis, size in mesh.items() if size > 1)
-    if is_published is None:
-        is_published = _is_published(job)
-    return Asked(target, axes, job.strategy, is_published)
+    known = _is_published(job) if is_published is None else is_published
+    return Asked(target, axes, job.strategy, known)
 
 
 def _is_published(job: JobConfig) -> bool:
@@ -75,13 +74,9 @@ def _is_published(job: JobConfig) -> bool:
     if not job.model.recipe:
         return False
     own = recipe_job(job.model.recipe)
-    return (
-        all(
-            getattr(job, table) == getattr(own, table)
-            for table in ("model", "strategy", "mesh", "compiler", "faults")
-        )
-        and dataclasses.replace(job.cluster, profile=own.cluster.profile) == own.cluster
-    )
+    tables = attrgetter("model", "strategy", "mesh", "compiler", "faults")
+    cluster = replace(job.cluster, profile=own.cluster.profile)
+    return tables(job) == tables(own) and cluster == own.cluster
 
 
 @dataclass(frozen=True, slots=True)

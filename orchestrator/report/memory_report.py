@@ -30,6 +30,7 @@ LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
 _BAR = 16
 _PER_PROGRAM = 5  # positions of a program on the screen
+_OF_A_MOMENT = ("program", "position", "what", "repeats", "live_bytes")
 
 
 def memory_section(built: Built) -> dict[str, Any]:
@@ -46,23 +47,14 @@ def memory_section(built: Built) -> dict[str, Any]:
         "categories": dict(found.categories),
         "argument_bytes": dict(found.argument_bytes),
         "arena_bytes": dict(found.arena_bytes),
-        "estimate": {
-            "peak_bytes": before.peak_bytes,
-            "arena_bytes": dict(before.arena_bytes),
-        },
+        "estimate": {"peak_bytes": before.peak_bytes, "arena_bytes": dict(before.arena_bytes)},
         "per_stage": [
             {"stage": n, "peak_bytes": s.peak_bytes, "categories": dict(s.categories)}
             for n, s in enumerate(stages)
         ],
         "timeline": [
-            {
-                "program": moment.program,
-                "position": moment.position,
-                "what": moment.what,
-                "repeats": moment.repeats,
-                "live_bytes": moment.live_bytes,
-                "categories": {c: size for c, size in moment.categories.items() if size},
-            }
+            {name: getattr(moment, name) for name in _OF_A_MOMENT}
+            | {"categories": {c: size for c, size in moment.categories.items() if size}}
             for moment in _highest(found.timeline)
         ],
         "largest": [
@@ -134,10 +126,8 @@ def _tensors(memory: dict[str, Any]) -> Table:
 
 
 def _changes(rows: list[dict[str, Any]]) -> Table:
-    right, title = (
-        ("saves", "peak then", "fits"),
-        "what would save memory (estimated before compiling)",
-    )
+    right = ("saves", "peak then", "fits")
+    title = "what would save memory (estimated before compiling)"
     table = terminal.table("change", *right, title=title, right=right)
     for row in rows:
         saved, peak = size_text(row["saves_bytes"]), size_text(row["peak_bytes"])

@@ -9,7 +9,6 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from itertools import chain
 from typing import Any
 
 from shardwright.collectives.placement import place_mesh, where
@@ -191,7 +190,7 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
             "name": name,
             "stage": stages[name],
             "functions": [f.name for f in program.functions],
-            "instructions_static": sum(_static(f) for f in program.functions),
+            "instructions_static": sum(_instructions(f, False) for f in program.functions),
             "instructions_dynamic": _dynamic(program, program.steps),
             "neff_bytes": neff_bytes.get(name, 0),
         }
@@ -199,19 +198,17 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
     ]
 
 
-def _static(function: Function) -> int:
-    return sum(count_instructions(r.body, unrolled=False) for s in function.subgraphs for r in s)
+def _instructions(function: Function, unrolled: bool) -> int:
+    return sum(count_instructions(r.body, unrolled) for s in function.subgraphs for r in s)
 
 
 def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
-    total = 0
-    for step in steps:
-        if isinstance(step, Repeat):
-            total += step.trip * _dynamic(program, step.steps)
-        else:
-            regions = chain.from_iterable(program.functions[step.function].subgraphs)
-            total += sum(count_instructions(region.body, unrolled=True) for region in regions)
-    return total
+    return sum(
+        step.trip * _dynamic(program, step.steps)
+        if isinstance(step, Repeat)
+        else _instructions(program.functions[step.function], unrolled=True)
+        for step in steps
+    )
 
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:

@@ -30,9 +30,7 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
     own = "as the step says"
     gradients = "as gradients have it"
     rows = {
-        "model.seq_len": (built.tokens_per_sample, _length_source(job)),
-        "model.dtype": _dtype(job),
-        "model.generator": _generator(job),
+        **_of_model(job, built.tokens_per_sample),
         **{
             f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh"))
             for axis in job.as_dict()["mesh"]
@@ -42,10 +40,7 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
         "strategy.param_dtype": ("as the model says", "no policy of types"),
         "strategy.reduce_dtype": (gradients, "no policy of types"),
         "strategy.output_dtype": ("as the model says", "no policy of types"),
-        "strategy.reduce_gradients": (
-            strategy.gradient_reduction,
-            f"of strategy {strategy.name}",
-        ),
+        "strategy.reduce_gradients": (strategy.gradient_reduction, f"of strategy {strategy.name}"),
         "strategy.accumulate_dtype": (gradients, "added up in place"),
         "cluster.lnc": (layout.target.lnc, f"default of {layout.target.name}"),
         # What these come to follows from the step, so it is a result and no setting.
@@ -59,25 +54,20 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
     }
 
 
-def _length_source(job: JobConfig) -> str:
-    """Who says how many tokens a sample has, where the job does not."""
-    if job.model.preset:
-        return "of the preset"
-    own = "of the step's samples"
-    return "max_position_embeddings of the config" if job.model.config else own
-
-
-def _generator(job: JobConfig) -> tuple[str, str]:
-    if job.model.preset or job.model.config:
-        return "as the model says", "of the model"
-    return "as the step says", "of the step, or jax_default_prng_impl"
-
-
-def _dtype(job: JobConfig) -> tuple[str, str]:
-    if not (job.model.preset or job.model.config):
-        return "as the step says", "of the step"
-    source = "presets compute in it" if job.model.preset else "torch_dtype of the config, if any"
-    return compute_type(job), source
+def _of_model(job: JobConfig, tokens: int) -> dict[str, tuple[Any, str]]:
+    """Who says what the model is like, where the job does not."""
+    model, length = job.model, "of the step's samples"
+    dtype = ("as the step says", "of the step")
+    generator = ("as the step says", "of the step, or jax_default_prng_impl")
+    if model.preset or model.config:
+        generator = ("as the model says", "of the model")
+        length, source = (
+            ("of the preset", "presets compute in it")
+            if model.preset
+            else ("max_position_embeddings of the config", "torch_dtype of the config, if any")
+        )
+        dtype = (compute_type(job), source)
+    return {"model.seq_len": (tokens, length), "model.dtype": dtype, "model.generator": generator}
 
 
 def resolved_job(report: Report) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
 from shardwright.orchestrator.report.sections import Said, What
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import printable
 from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
@@ -74,7 +73,7 @@ def report_lines(report: Report) -> list[str]:
     lines = screen_lines(report, WIDTH)
     if "numerics" in report:
         lines = [*sections.laid(chain(_failure(report), _values(report)), WIDTH), *lines]
-    return [printable(line.plain.rstrip()) for line in lines]
+    return [terminal.printable(line.plain.rstrip()) for line in lines]
 
 
 def _failure(report: Report) -> Said:
@@ -139,9 +138,9 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     for start in range(0, len(rows), _UNITS_PER_LINE):
         cells: list[str | Text] = []
         for row in rows[start : start + _UNITS_PER_LINE]:
-            cells.append("partition" if row["kind"] == "partition" else row["name"])
-            cells.append(Text(row["worker"].split(":")[0], "dim"))
-            cells.append(f"{row['seconds']:.2f}s ")
+            name = "partition" if row["kind"] == "partition" else row["name"]
+            worker = Text(row["worker"].split(":")[0], "dim")
+            cells += [name, worker, f"{row['seconds']:.2f}s "]
         table.add_row(*cells)
     console.print(table)
 

@@ -48,8 +48,12 @@ _FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
 
 
-def _open(optional: Mapping[str, Shape] | None = None, **required: Shape) -> Table:
-    return Table(required, optional or {}, is_open=True)
+def _open(
+    names: Mapping[Any, str], optional: Mapping[str, Shape] | None = None, /, **required: Shape
+) -> Table:
+    """A map that has the entries of `names`, which are by their shape, and those of `required`."""
+    own = {name: shape for shape, words in names.items() for name in words.split()}
+    return Table(own | required, optional or {}, is_open=True)
 
 
 def _maybe(what: str, shape: Shape) -> Rule:
@@ -67,13 +71,7 @@ def _maybe(what: str, shape: Shape) -> Rule:
 
 
 _PLACE = Table({"file": TEXT, "line": _INTEGER, "scope": TEXT})
-FINDING = _open(
-    code=TEXT,
-    severity=TEXT,
-    message=TEXT,
-    loc=_maybe("a place or null", _PLACE),
-    hint=TEXT,
-)
+FINDING = _open({TEXT: "code severity message hint"}, loc=_maybe("a place or null", _PLACE))
 
 
 class _Parts:
@@ -88,48 +86,38 @@ class _Parts:
 
 PARTS = _Parts()
 _JOB = _open(
-    cluster=_open(target=TEXT, instances=SIZE),
-    strategy=_open(name=TEXT),
+    {},
+    cluster=_open({TEXT: "target", SIZE: "instances"}),
+    strategy=_open({TEXT: "name"}),
     compiler=_open(
+        {TEXT: "model_type attention auto_cast"},
         optlevel=Rule("a level", lambda v: type(v) in (int, str)),
-        model_type=TEXT,
-        attention=TEXT,
-        auto_cast=TEXT,
     ),
 )
 _MEMORY = _open(
-    {"host": _open(per_core_bytes=SIZE, bytes=SIZE, limit_bytes=SIZE)},
-    limit_bytes=SIZE,
-    reserve_bytes=NUMBER,
-    peak_bytes=NUMBER,
-    peak_program=TEXT,
-    fits=FLAG,
-    categories=_AMOUNTS,
-    argument_bytes=_AMOUNTS,
-    arena_bytes=_AMOUNTS,
-    estimate=_open(peak_bytes=NUMBER, arena_bytes=_AMOUNTS),
-    per_stage=Items(_open(stage=NUMBER, peak_bytes=NUMBER, categories=_AMOUNTS)),
+    {
+        SIZE: "limit_bytes",
+        NUMBER: "reserve_bytes peak_bytes",
+        TEXT: "peak_program",
+        FLAG: "fits",
+        _AMOUNTS: "categories argument_bytes arena_bytes",
+    },
+    {"host": _open({SIZE: "per_core_bytes bytes limit_bytes"})},
+    estimate=_open({NUMBER: "peak_bytes", _AMOUNTS: "arena_bytes"}),
+    per_stage=Items(_open({NUMBER: "stage peak_bytes", _AMOUNTS: "categories"})),
     timeline=Items(
-        _open(
-            program=TEXT,
-            position=NUMBER,
-            what=TEXT,
-            repeats=NUMBER,
-            live_bytes=NUMBER,
-            categories=_AMOUNTS,
-        )
+        _open({TEXT: "program what", NUMBER: "position repeats live_bytes", _AMOUNTS: "categories"})
     ),
-    largest=Items(_open(name=TEXT, category=TEXT, bytes=NUMBER, loc=TEXT)),
+    largest=Items(_open({TEXT: "name category loc", NUMBER: "bytes"})),
 )
 _PUBLISHED = _open(
-    mfu=POSITIVE,
-    times=AMOUNT,
-    id=TEXT,
-    model=TEXT,
-    machines=_TEXTS,
-    cores=SIZE,
-    release=TEXT,
-    source=TEXT,
+    {
+        POSITIVE: "mfu",
+        AMOUNT: "times",
+        TEXT: "id model release source",
+        _TEXTS: "machines",
+        SIZE: "cores",
+    }
 )
 
 
@@ -140,39 +128,32 @@ def _is_published(value: Any) -> bool:
 
 
 _TIMING = _open(
-    profile=TEXT,
-    confidence=TEXT,
-    confidence_why=TEXT,
-    step_time_ps=SIZE,
-    step_time_s=POSITIVE,
-    band_s=several(POSITIVE, 2, 2),
-    breakdown_ps=PARTS,
-    hidden_ps=Entries(FIGURE),
-    peak_flops_per_s=POSITIVE,
-    mfu=AMOUNT,
-    hfu=AMOUNT,
-    tokens_per_s=POSITIVE,
-    engines=Entries(_open(busy_ps=AMOUNT, share=AMOUNT)),
-    per_stage=Items(_open(stage=NUMBER, step_time_ps=NUMBER, breakdown_ps=PARTS)),
-    optional={
+    {
+        TEXT: "profile confidence confidence_why",
+        SIZE: "step_time_ps",
+        POSITIVE: "step_time_s peak_flops_per_s tokens_per_s",
+        PARTS: "breakdown_ps",
+        AMOUNT: "mfu hfu",
+    },
+    {
         "mfu_causal": AMOUNT,
         "attention": one_of("causal", "full", "none"),
-        "flops": _open(model=AMOUNT, causal=AMOUNT, captured=AMOUNT, executed=AMOUNT),
+        "flops": _open({AMOUNT: "model causal captured executed"}),
         "published": Rule("a published run or null", _is_published),
     },
+    band_s=several(POSITIVE, 2, 2),
+    hidden_ps=Entries(FIGURE),
+    engines=Entries(_open({AMOUNT: "busy_ps share"})),
+    per_stage=Items(_open({NUMBER: "stage step_time_ps", PARTS: "breakdown_ps"})),
 )
-_REGION = _open(
-    name=TEXT, loc=TEXT, time_ps=AMOUNT, busy_ps=_AMOUNTS, flops=AMOUNT, hbm_bytes=AMOUNT
-)
+_REGION = _open({TEXT: "name loc", AMOUNT: "time_ps flops hbm_bytes", _AMOUNTS: "busy_ps"})
 _FUNCTION = _open(
-    program=TEXT,
-    function=TEXT,
-    calls=NUMBER,
-    time_ps=AMOUNT,
-    breakdown_ps=_AMOUNTS,
-    flops=AMOUNT,
-    hbm_bytes=AMOUNT,
-    loc=TEXT,
+    {
+        TEXT: "program function loc",
+        NUMBER: "calls",
+        AMOUNT: "time_ps flops hbm_bytes",
+        _AMOUNTS: "breakdown_ps",
+    },
     regions=Items(_REGION),
 )
 
@@ -188,51 +169,29 @@ def _cells(*kinds: type) -> Rule:
 
 
 _TIMELINE = _open(
-    program=TEXT,
-    function=TEXT,
-    duration_ps=NUMBER,
-    left_out=NUMBER,
-    tracks=Items(_open(name=TEXT, slices=Items(_cells(str, int, int)))),
+    {TEXT: "program function", NUMBER: "duration_ps left_out"},
+    tracks=Items(_open({TEXT: "name"}, slices=Items(_cells(str, int, int)))),
 )
 _COLLECTIVE = _open(
-    kind=TEXT,
-    axis=TEXT,
-    group_size=NUMBER,
-    count=NUMBER,
-    parts=NUMBER,
-    stream=_NO_LESS,
-    bytes=NUMBER,
-    algorithm=TEXT,
-    time_ps=NUMBER,
-    exposed_ps=NUMBER,
-    why=TEXT,
+    {
+        TEXT: "kind axis algorithm why",
+        NUMBER: "group_size count parts bytes time_ps exposed_ps",
+        _NO_LESS: "stream",
+    }
 )
-_STREAM = _open(
-    stream=NUMBER,
-    packet_bytes=NUMBER,
-    collectives=_TEXTS,
-    count=NUMBER,
-    time_ps=NUMBER,
-    exposed_ps=NUMBER,
-)
+_STREAM = _open({NUMBER: "stream packet_bytes count time_ps exposed_ps", _TEXTS: "collectives"})
 _PIPELINE = _open(
-    schedule=TEXT,
-    balance=TEXT,
-    num_microbatches=NUMBER,
-    bubble_of_equal_stages=AMOUNT,
-    stages=Items(_open(stage=NUMBER, layers=Items(NUMBER), cost_share=AMOUNT)),
+    {TEXT: "schedule balance", NUMBER: "num_microbatches", AMOUNT: "bubble_of_equal_stages"},
+    stages=Items(_open({NUMBER: "stage", AMOUNT: "cost_share"}, layers=Items(NUMBER))),
 )
 _UNIT = _open(
-    kind=TEXT,
-    key=TEXT,
-    name=TEXT,
-    started_s=FIGURE,
-    seconds=AMOUNT,
-    worker=TEXT,
-    cache=TEXT,
-    attempts=NUMBER,
-    error=TEXT,
-    optional={"stored_s": TIME},
+    {
+        TEXT: "kind key name worker cache error",
+        FIGURE: "started_s",
+        AMOUNT: "seconds",
+        NUMBER: "attempts",
+    },
+    {"stored_s": TIME},
 )
 
 
@@ -252,10 +211,9 @@ def _apart(what: str, *names: str) -> Rule:
 
 
 _NUMERICS = _open(
-    steps=NUMBER,
+    {NUMBER: "steps", MAYBE: "worst_loss_error", FIGURE: "bound", FLAG: "passed"},
     losses=several(MAYBE, 1),
     reference_losses=Items(MAYBE),
-    worst_loss_error=MAYBE,
     worst_loss=_apart("a step, its error and what is allowed, or null", "step"),
     worst_param_error=_apart("a leaf, its error and what is allowed, or null", "leaf"),
     worst_l0=_apart(
@@ -263,31 +221,27 @@ _NUMERICS = _open(
     ),
     parts=_maybe(
         "micro-batches that are no mean, or null",
-        _open({"loss": MAYBE, "mean_loss": MAYBE}, count=_INTEGER, place=TEXT),
+        _open({_INTEGER: "count", TEXT: "place"}, {"loss": MAYBE, "mean_loss": MAYBE}),
     ),
     rounding=_maybe(
-        "draws and what an effect is multiplied by, or null",
-        _open(samples=_INTEGER, times=_INTEGER),
+        "draws and what an effect is multiplied by, or null", _open({_INTEGER: "samples times"})
     ),
-    bound=FIGURE,
-    passed=FLAG,
     l0=Entries(MAYBE),
 )
 WHATIF = _open(
-    tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)),
-    left=_TEXTS,
-    optional={"stored_s": TIME},
+    {_TEXTS: "left"}, {"stored_s": TIME}, tried=Items(_open({TEXT: "change status", FLAG: "helps"}))
 )
-_REFUSED = _open(code=TEXT, message=TEXT)
+_REFUSED = _open({TEXT: "code message"})
 _TRIED = _open(
-    peak_bytes=NUMBER,
-    global_batch=SIZE,
-    same_batch=FLAG,
-    step_time_s=POSITIVE,
+    {
+        NUMBER: "peak_bytes",
+        SIZE: "global_batch",
+        FLAG: "same_batch",
+        POSITIVE: "step_time_s",
+        MAYBE: "usd_per_1e6_tokens cost_change",
+    },
+    {"refused": _TEXTS},
     time_change=Rule("a change above -1", lambda v: _is_figure(v) and v > -1),
-    usd_per_1e6_tokens=MAYBE,
-    cost_change=MAYBE,
-    optional={"refused": _TEXTS},
 )
 
 
@@ -295,120 +249,96 @@ _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
     "provenance": _open(
-        stages_s=_AMOUNTS, optional={"stored_s": TIME, "answered_s": AMOUNT, "again": TEXT}
+        {_AMOUNTS: "stages_s"}, {"stored_s": TIME, "answered_s": AMOUNT, "again": TEXT}
     ),
     "graph": _open(
-        name=TEXT,
-        repeats=_TEXTS,
-        params=NUMBER,
-        flops_per_step=AMOUNT,
-        optional={"product_types": _AMOUNTS},
+        {TEXT: "name", _TEXTS: "repeats", NUMBER: "params", AMOUNT: "flops_per_step"},
+        {"product_types": _AMOUNTS},
     ),
     "mesh": Entries(SIZE),
     "cores": SIZE,
     "neffs": NUMBER,
-    "batch": _open(
-        global_batch=SIZE, micro_batch=SIZE, num_microbatches=SIZE, tokens_per_sample=SIZE
-    ),
+    "batch": _open({SIZE: "global_batch micro_batch num_microbatches tokens_per_sample"}),
     "logical_cores": _open(
-        lnc=SIZE,
-        per_instance=SIZE,
-        hbm_bytes=SIZE,
-        hypothetical=FLAG,
-        regions_cut=NUMBER,
-        regions_alone=NUMBER,
-        alone_ps=NUMBER,
+        {
+            SIZE: "lnc per_instance hbm_bytes",
+            FLAG: "hypothetical",
+            NUMBER: "regions_cut regions_alone alone_ps",
+        }
     ),
     "placement": _open(
-        name=TEXT,
-        order=_TEXTS,
-        why=TEXT,
-        axes=Entries(TEXT),
-        optional={"kind": one_of(TORUS, LINEAR)},
+        {TEXT: "name why", _TEXTS: "order"}, {"kind": one_of(TORUS, LINEAR)}, axes=Entries(TEXT)
     ),
     "context": TEXT,
-    "pipeline": _open(),
+    "pipeline": _open({}),
     "findings": Items(FINDING),
     "units": Items(_UNIT),
     "programs": Items(
         _open(
-            name=TEXT,
-            stage=NUMBER,
-            functions=_TEXTS,
-            instructions_static=NUMBER,
-            instructions_dynamic=NUMBER,
-            neff_bytes=NUMBER,
+            {
+                TEXT: "name",
+                NUMBER: "stage instructions_static instructions_dynamic neff_bytes",
+                _TEXTS: "functions",
+            }
         )
     ),
     "memory": _MEMORY,
     "timing": _TIMING,
     "functions": Items(_FUNCTION),
-    "step_chart": Items(_open(stage=NUMBER, runs=Items(_cells(str, int, int, int, int)))),
+    "step_chart": Items(_open({NUMBER: "stage"}, runs=Items(_cells(str, int, int, int, int)))),
     "timelines": Items(_TIMELINE),
     "collectives": Items(_COLLECTIVE),
-    "streams": _open(compute_packet_bytes=NUMBER, streams=Items(_STREAM)),
-    "cost": _open(usd_per_hour=MAYBE, usd_per_step=MAYBE, usd_per_1e6_tokens=MAYBE),
+    "streams": _open({NUMBER: "compute_packet_bytes"}, streams=Items(_STREAM)),
+    "cost": _open({MAYBE: "usd_per_hour usd_per_step usd_per_1e6_tokens"}),
     "goodput": _open(
-        mtbf_s=POSITIVE,
-        checkpoint_s=AMOUNT,
-        interval_s=AMOUNT,
-        interval_steps=NUMBER,
-        goodput=FIGURE,
-        tokens_per_s=AMOUNT,
+        {
+            POSITIVE: "mtbf_s",
+            AMOUNT: "checkpoint_s interval_s tokens_per_s",
+            NUMBER: "interval_steps",
+            FIGURE: "goodput",
+        }
     ),
     "limits": _open(
-        cannot_tell=Items(_open(short=TEXT, text=TEXT)),
-        assumed=Items(_open(name=TEXT, value=_FIGURES, status=TEXT, source=TEXT)),
+        {},
+        cannot_tell=Items(_open({TEXT: "short text"})),
+        assumed=Items(_open({TEXT: "name status source", _FIGURES: "value"})),
     ),
-    "bottleneck": _open(kind=TEXT, category=TEXT, share=FIGURE, text=TEXT),
+    "bottleneck": _open({TEXT: "kind category text", FIGURE: "share"}),
 }
 _PRICE = _open(
-    machine=TEXT,
+    {TEXT: "machine date region status source", FLAG: "given", _NO_LESS: "usd_per_hour"},
     kind=one_of("on-demand", "capacity-block", "own"),
-    given=FLAG,
-    usd_per_hour=_NO_LESS,
-    date=TEXT,
-    region=TEXT,
-    status=TEXT,
-    source=TEXT,
     published=Items(one_of("on-demand", "capacity-block")),
 )
 _GOAL = _open(
-    tokens=SIZE,
-    deadline_s=_NO_LESS,
-    budget_usd=_NO_LESS,
-    steps=SIZE,
-    goodput=AMOUNT,
-    days=_NO_LESS,
-    usd=_NO_LESS,
-    slack_days=MAYBE,
-    slack_usd=MAYBE,
-    fits=FLAG,
+    {
+        SIZE: "tokens steps",
+        _NO_LESS: "deadline_s budget_usd days usd",
+        AMOUNT: "goodput",
+        MAYBE: "slack_days slack_usd",
+        FLAG: "fits",
+    },
     met=Rule("true, false or null", lambda v: v is None or type(v) is bool),
     needs=_maybe(
         "what would meet a goal, or null",
         _open(
-            {"instances": _NO_LESS, "usd_per_instance_hour": _NO_LESS},
-            speedup=AMOUNT,
-            tokens=AMOUNT,
+            {AMOUNT: "speedup tokens"}, {"instances": _NO_LESS, "usd_per_instance_hour": _NO_LESS}
         ),
     ),
 )
-_FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
+_FAULTS = _open({AMOUNT: "healthy_step_time_ps slowdown", NUMBER: "rank_classes"})
 _AUTO = _open(
-    keys=_TEXTS,
-    remat=TEXT,
-    micro_batch=SIZE,
-    samples_per_rank=SIZE,
-    why_one_size=TEXT,
+    {_TEXTS: "keys", TEXT: "remat why_one_size", SIZE: "micro_batch samples_per_rank"},
     tried=Items(
-        _open(remat=TEXT, micro_batch=SIZE, status=one_of("fits", "does not fit", "refused"))
+        _open(
+            {TEXT: "remat", SIZE: "micro_batch"}, status=one_of("fits", "does not fit", "refused")
+        )
     ),
 )
 _CANDIDATE = _open(
-    peak_bytes=NUMBER, compiled=FLAG, refused=_TEXTS, optional={"step_time_s": POSITIVE}
+    {NUMBER: "peak_bytes", FLAG: "compiled", _TEXTS: "refused"}, {"step_time_s": POSITIVE}
 )
-_RESOLVED = Entries(_open(value=either(FIGURE, TEXT), why=TEXT))
+_RESOLVED = Entries(_open({TEXT: "why"}, value=either(FIGURE, TEXT)))
 _NOT_ALWAYS: dict[str, Shape] = {
     "resolved": _RESOLVED,  # reports of older releases do not have it
     "auto": _AUTO,
@@ -418,7 +348,7 @@ _NOT_ALWAYS: dict[str, Shape] = {
     "price": _PRICE,
     "goal": _GOAL,
 }
-REPORT = _open(_NOT_ALWAYS, **_SECTIONS)
+REPORT = _open({}, _NOT_ALWAYS, **_SECTIONS)
 """A report of `plan` or `run`."""
 
 

@@ -16,7 +16,7 @@ KIB = 2**10
 
 def count_text(number: float) -> str:
     """A count with a decimal prefix: 3.03 M, 201 T."""
-    for exponent, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+    for exponent, prefix in zip(range(18, 0, -3), "EPTGMk", strict=True):
         if number >= 0.9995 * 10**exponent:  # three digits of less are below 1000 of the next
             return f"{number / 10**exponent:.3g} {prefix}"
     return f"{number:.3g} "

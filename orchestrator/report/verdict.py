@@ -57,7 +57,6 @@ def _what_fits(report: Report) -> str:
 
 
 def _planned(report: Report) -> list[Facts]:
-    """What was tried and could be planned."""
     return [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
 
 
@@ -106,10 +105,9 @@ def _above(report: Report) -> Iterator[Verdict]:
 def ends_at_published(timing: Facts) -> bool:
     """Whether the slow end of the band is no profile's step but was set to the step at the best
     published MFU (`report.band`)."""
-    best = timing.get("published")
-    if best is None or best["times"] <= 1:
-        return False
-    return math.isclose(timing["band_s"][1], timing["step_time_s"] * best["times"], rel_tol=_SAME)
+    times = (timing.get("published") or {"times": 0.0})["times"]
+    end, step_s = timing["band_s"][1], timing["step_time_s"]
+    return times > 1 and math.isclose(end, step_s * times, rel_tol=_SAME)
 
 
 def published_text(best: Facts) -> str:

@@ -9,7 +9,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,15 @@ class Curve:
     ideal: bool = False  # dashed: what it is compared with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves with their axes."""
+    """Curves over the number of instances."""
 
     title: str
-    x: str
     y: str
     curves: Sequence[Curve]
-    log: str = ""  # "x", "y" or "xy"
-    share: bool = field(default=False)  # y is a share
+    log: str = "x"  # or "xy"
+    share: bool = False  # y is a share
 
 
 def available() -> bool:
@@ -137,7 +136,6 @@ def scatter(clouds: Sequence[Cloud], stem: Path) -> list[Path]:
 
 
 def _label(axes: Any, point: tuple[float, float], text: str) -> None:
-    """Write beside a point, towards the middle of the plot."""
     low, high = axes.get_xlim()
     side = "left" if point[0] < (low + high) / 2 else "right"
     offset = (5, 5) if side == "left" else (-5, 5)
@@ -163,7 +161,7 @@ def curves(panels: Sequence[Panel], stem: Path, suffixes: Sequence[str] = SUFFIX
             axes.xaxis.set_major_formatter("{x:g}")
             if panel.share:
                 axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
-            axes.set(xlabel=panel.x, ylabel=panel.y)
+            axes.set(xlabel="instances", ylabel=panel.y)
             axes.set_title(panel.title, fontsize=10)
             axes.grid(alpha=0.3)
             axes.legend(fontsize=8)

@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from shardwright.orchestrator.terminal.strict_json import dumps
 
 if TYPE_CHECKING:
-    from rich.console import (
-        Console,
-        ConsoleOptions,
-        JustifyMethod,
-        OverflowMethod,
-        RenderableType,
-    )
+    from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType
     from rich.segment import Segment
     from rich.table import Table
     from rich.text import Text
@@ -49,7 +43,6 @@ def adapt(*streams: TextIO) -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """See codecs.register_error."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = (_sign(c) for c in error.object[error.start : error.end])
@@ -57,7 +50,6 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def _sign(char: str) -> str:
-    """One ASCII character for another."""
     if char in _SIGNS:
         return _SIGNS[char]
     if "\u2800" <= char <= "\u28ff":

@@ -132,9 +132,9 @@ def _drawn(
     plotext.clear_figure()
     plotext.theme("clear")
     across, up = _axes(series, height, log)
-    columns = width - _FRAME_COLUMNS - max(map(len, up.labels))
-    columns = (columns - 1) // across.steps * across.steps + 1
-    plotext.plotsize(columns + _FRAME_COLUMNS + max(map(len, up.labels)), height)
+    frame = _FRAME_COLUMNS + max(map(len, up.labels))
+    columns = (width - frame - 1) // across.steps * across.steps + 1
+    plotext.plotsize(columns + frame, height)
     markers = _markers(series)
     for name, (xs, ys) in series.items():
         places = [across.at(value) for value in xs], [up.at(value) for value in ys]

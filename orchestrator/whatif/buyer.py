@@ -7,14 +7,13 @@ Rows are stored without either, so that the same rows answer any goal at any pri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.cost import (
-    Price,
     basis_text,
     cost_section,
     list_text,
@@ -22,18 +21,17 @@ from shardwright.orchestrator.report.cost import (
     price_of,
 )
 from shardwright.orchestrator.report.goal import (
-    Answer,
-    Pace,
     answer,
     limits_text,
     needs_text,
+    shortfall,
     took_text,
 )
 from shardwright.orchestrator.report.text import Facts, usd_text
 from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.whatif.rows import Row
 
-Answered = tuple[Row, Answer]
+Answered = tuple[Row, Facts]
 _NEEDED = ("target", "instances", "step_time_s", "tokens_per_step", "goodput")
 
 
@@ -58,22 +56,23 @@ def bought(row: Row, host: JobConfig) -> Row:
         return row
     m, price = row.metrics, _price(row, host)
     cost = cost_section(price, m["instances"], m["step_time_s"], m["tokens_per_step"])
-    found = replace(row, metrics={**m, **cost, "price_kind": price.kind})
+    found = replace(row, metrics={**m, **cost, "price_kind": price["kind"]})
     if not host.goal.tokens:
         return found
-    took = asdict(_answer(found, host))
+    took = _answer(found, host)
     figures = {name: took[name] for name in ("days", "usd", "slack_days", "slack_usd")}
     return replace(found, metrics={**found.metrics, **figures})
 
 
-def _price(row: Row, host: JobConfig) -> Price:
+def _price(row: Row, host: JobConfig) -> dict[str, Any]:
     name = row.metrics["target"]
     return price_of(load_target(name), name, host.price)
 
 
-def _answer(row: Row, host: JobConfig) -> Answer:
+def _answer(row: Row, host: JobConfig) -> Facts:
     m = row.metrics
-    pace = Pace(
+    return answer(
+        host.goal,
         tokens_per_step=m["tokens_per_step"],
         step_s=m["step_time_s"],
         goodput=m["goodput"],
@@ -81,14 +80,12 @@ def _answer(row: Row, host: JobConfig) -> Answer:
         usd_per_hour=m["usd_per_hour"],
         fits=row.status == FITS,
     )
-    return answer(host.goal, pace)
 
 
 def prices_section(rows: Sequence[Row], host: JobConfig) -> list[dict[str, Any]]:
     """The price of every machine among rows, as documents have it."""
     told = [row for row in rows if "price_kind" in row.metrics]
-    prices = {row.metrics["target"]: _price(row, host) for row in told}
-    return [price.as_dict() for price in prices.values()]
+    return list({row.metrics["target"]: _price(row, host) for row in told}.values())
 
 
 def prices_text(prices: Sequence[Facts]) -> str:
@@ -108,16 +105,13 @@ def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
     fitting = [row for row in rows if row.status == FITS and not row.code]
     found = [(row, _answer(row, host)) for row in fitting if row.metrics.get("days") is not None]
     unasked = not (host.goal.deadline or host.goal.budget)
-    meeting = [(row, one) for row, one in found if one.met or unasked]
-    missing = [(row, one) for row, one in found if one.met is False]
+    meeting = [(row, one) for row, one in found if one["met"] or unasked]
+    missing = [(row, one) for row, one in found if one["met"] is False]
+    priced = [(row, one) for row, one in meeting if one["usd"] is not None]
     best = {
-        "cheapest": min(
-            (f for f in meeting if f[1].usd is not None),
-            key=lambda f: (f[1].usd, f[1].days),
-            default=None,
-        ),
-        "fastest": min(meeting, key=lambda f: (f[1].days, f[1].usd or 0.0), default=None),
-        "nearest": None if meeting else min(missing, key=lambda f: f[1].shortfall, default=None),
+        "cheapest": min(priced, key=lambda f: (f[1]["usd"], f[1]["days"]), default=None),
+        "fastest": min(meeting, key=lambda f: (f[1]["days"], f[1]["usd"] or 0.0), default=None),
+        "nearest": None if meeting else min(missing, key=lambda f: shortfall(f[1]), default=None),
     }
     return {
         "tokens": host.goal.tokens,
@@ -144,15 +138,15 @@ def _texts(
         yield _text("no point meets it; nearest", nearest, host)
     elif not fastest:
         yield "no point can be held to it" if found else "no point fits, so none meets it"
-    if unpriced := [row for row, one in found if one.usd is None]:
+    if unpriced := [row for row, one in found if one["usd"] is None]:
         which = "point has" if len(unpriced) == 1 else "points have"
         yield f"{len(unpriced)} {which} no price of this kind, and so no dollars to compare"
 
 
 def _text(title: str, found: Answered, host: JobConfig) -> str:
     row, one = found
-    basis = basis_text(_price(row, host).as_dict())
+    basis = basis_text(_price(row, host))
     name = " ".join(f"{key}={value}" for key, value in row.values.items())
-    needs = needs_text(one.as_dict()["needs"], "token")
-    told = f"{title}: {name}: {took_text(one.as_dict(), basis)}"
+    needs = needs_text(one["needs"], "token")
+    told = f"{title}: {name}: {took_text(one, basis)}"
     return f"{told}; it needs {needs}" if needs else told

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config.job_flags import add_job_verb, job_config
+from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.outputs import prepare, writing
 from shardwright.orchestrator.terminal.terminal import say, say_json
@@ -140,7 +141,6 @@ def _words(text: str) -> list[str]:
 
 
 def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
-    """The folder of a sweep, and its rows."""
     from shardwright.orchestrator.config.config import output_folder
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.journal import Journal
@@ -154,7 +154,6 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
 
 
 def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
-    """That rows were stored, and what was written: one folder and the names in it."""
     if text := swept.stored_text(command):
         say(text)
     if paths:
@@ -162,8 +161,6 @@ def _tell_rest(swept: Swept, paths: Sequence[Path], command: str) -> None:
 
 
 def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
-    """One planned point on the progress line."""
-    from shardwright.orchestrator.report.tried import REFUSED
     from shardwright.orchestrator.whatif.rows import METRICS
     from shardwright.orchestrator.whatif.table import short_names
 
@@ -175,8 +172,6 @@ def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
 
 def _exit_code(swept: Swept) -> int:
     """130 when it was interrupted, 70 when no point could be planned, 71 when none fits."""
-    from shardwright.orchestrator.report.tried import FITS, REFUSED
-
     if swept.interrupted:
         say("interrupted; points that are done are kept", err=True)
         return 130

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shardwright.compiler.diagnostics import (
-    CapacityError,
-    DiagnosticError,
-)
+from shardwright.compiler.diagnostics import CapacityError, DiagnosticError
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.report.resolved import resolved_job
-from shardwright.orchestrator.report.text import Report, mesh_text, rate_text
+from shardwright.orchestrator.report.text import GIB, Report, mesh_text, rate_text
 from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.service.unit_errors import stored_at
 
@@ -25,7 +22,6 @@ TEXTS = ("target", "confidence", "mesh", "price_kind", "remat")
 """The metrics that are no figures."""
 FITTED = ("remat", "micro_batch")
 """The metrics that the memory decides about where the point does not say."""
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)

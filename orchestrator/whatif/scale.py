@@ -6,11 +6,10 @@ each of them is and what the rows say together: efficiency, and which machine is
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
@@ -72,7 +71,7 @@ def points(study: Study, base: JobConfig, job: Callable[[Keys], JobConfig]) -> l
     Raises UsageError for a mesh in which nothing can grow, and for unknown machines.
     """
     found, strong_batch = [], _strong_batch(study, base)
-    says_mesh = any(dataclasses.asdict(base.mesh).values())
+    says_mesh = any(asdict(base.mesh).values())
     for mode, target, count in itertools.product(study.modes, study.targets, study.instances):
         batch = strong_batch if mode == STRONG else 0
         sizes = _sizes(study, base, target, count, batch)
@@ -119,7 +118,7 @@ def _sizes(study: Study, base: JobConfig, target: str, count: int, batch: int) -
 
 def _axes(base: JobConfig) -> dict[str, int]:
     """The axes of the job, or of its strategy; one is AUTO. Raises UsageError."""
-    given = {axis: size for axis, size in dataclasses.asdict(base.mesh).items() if size}
+    given = {axis: size for axis, size in asdict(base.mesh).items() if size}
     if not given:
         defaults = default_axes(base.strategy.name).items()
         given = {axis: AUTO if size == "auto" else int(size) for axis, size in defaults}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,6 @@ def _table(mode: str, own: Sequence[Curve], names: Mapping[str, str]) -> Table:
 
 
 def _short_names(found: Sequence[Curve]) -> dict[str, str]:
-    """Names of machines without their size, where that says enough."""
     families = {c.target: c.target.partition(".")[0] for c in found}
     several = Counter(families.values())
     return {t: name if several[name] == 1 else t for t, name in families.items()}
@@ -166,10 +165,7 @@ def show_plot(console: Console, found: Sequence[Curve]) -> None:
 
 
 def write_plots(
-    folder: Path,
-    found: Sequence[Curve],
-    prefix: str = "",
-    suffixes: Sequence[str] = plots.SUFFIXES,
+    folder: Path, found: Sequence[Curve], prefix: str = "", suffixes: Sequence[str] = plots.SUFFIXES
 ) -> list[Path]:
     """`PREFIXscale-MODE` in files of these kinds; nothing without matplotlib. What was written."""
     paths = []
@@ -182,37 +178,26 @@ def write_plots(
 
 def panels(mode: str, own: Sequence[Curve]) -> list[plots.Panel]:
     """Speed, efficiency and cost over the number of instances."""
-    speed, cost = [], []
-    for curve in own:
-        xs, ys = _xs(curve), _ys(curve, "tokens_per_s")
-        speed.append(plots.Curve(name=curve.target, x=xs, y=ys, band=_band(curve)))
-        if costs := _ys(curve, "usd_per_1e6_tokens"):
-            cost.append(plots.Curve(name=curve.target, x=xs, y=costs))
-    xs = _xs(own[0])
-    linear = [_ys(own[0], "tokens_per_s")[0] * x / xs[0] for x in xs]
-    speed.append(plots.Curve(name="linear", x=xs, y=linear, ideal=True))
-    efficiency = [plots.Curve(name=c.target, x=_xs(c), y=_ys(c, "efficiency")) for c in own]
-    found = [
-        plots.Panel(
-            title=f"{mode} scaling (band: conservative to peak)",
-            x="instances",
-            y="tokens per second",
-            curves=speed,
-            log="xy",
-        ),
-        plots.Panel(
-            title="tokens per second and instance",
-            x="instances",
-            y="efficiency",
-            curves=efficiency,
-            log="x",
-            share=True,
-        ),
+
+    def along(name: str) -> list[plots.Curve]:
+        known = ((curve, _ys(curve, name)) for curve in own)
+        return [plots.Curve(name=one.target, x=_xs(one), y=ys) for one, ys in known if ys]
+
+    xs, (first, *_) = _xs(own[0]), _ys(own[0], "tokens_per_s")
+    linear = plots.Curve(name="linear", x=xs, y=[first * x / xs[0] for x in xs], ideal=True)
+    speed = [
+        replace(line, band=_band(one)) for line, one in zip(along("tokens_per_s"), own, strict=True)
     ]
-    if cost:
-        label = METRICS["usd_per_1e6_tokens"].label
-        found.append(plots.Panel(title="cost", x="instances", y=label, curves=cost, log="x"))
-    return found
+    label = METRICS["usd_per_1e6_tokens"].label
+    title = f"{mode} scaling (band: conservative to peak)"
+    found = [
+        plots.Panel(title, "tokens per second", [*speed, linear], log="xy"),
+        plots.Panel(
+            "tokens per second and instance", "efficiency", along("efficiency"), share=True
+        ),
+        plots.Panel("cost", label, along("usd_per_1e6_tokens")),
+    ]
+    return [panel for panel in found if panel.curves]
 
 
 def _xs(curve: Curve) -> list[int]:

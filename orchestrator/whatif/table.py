@@ -135,9 +135,7 @@ def show_bought(console: Console, swept: Swept) -> None:
 
 def _verdict(row: Row) -> str:
     over = row.metrics.get("over_gib")
-    if row.status == FITS:
-        return row.code
-    return f"+{over:.2f} GiB" if over else row.code
+    return f"+{over:.2f} GiB" if over and row.status != FITS else row.code
 
 
 def reasons(console: Console, rows: Sequence[Row]) -> None:

@@ -65,8 +65,7 @@ def affordable(tries: int, report: Report, started: float) -> int:
     """
     if tries != AUTO:
         return tries
-    least = 0 if report["memory"]["fits"] else 2
-    least = max(least, 1) if refusals(report) else least
+    least = (1 if refusals(report) else 0) if report["memory"]["fits"] else 2
     provenance = report["provenance"]
     took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
     once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))
@@ -75,7 +74,6 @@ def affordable(tries: int, report: Report, started: float) -> int:
 
 
 def _changes(job: JobConfig, report: Report, count: int) -> Iterator[Change]:
-    """Changes, the most promising first."""
     now = situation_of(job, report)
     if report["memory"]["fits"] or not count:
         return (changed(job, idea.keys) for idea in ideas(now, report))
@@ -168,4 +166,4 @@ def _rank(row: Facts) -> tuple[int, int, float]:
     """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
     token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
-    return (order, 0, 0.0) if order else (order, len(row["refused"]), gain(row))
+    return (order, 0, 0.0) if order else (0, len(row["refused"]), gain(row))

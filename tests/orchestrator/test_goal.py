@@ -29,8 +29,6 @@ from shardwright.orchestrator.report.cost import (
     price_of,
 )
 from shardwright.orchestrator.report.goal import (
-    Answer,
-    Pace,
     answer,
     doubts,
     goal_rows,
@@ -38,6 +36,7 @@ from shardwright.orchestrator.report.goal import (
     limits_text,
     needs_text,
     rests_on,
+    shortfall,
 )
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.shape import check_report
@@ -57,10 +56,10 @@ def close(number: float) -> Any:
     return pytest.approx(number, rel=1e-12)
 
 
-def pace(**figures: Any) -> Pace:
+def pace(**figures: Any) -> dict[str, Any]:
     """A step of 1,000 tokens in 2 s, of which half are lost, on 4 instances for $90 an hour."""
     own: dict[str, Any] = {"tokens_per_step": 1000, "step_s": 2.0, "goodput": 0.5, "instances": 4}
-    return Pace(**(own | {"usd_per_hour": 90.0, "fits": True} | figures))
+    return own | {"usd_per_hour": 90.0, "fits": True} | figures
 
 
 def asked(deadline: float = 0.0, budget: float = 0.0, tokens: int = 1_000_000) -> GoalConfig:
@@ -73,63 +72,75 @@ def asked(deadline: float = 0.0, budget: float = 0.0, tokens: int = 1_000_000) -
 def test_days_and_dollars() -> None:
     """1,000 steps of 2 s at a goodput of a half are 4,000 s, a part of 4000 / 86400 of a day, and
     4000 / 3600 hours of $90 are $100."""
-    found = answer(asked(), pace())
-    assert (found.steps, found.days, found.usd) == (1000, close(4000 / 86_400), close(100.0))
-    assert (found.deadline_s, found.slack_days, found.slack_usd) == (None, None, None)
-    assert (found.met, found.needs) == (None, None)
+    found = answer(asked(), **pace())
+    assert (found["steps"], found["days"], found["usd"]) == (
+        1000,
+        close(4000 / 86_400),
+        close(100.0),
+    )
+    assert (found["deadline_s"], found["slack_days"], found["slack_usd"]) == (None, None, None)
+    assert (found["met"], found["needs"]) == (None, None)
 
 
 def test_a_part_of_a_step_is_a_step() -> None:
-    assert answer(asked(tokens=1001), pace()).steps == 2
+    assert answer(asked(tokens=1001), **pace())["steps"] == 2
 
 
 def test_a_goal_that_is_met() -> None:
     """Of 5,000 s 1,000 are left, of $150 50."""
-    found = answer(asked(5000.0, 150.0), pace())
-    assert (found.slack_days, found.slack_usd) == (close(1000 / 86_400), close(50.0))
-    assert (found.met, found.needs) == (True, None)
-    assert found.shortfall == close(0.8)
+    found = answer(asked(5000.0, 150.0), **pace())
+    assert (found["slack_days"], found["slack_usd"]) == (close(1000 / 86_400), close(50.0))
+    assert (found["met"], found["needs"]) == (True, None)
+    assert shortfall(found) == close(0.8)
 
 
 def test_what_a_missed_deadline_needs() -> None:
     """4,000 s for 3,000: 4/3 of the speed; 4 x 4/3 instances are 5.33, so 6; 750 of 1,000 steps."""
-    found = answer(asked(3000.0, 150.0), pace())
-    assert found.slack_days == close(-1000 / 86_400)
-    assert found.met is False and found.needs is not None
-    assert (found.needs.speedup, found.needs.instances) == (close(4 / 3), 6)
-    assert (found.needs.usd_per_instance_hour, found.needs.tokens) == (None, 750_000)
+    found = answer(asked(3000.0, 150.0), **pace())
+    assert found["slack_days"] == close(-1000 / 86_400)
+    assert found["met"] is False and found["needs"] is not None
+    assert (found["needs"]["speedup"], found["needs"]["instances"]) == (close(4 / 3), 6)
+    assert (found["needs"]["usd_per_instance_hour"], found["needs"]["tokens"]) == (None, 750_000)
 
 
 def test_what_a_missed_budget_needs() -> None:
     """$100 for $80: 5/4 of the speed, or $22.50 x 4/5 an instance hour; 800 of 1,000 steps. More
     instances at the same efficiency cost the same."""
-    found = answer(asked(5000.0, 80.0), pace())
-    assert found.met is False and found.needs is not None
-    assert (found.needs.speedup, found.needs.instances) == (close(1.25), None)
-    assert (found.needs.usd_per_instance_hour, found.needs.tokens) == (close(18.0), 800_000)
+    found = answer(asked(5000.0, 80.0), **pace())
+    assert found["met"] is False and found["needs"] is not None
+    assert (found["needs"]["speedup"], found["needs"]["instances"]) == (close(1.25), None)
+    assert (found["needs"]["usd_per_instance_hour"], found["needs"]["tokens"]) == (
+        close(18.0),
+        800_000,
+    )
 
 
 def test_what_a_goal_missed_in_both_needs() -> None:
     """4,000 s for 2,000 are the larger factor: twice the speed, 8 instances at $18 an hour."""
-    needs = answer(asked(2000.0, 80.0), pace()).needs
+    needs = answer(asked(2000.0, 80.0), **pace())["needs"]
     assert needs is not None
-    assert (needs.speedup, needs.instances) == (close(2.0), 8)
-    assert (needs.usd_per_instance_hour, needs.tokens) == (close(18.0), 500_000)
+    assert (needs["speedup"], needs["instances"]) == (close(2.0), 8)
+    assert (needs["usd_per_instance_hour"], needs["tokens"]) == (close(18.0), 500_000)
 
 
 def test_a_budget_is_not_judged_without_a_price() -> None:
-    found = answer(asked(5000.0, 150.0), pace(usd_per_hour=None))
-    assert (found.usd, found.slack_usd, found.met) == (None, None, None)
-    assert answer(asked(5000.0), pace(usd_per_hour=None)).met is True
-    assert answer(asked(3000.0, 150.0), pace(usd_per_hour=None)).met is False
+    found = answer(asked(5000.0, 150.0), **pace(usd_per_hour=None))
+    assert (found["usd"], found["slack_usd"], found["met"]) == (None, None, None)
+    assert answer(asked(5000.0), **pace(usd_per_hour=None))["met"] is True
+    assert answer(asked(3000.0, 150.0), **pace(usd_per_hour=None))["met"] is False
 
 
 def test_what_does_not_fit_or_never_gets_on_meets_nothing() -> None:
-    assert answer(asked(5000.0), pace(fits=False)).met is False
+    assert answer(asked(5000.0), **pace(fits=False))["met"] is False
     for goodput in (0.0, 1e-200):
-        never = answer(asked(5000.0), pace(goodput=goodput))
-        assert (never.days, never.usd, never.met, never.needs) == (None, None, False, None)
-    assert goal_rows(never.as_dict())[0] == ("time", "-", "1.39 hours", "-")
+        never = answer(asked(5000.0), **pace(goodput=goodput))
+        assert (never["days"], never["usd"], never["met"], never["needs"]) == (
+            None,
+            None,
+            False,
+            None,
+        )
+    assert goal_rows(never)[0] == ("time", "-", "1.39 hours", "-")
 
 
 POSITIVE = st.floats(1e-3, 1e6)
@@ -147,7 +158,7 @@ def test_days_times_the_price_of_a_day_are_the_dollars(
     tokens: int, deadline: float, budget: float, price: float, goodput: float, n: int, step: int
 ) -> None:
     """And signs say what the sentences say."""
-    one = Pace(
+    one: dict[str, Any] = dict(
         tokens_per_step=step,
         step_s=3.0,
         goodput=goodput,
@@ -155,32 +166,34 @@ def test_days_times_the_price_of_a_day_are_the_dollars(
         usd_per_hour=price,
         fits=True,
     )
-    found = answer(GoalConfig(tokens=tokens, deadline=deadline, budget=budget), one)
-    assert found.days and found.usd and found.slack_days is not None
-    assert found.usd == close(found.days * 24 * price)
-    assert found.slack_usd is not None
-    assert found.met is (found.slack_days >= 0 and found.slack_usd >= 0)
-    told, needs = goal_texts(found.as_dict(), "token", "on demand")
-    assert told.startswith("met: " if found.met else "not met: ")
-    assert ("before the deadline" in told) is (found.slack_days >= 0)
-    assert ("below the budget" in told) is (found.slack_usd >= 0)
-    assert bool(needs) is (not found.met)
-    if found.needs:
+    found = answer(GoalConfig(tokens=tokens, deadline=deadline, budget=budget), **one)
+    assert found["days"] and found["usd"] and found["slack_days"] is not None
+    assert found["usd"] == close(found["days"] * 24 * price)
+    assert found["slack_usd"] is not None
+    assert found["met"] is (found["slack_days"] >= 0 and found["slack_usd"] >= 0)
+    told, needs = goal_texts(found, "token", "on demand")
+    assert told.startswith("met: " if found["met"] else "not met: ")
+    assert ("before the deadline" in told) is (found["slack_days"] >= 0)
+    assert ("below the budget" in told) is (found["slack_usd"] >= 0)
+    assert bool(needs) is (not found["met"])
+    if found["needs"]:
         faster = answer(
             GoalConfig(tokens=tokens, deadline=deadline, budget=budget),
-            replace(one, step_s=3.0 / found.needs.speedup * (1 - 1e-9)),
+            **one | {"step_s": 3.0 / found["needs"]["speedup"] * (1 - 1e-9)},
         )
-        assert faster.met
-        if found.needs.tokens:
-            less = replace(GoalConfig(deadline=deadline, budget=budget), tokens=found.needs.tokens)
-            assert answer(less, one).shortfall <= 1 + 1e-9
+        assert faster["met"]
+        if found["needs"]["tokens"]:
+            less = replace(
+                GoalConfig(deadline=deadline, budget=budget), tokens=found["needs"]["tokens"]
+            )
+            assert shortfall(answer(less, **one)) <= 1 + 1e-9
 
 
 # What is said
 
 
 def told(goal: GoalConfig, **figures: Any) -> tuple[str, str]:
-    return goal_texts(answer(goal, pace(**figures)).as_dict(), "token", "on demand")
+    return goal_texts(answer(goal, **pace(**figures)), "token", "on demand")
 
 
 TOOK = "1 M tokens in 1.11 hours at a goodput of 50.0 % for $100 on demand"
@@ -204,7 +217,7 @@ def test_what_speaks_against_a_goal_that_is_met(
     codes: tuple[str, ...], slow: float, expected: str
 ) -> None:
     """4,000 s of a deadline of 5,000: met up to 1.25 times the step's time."""
-    found = answer(asked(5000.0), pace()).as_dict()
+    found = answer(asked(5000.0), **pace())
     report = {
         "goal": found,
         "timing": {"step_time_s": 2.0, "band_s": [1.0, 2.0 * slow]},
@@ -220,7 +233,7 @@ EXTP = {"code": "NCC_EXTP004"}
 
 def missed(goal: GoalConfig, slow: float, *findings: Any, **figures: Any) -> dict[str, Any]:
     return {
-        "goal": answer(goal, pace(**figures)).as_dict(),
+        "goal": answer(goal, **pace(**figures)),
         "timing": {"step_time_s": 1.0, "band_s": [1.0, slow]},
         "findings": list(findings),
         "job": {"cluster": {"instances": 4}},
@@ -251,12 +264,12 @@ def test_the_slow_end_of_a_goal_that_is_missed(
 
 
 def test_what_adds_to_a_goal_that_is_missed_is_no_but() -> None:
-    found = answer(asked(3000.0), pace(fits=False)).as_dict()
+    found = answer(asked(3000.0), **pace(fits=False))
     assert goal_texts(found, "token", "on demand", "so")[0] == (
         f"not met: {TOOK}; 16.7 minutes after the deadline; and the step does not fit the memory;"
         " and so"
     )
-    found = answer(asked(3000.0), pace()).as_dict()
+    found = answer(asked(3000.0), **pace())
     said = goal_texts(found, "token", "on demand", "neuronx-cc would refuse")[0]
     assert said.endswith("after the deadline; and neuronx-cc would refuse")
 
@@ -353,11 +366,11 @@ def test_dollars_of_a_training(usd: float, text: str) -> None:
 
 
 def test_rows_of_the_page() -> None:
-    assert goal_rows(answer(asked(3000.0, 150.0), pace()).as_dict()) == [
+    assert goal_rows(answer(asked(3000.0, 150.0), **pace())) == [
         ("time", "1.11 hours", "50 minutes", "-16.7 minutes"),
         ("money", "$100", "$150", "$50.00"),
     ]
-    assert goal_rows(answer(asked(), pace(usd_per_hour=None)).as_dict()) == [
+    assert goal_rows(answer(asked(), **pace(usd_per_hour=None))) == [
         ("time", "1.11 hours", "-", "-"),
         ("money", "-", "-", "-"),
     ]
@@ -394,9 +407,9 @@ BLOCK = PriceConfig(kind="capacity-block")
 )
 def test_kinds_of_price(machine: str, price: PriceConfig, usd: float, text: str) -> None:
     found = price_of(load_target(machine), machine, price)
-    assert found.usd_per_hour == usd
-    assert list_text(found.as_dict()) == text
-    assert basis_text(found.as_dict()) == text.partition(", us")[0].partition(", region")[0]
+    assert found["usd_per_hour"] == usd
+    assert list_text(found) == text
+    assert basis_text(found) == text.partition(", us")[0].partition(", region")[0]
 
 
 @pytest.mark.parametrize(
@@ -427,7 +440,7 @@ def test_a_machine_without_a_price_of_that_kind_has_no_dollars(
 ) -> None:
     """No other kind stands in for it."""
     found = price_of(load_target(machine), machine, price)
-    assert found.usd_per_hour is None and missing_text(found.as_dict()) == text
+    assert found["usd_per_hour"] is None and missing_text(found) == text
     cost = cost_section(found, 2, 1.0, 1)
     assert cost == {"usd_per_hour": None, "usd_per_step": None, "usd_per_1e6_tokens": None}
 
@@ -476,7 +489,7 @@ def test_a_price_without_a_name_is_for_the_machine_of_the_job() -> None:
     job = config.load(None, ["cluster.target=trn2.48xlarge"], {"price.usd_per_hour": "21.5"})
     assert job.price.usd_per_hour == ((TRN2, 21.5),)
     other = changed(job, {"cluster.target": TRN1}).job
-    assert price_of(load_target(TRN1), TRN1, other.price).usd_per_hour is None
+    assert price_of(load_target(TRN1), TRN1, other.price)["usd_per_hour"] is None
     several = config.load(None, ["price.usd_per_hour=trn1.32xlarge=9, trn2.48xlarge=$36"])
     assert several.price.usd_per_hour == ((TRN1, 9.0), (TRN2, 36.0))
 
@@ -730,5 +743,5 @@ def test_a_sweep_answers_another_goal_from_the_same_rows(
 
 
 def test_answers_are_plain() -> None:
-    found = answer(asked(3000.0, 80.0), pace())
-    assert isinstance(found, Answer) and json.loads(json.dumps(found.as_dict())) == found.as_dict()
+    found = answer(asked(3000.0, 80.0), **pace())
+    assert json.loads(json.dumps(found)) == found

@@ -282,7 +282,7 @@ def test_charts_and_timelines_are_plain_data() -> None:
 def test_instructions_of_a_program_static_and_run() -> None:
     """layer: 1 + 1 + 1 written, 1 + 5 x (1 + 3) = 21 run, and 2 of the copy; head 2. In all 7
     written; 10 x (23 + 2 x 2) + 2 = 272 run."""
-    assert [report._static(f) for f in PROGRAM.functions] == [5, 2]
+    assert [report._instructions(f, False) for f in PROGRAM.functions] == [5, 2]
     assert report._dynamic(PROGRAM, PROGRAM.steps) == 272
 
 
@@ -412,7 +412,7 @@ def test_the_average_is_of_bus_bandwidths() -> None:
 
 def series(first: str, last: str, step: str = "", factor: str = "") -> list[int]:
     keys: dict[str, Any] = {name: "" for name in nccom.Request.__dataclass_fields__}
-    keys |= {"min_bytes": first, "max_bytes": last, "step_bytes": step, "step_factor": factor}
+    keys |= {"minbytes": first, "maxbytes": last, "stepbytes": step, "stepfactor": factor}
     return nccom.sizes(nccom.Request(**keys))
 
 

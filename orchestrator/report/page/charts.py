@@ -19,35 +19,18 @@ WIDTH = 1000.0
 HEIGHT = 100.0
 _LEAST = 0.4  # narrowest rectangle that can be seen
 _LIMIT_SHOWN = 0.3  # of the limit; a lower peak has a drawing of its own height
-_KINDS = {
-    "compute": "blue",
-    "memory": "teal",
-    "bubble": "purple",
-    "launch": "grey",
-    "idle": "pale",
-    "host": "gold",
-    "parameters": "blue",
-    "gradients": "pink",
-    "optimizer": "purple",
-    "activations": "teal",
-    "gathered": "orange",
-    "scratch": "gold",
-    "other": "grey",
-    "forward": "blue",
-    "backward": "teal",
-    "update": "gold",
-    "repeated": "pale",
-    "several": "pale",
-    "tensor": "blue",
-    "vector": "teal",
-    "scalar": "purple",
-    "gpsimd": "pink",
-    "sync": "grey",
-    "dma_in": "gold",
-    "dma_out": "gold",
-    "core": "grey",
-    "wait": "red",
+_SHARING = {
+    "blue": "compute parameters forward tensor",
+    "teal": "memory activations backward vector",
+    "purple": "bubble optimizer scalar",
+    "pink": "gradients gpsimd",
+    "orange": "gathered",
+    "gold": "host scratch update dma_in dma_out",
+    "pale": "idle repeated several",
+    "grey": "launch other sync core",
+    "red": "wait",
 }
+_KINDS = {name: colour for colour, names in _SHARING.items() for name in names.split()}
 _COLLECTIVES = ("orange", "gold", "pink", "red")
 
 
@@ -58,9 +41,9 @@ class Rect:
     kind: str
     left: float
     width: float
-    top: float
-    height: float
     title: str
+    top: float = 0
+    height: float = HEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,7 @@ def bar(parts: Mapping[str, int], whole: int, text: Any) -> Strip:
     for name, part in shown.items():
         width = WIDTH * part / (whole or 1)
         title = f"{name}: {text(part)}, {share_text(part, whole, 1)}"
-        rects.append(Rect(kind_of(name, tuple(parts)), left, width, 0, HEIGHT, title))
+        rects.append(Rect(kind_of(name, tuple(parts)), left, width, title))
         left += width
     label = "; ".join(f"{name} {share_text(part, whole, 1)}" for name, part in shown.items())
     return Strip("", label, tuple(rects))
@@ -124,7 +107,7 @@ def memory(section: Facts) -> Memory:
     limit = section["limit_bytes"]
     top = section["peak_bytes"]
     shows_limit = top >= _LIMIT_SHOWN * limit
-    top = max(top, limit) * 1.05 if shows_limit else top * 1.05
+    top = (max(top, limit) if shows_limit else top) * 1.05
     rects = [rect for place, row in enumerate(rows) for rect in _moment(row, place, len(rows), top)]
     where = WIDTH * (rows.index(peak) + 0.5) / len(rows)
     text = f"peak in {peak['what']}: {size_text(peak['live_bytes'])} live"
@@ -149,11 +132,10 @@ def _moment(row: Facts, place: int, count: int, top: float) -> Iterator[Rect]:
         title = f"{row['what']}{times}: {category} {size_text(size)}"
         height = HEIGHT * size / top
         upper = HEIGHT * (1 - used / top)
-        yield Rect(kind_of(category), place * width, width, upper, height, title)
+        yield Rect(kind_of(category), place * width, width, title, upper, height)
 
 
 def _names(rows: Sequence[Facts]) -> Iterator[Mark]:
-    """What positions every program has."""
     left = 0.0
     for program, own in groupby(rows, key=lambda row: str(row["program"])):
         width = WIDTH * len(list(own)) / len(rows)
@@ -184,7 +166,7 @@ def _stage(stage: Facts, step: int, count: int) -> Strip:
 def _slice(kind: str, start: int, end: int, whole: int, title: str) -> Rect:
     left = WIDTH * start / whole
     width = max(_LEAST, WIDTH * (end - start) / whole)
-    return Rect(kind, left, width, 0, HEIGHT, title)
+    return Rect(kind, left, width, title)
 
 
 def engines(timeline: Facts) -> list[Strip]:

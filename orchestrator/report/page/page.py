@@ -99,7 +99,6 @@ def _settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _auto(report: Report) -> dict[str, Any]:
-    """What was chosen for keys that are left to the memory, and what was looked at for it."""
     section, limit = decided(report), report["memory"]["limit_bytes"]
     if section is None:
         return {}
@@ -127,7 +126,6 @@ def _goal(report: Report) -> dict[str, Any]:
 
 
 def _losses(report: Report) -> tuple[str, str] | None:
-    """The curve of a value run of several steps."""
     losses = report["numerics"]["losses"] if "numerics" in report else ()
     return charts.line(losses, "loss") if sum(v is not None for v in losses) > 1 else None
 
@@ -140,13 +138,11 @@ def _longest(report: Report) -> list[dict[str, Any]]:
 
 
 def _tried(report: Report) -> list[dict[str, Any]]:
-    """What `plan` tried and was not refused."""
     tried = report["whatif"]["tried"] if "whatif" in report else []
     return [row for row in tried if "peak_bytes" in row]
 
 
 def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The highest positions in the order of the step."""
     kept = sorted(timeline, key=lambda row: -row["live_bytes"])[:MOMENTS]
     return [row for row in timeline if row in kept]
 
@@ -163,7 +159,6 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def _number(value: Any) -> str:
-    """A figure of a machine, or several of them."""
     if isinstance(value, list):
         return ", ".join(map(_number, value))
     return str(value) if isinstance(value, str | bool) else f"{value:,.6g}"
