@@ -31,7 +31,7 @@ from shardwright.orchestrator.cache.entry import (
 from shardwright.orchestrator.cache.local import LocalStore
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.cache.remote import S3Store
-from shardwright.orchestrator.cache.store import Release, Store, StoreError
+from shardwright.orchestrator.cache.store import Release, Store, StoreError, nothing
 from shardwright.orchestrator.cache.tally import Tally
 
 READ, WRITTEN = "read", "written"
@@ -142,7 +142,7 @@ class Cache:
         Where a store can have no lock, nothing is locked.
         """
         held, name = contextlib.ExitStack(), EntryName(kind, key)
-        unlocked: Release | None = _nothing
+        unlocked: Release | None = nothing
         for store in self.stores:
             release = self._asked(store, WRITTEN, partial(store.lock, name), unlocked)
             if release is None:
@@ -197,10 +197,6 @@ class Cache:
                 text = f"the cache at {store.place} cannot be {done}: {error}; going on without it"
                 self.warnings.append(text)
             return otherwise
-
-
-def _nothing() -> None:
-    """Gives no lock back."""
 
 
 def open_cache(settings: Settings) -> Cache:

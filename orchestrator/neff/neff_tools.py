@@ -101,10 +101,9 @@ def info(path: Path, as_json: bool) -> int:
 
 def _cell(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict) and "dtype" in value[0]:
-        lines = [f"{r['name']} {r['dtype']}{r['shape']}" for r in value]
-        return "\n".join(lines)
+        return "\n".join(f"{r['name']} {r['dtype']}{r['shape']}" for r in value)
     if isinstance(value, list):
-        return "\n".join(str(v) for v in value)
+        return "\n".join(map(str, value))
     if isinstance(value, dict):
         return "\n".join(f"{key} = {item}" for key, item in value.items())
     return str(value)
@@ -114,10 +113,8 @@ def verify(path: Path) -> int:
     """Check a file or a whole bundle; raises LoadError with the first fault."""
     if path.is_dir():
         bundle = load_bundle(path)
-        cores = 1
-        for size in bundle.manifest.mesh.values():
-            cores *= size
-        say(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
+        count, cores = len(bundle.programs), bundle.manifest.num_cores
+        say(f"{path}: bundle of {count} programs and {cores} cores is sound")
         return 0
     container = Container.open(path)
     container.verify()
@@ -224,7 +221,7 @@ def _typed(file: Path, name: str, stored: Stored, dtype: DType) -> np.ndarray:
 
 def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
-    mesh = {axis: size for axis, size in opened.meta.get("mesh", ())}
+    mesh = dict(opened.meta.get("mesh", ()))
     coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
     return mesh, coordinates
 
@@ -239,25 +236,23 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
 
 
 def _print_time(opened: ProgramFile, target: Target) -> None:
+    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
+
     program = opened.program
     mesh, _ = _mesh_of(opened)
-    total = _step_ps(opened, target, mesh) if mesh else _program_ps(program, target)
+    if mesh:
+        total, where = _step_ps(opened, target, mesh), f"on {math.prod(mesh.values())} cores"
+    else:
+        stretches = (op for op in program_macros(program, target) if isinstance(op, Stretch))
+        total, where = sum(op.full_ps for op in stretches), "on one core"
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
     seconds = f"{(total + loading) / PS_PER_S:.9f}"
     cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
-    where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
     say(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", err=True)
     if opened.meta.get("hypothetical"):
         machine = logical(target, program.lnc, hypothetical=True)
         say(hypothetical_text(machine), err=True)
-
-
-def _program_ps(program: Program, target: Target) -> int:
-    """What one core computes."""
-    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
-
-    return sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
 
 
 def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
@@ -277,10 +272,12 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
             f" {machine.name}: it has no EFA devices",
             hint="compile with --target trn1 or trn2",
         )
-    schedule = (((program.name,), 1),)
-    programs = {program.name: program}
     step = Step(
-        programs=programs, schedules=(schedule,), mesh=mesh, target=machine, instances=instances
+        programs={program.name: program},
+        schedules=((((program.name,), 1),),),
+        mesh=mesh,
+        target=machine,
+        instances=instances,
     )
     return time_step(step).step_time_ps
 

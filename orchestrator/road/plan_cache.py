@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -298,13 +297,14 @@ class _Asked:
 def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job that leaves nothing to the memory."""
     from shardwright.compiler.steps import note
+    from shardwright.orchestrator.dump import dumping
     from shardwright.orchestrator.dump.step import time_text
     from shardwright.orchestrator.report.report import base_report
     from shardwright.orchestrator.road.build import build
     from shardwright.orchestrator.road.timing import time_programs
     from shardwright.orchestrator.road.units import unit_service
 
-    with _dumped(asked.dump_dir):
+    with dumping(asked.dump_dir):
         with unit_service(job, asked.progress, asked.executor) as service:
             built = build(job, service, stages)
             with stages.timed("time"):
@@ -340,12 +340,3 @@ def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
         return report
     shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
     return asked_as(shown, job, report["auto"])
-
-
-def _dumped(folder: Path | None) -> AbstractContextManager[None]:
-    """A stored answer loads nothing that a dump needs."""
-    if folder is None:
-        return nullcontext()
-    from shardwright.orchestrator.dump import dumping
-
-    return dumping(folder)

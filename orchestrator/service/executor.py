@@ -9,6 +9,7 @@ workers. Other executors: `process_backend.py` and `ray_backend.py`.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 import traceback
@@ -71,6 +72,11 @@ class Outcome:
     seconds: float
     attempts: int = 1
     defect: str = ""
+
+    @property
+    def code(self) -> str:
+        """That of its error, `defect` for a traceback, empty for a result."""
+        return self.error.code if self.error else "defect" if self.defect else ""
 
 
 class Executor(Protocol):
@@ -146,10 +152,10 @@ def attempt(unit: WorkUnit, worker: str, limits: Limits = NO_LIMITS) -> Outcome:
     except Exception:
         defect = traceback.format_exc()
     seconds = time.perf_counter() - clock
-    code = error.code if error else "defect" if defect else ""
+    outcome = Outcome(unit, result, error, worker, started, seconds, defect=defect)
     about = {"job": unit.job, "kind": unit.kind, "key": unit.key, "name": unit.name}
-    tell("unit.ran", **about, worker=worker, seconds=round(seconds, 6), code=code)
-    return Outcome(unit, result, error, worker, started, seconds, defect=defect)
+    tell("unit.ran", **about, worker=worker, seconds=round(seconds, 6), code=outcome.code)
+    return outcome
 
 
 def _out_of_memory(unit: WorkUnit, limits: Limits) -> ExecutionError:
@@ -182,7 +188,5 @@ def bounded_memory(num_bytes: int) -> Iterator[None]:
 
 def _data_bytes() -> int:
     """Data of this process, as RLIMIT_DATA counts it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) << 10
-    return 0
+    found = re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) << 10 if found else 0
