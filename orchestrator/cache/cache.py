@@ -64,8 +64,7 @@ class Cache:
     """Entries of a directory, and of the `shared` store behind it.
 
     What was stored before `since_s` (Unix time) is removed when it is asked for, also where a first
-    writer wins: what is computed instead is what others find.
-    """
+    writer wins: what is computed instead is what others find."""
 
     def __init__(
         self,
@@ -139,8 +138,7 @@ class Cache:
         another part of this one, holds it. The lock of a process that died is free, that of
         another host that died after a minute.
 
-        Where a store can have no lock, nothing is locked.
-        """
+        Where a store can have no lock, nothing is locked."""
         held, name = contextlib.ExitStack(), EntryName(kind, key)
         unlocked: Release | None = nothing
         for store in self.stores:

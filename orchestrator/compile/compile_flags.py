@@ -49,26 +49,14 @@ def parser(prog: str) -> FlagParser:
     made.add_argument("files", nargs="*", metavar="FILE", help="HLO, StableHLO or jax.export file")
     made.set_defaults(given=[])
     for flag in FLAGS:
-        _add(made, flag)
+        names = [*flag.aliases, f"--{canonical_name(flag.name)}"]
+        nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
+        text = argparse.SUPPRESS
+        if flag.effect in (Effect.OPTION, Effect.COMMAND):
+            default = flag.defaults[-1][1] if flag.defaults else None
+            text = with_values(flag.help, flag.values, default)
+        made.add_argument(*names, action=_Keep, dest="given", help=text, **nargs)
     return made
-
-
-def _add(made: argparse.ArgumentParser, flag: Flag) -> None:
-    names = [*flag.aliases, f"--{canonical_name(flag.name)}"]
-    nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
-    shown = flag.effect in (Effect.OPTION, Effect.COMMAND)
-    made.add_argument(
-        *names,
-        action=_Keep,
-        dest="given",
-        help=_help(flag) if shown else argparse.SUPPRESS,
-        **nargs,
-    )
-
-
-def _help(flag: Flag) -> str:
-    default = flag.defaults[-1][1] if flag.defaults else None
-    return with_values(flag.help, flag.values, default)
 
 
 def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
@@ -141,8 +129,7 @@ def _joined(flag: Flag, value: str | None, rest: list[str]) -> str:
 
 def split_verb(arguments: Sequence[str], verbs: Sequence[str]) -> tuple[str, list[str]]:
     """(verb, the other arguments) when one of `verbs` is the first word that is neither a flag of
-    the table nor a flag's value; else ("", arguments).
-    """
+    the table nor a flag's value; else ("", arguments)."""
     words = list(arguments)
     at = 0
     while at < len(words):

@@ -60,14 +60,11 @@ class OwnMesh:
 
 def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int = 0) -> Layout:
     """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that. A batch in
-    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies
-    as one of 1 does.
-
-    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores or is not the step's, a placement that does not name its axes, a batch that
-    does not divide, packet sizes that no runtime takes, unknown thresholds of collectives, or
-    faults of what is not there.
-    """
+    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies as
+    one of 1 does. Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a
+    mesh that does not fill the cores or is not the step's, a placement that does not name its axes,
+    a batch that does not divide, packet sizes that no runtime takes, unknown thresholds of
+    collectives, or faults of what is not there."""
     packets = packets_of(job.strategy)
     collectives = job_settings(job.cluster.collectives)
     target = machine_of(job)

@@ -38,10 +38,7 @@ from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `neff info` tells, as plain data.
-
-    Raises LoadError.
-    """
+    """What `neff info` tells, as plain data. Raises LoadError."""
     container = Container.open(path)
     found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
     match container.header.kind:
@@ -135,8 +132,7 @@ def verify(path: Path) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
-    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error.
-    """
+    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error."""
 
     level: str = "L1"
     timed: bool = False
@@ -149,11 +145,9 @@ class RunOptions:
 def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOptions) -> int:
     """Run one program on one core, or on all ranks of its mesh, print its time, or both: `arg0`,
     `arg1` and so on in, `out0` and so on out, in the order `neff info` lists. Of several files of
-    inputs the last that has an array counts.
-
-    Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
-    and for a program that needs other cores, LoadError for a machine that refuses the file.
-    """
+    inputs the last that has an array counts. Raises UsageError for inputs that cannot be read,
+    SimulationError for missing or misshapen ones and for a program that needs other cores,
+    LoadError for a machine that refuses the file."""
     from shardwright.sim_cluster.values.load_checks import check_loadable
 
     if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
@@ -194,10 +188,8 @@ def _run_values(
 
 def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
-    another program those with these names, and where none has, `out0`, `out1`, ... in order.
-
-    Raises UsageError for a file that cannot be read, and for an array of another kind.
-    """
+    another program those with these names, and where none has, `out0`, `out1`, ... in order. Raises
+    UsageError for a file that cannot be read, and for an array of another kind."""
     try:
         stored = read_arrays(file)
     except (OSError, ValueError, BadZipFile) as error:
@@ -256,10 +248,8 @@ def _print_time(opened: ProgramFile, target: Target) -> None:
 
 
 def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
-    """One run of all ranks of `mesh`, on as few instances as have the cores.
-
-    Raises UsageError for more ranks than an instance without EFA has cores.
-    """
+    """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
+    more ranks than an instance without EFA has cores."""
     from shardwright.sim_cluster.timing.step_time import Step, time_step
 
     program, ranks = opened.program, math.prod(mesh.values())
@@ -285,8 +275,7 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
 def _constants_ps(opened: ProgramFile, target: Target) -> int:
     """What the start of an execution spends on constants: with fast context switch they come then,
     at best at the full rate of the core's DMA engines (the rate of the host link is not published
-    for trn1), else at model load.
-    """
+    for trn1), else at model load."""
     if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
         return 0
     core = target.core

@@ -41,6 +41,10 @@ class WorkUnit:
     parts: tuple[tuple[str, str], ...] = ()
     job: str = field(default="", compare=False)
 
+    def __str__(self) -> str:
+        """As errors name it."""
+        return f"{self.kind} unit {self.name} ({self.key[:12]})"
+
     @classmethod
     def of(cls, kind: str, name: str, payload: bytes, target: str = "") -> WorkUnit:
         """The unit of a payload; `target` when the result depends on the table of a machine."""
@@ -162,7 +166,7 @@ def _out_of_memory(unit: WorkUnit, limits: Limits) -> ExecutionError:
     given = f"{limits.memory_bytes >> 20} MiB" if limits.memory_bytes else "all of the host's"
     return ExecutionError(
         "SW_UNIT_MEMORY",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) requires more memory than it got: {given}",
+        f"{unit} requires more memory than it got: {given}",
         hint="raise run.unit_memory_gib, or run fewer workers on one host",
     )
 
@@ -170,9 +174,7 @@ def _out_of_memory(unit: WorkUnit, limits: Limits) -> ExecutionError:
 @contextmanager
 def bounded_memory(num_bytes: int) -> Iterator[None]:
     """Inside, this process may add so many bytes to its data; more is a MemoryError. 0: no bound.
-
-    Children inherit the bound: the partitioner's, of a partition unit.
-    """
+    Children inherit the bound: the partitioner's, of a partition unit."""
     if not num_bytes:
         yield
         return

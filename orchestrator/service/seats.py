@@ -216,10 +216,15 @@ class SeatedExecutor(ABC):
         self.emit("worker.lost", worker=self._label(seat.number))
         self._waiting.extendleft(replace(given, suspect=True) for given in unfinished[:0:-1])
         for given in unfinished[:1]:
+            unit = given.unit
             if given.number >= MAX_ATTEMPTS:
-                self._ended.append(self._failed(given, seat.number, _poisoned(given)))
+                error = ExecutionError(
+                    "SW_UNIT_POISONED",
+                    f"{unit} ended {given.number} workers",
+                    hint="run it alone to see why",
+                )
+                self._ended.append(self._failed(given, seat.number, error))
             else:
-                unit = given.unit
                 self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
                 self._waiting.append(_Try(unit, given.number + 1, suspect=True))
 
@@ -252,20 +257,10 @@ class SeatedExecutor(ABC):
         return f"{self.name}-{seat}" if seat >= 0 else self.name
 
 
-def _poisoned(given: _Try) -> ExecutionError:
-    unit = given.unit
-    return ExecutionError(
-        "SW_UNIT_POISONED",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {given.number} workers",
-        hint="run it alone to see why",
-    )
-
-
 def _overdue(unit: WorkUnit, limit_s: float) -> ExecutionError:
     return ExecutionError(
         "SW_UNIT_TIMEOUT",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) requires at most {limit_s:g} s, and was"
-        " ended after them",
+        f"{unit} requires at most {limit_s:g} s, and was ended after them",
         hint="raise run.unit_timeout_s, or run it alone to see where it spends its time",
     )
 

@@ -39,8 +39,7 @@ FAILED = "failed"  # the cache's kind for units that are kept to be run again
 
 class UnitFailedError(Exception):
     """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
-    lines. `stored_s` is when the refusal was stored (Unix time), 0 for one of this job.
-    """
+    lines. `stored_s` is when the refusal was stored (Unix time), 0 for one of this job."""
 
     def __init__(self, unit: WorkUnit, error: DiagnosticError, stored_s: float = 0.0) -> None:
         super().__init__(unit.name, error)

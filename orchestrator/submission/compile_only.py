@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class _Work:
         dump: Path | None = None,
     ) -> None:
         self.job, self.bundle = job, bundle
-        self._dump = Dump(dump) if dump else None
+        self._recorded = Dump(dump).recorded if dump else nullcontext
         self.programs: dict[str, int] = {}
         self._service, self._stages = service, stages
         self._ready: Planned | None = None
@@ -122,18 +122,13 @@ class _Work:
         check_budgets(built)
         self.programs = program_sizes(write_and_load(built, self.bundle))
 
-    def _recorded(self) -> AbstractContextManager[None]:
-        return self._dump.recorded() if self._dump else nullcontext()
-
 
 def compile_jobs(
     jobs: Mapping[Path, JobConfig], progress: Progress, dump_dir: Path | None = None
 ) -> CompileSummary:
     """Compile jobs; bundles lie in their output directories, by the name of the job file where
-    there are several, and so do the folders of `dump_dir`, where every stage goes as text.
-
-    Raises UsageError for jobs that cannot share a service, or would write to one place.
-    """
+    there are several, and so do the folders of `dump_dir`, where every stage goes as text. Raises
+    UsageError for jobs that cannot share a service, or would write to one place."""
     start, traces = time.perf_counter(), Traces()
     places = places_of(jobs)
     with unit_service(shared_by(jobs), progress) as service:

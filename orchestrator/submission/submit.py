@@ -46,11 +46,9 @@ class Asked:
 
 
 def submission(asked: Asked) -> Submission:
-    """The job as a Ray job.
-
-    Raises UsageError for a job file outside of the working directory, an output that would be lost
-    with the job, variables that are secret, and what `run` would refuse as usage there.
-    """
+    """The job as a Ray job. Raises UsageError for a job file outside of the working directory, an
+    output that would be lost with the job, variables that are secret, and what `run` would refuse
+    as usage there."""
     check_environment(asked.environment)
     for job in asked.jobs.values():
         check_lasting(job)

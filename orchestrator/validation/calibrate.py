@@ -120,10 +120,7 @@ def left_out(surfaces: Sequence[Surface]) -> dict[str, float]:
 
 def baseline(runs: Sequence[PublishedRun], peaks: Mapping[str, float]) -> tuple[float, list[float]]:
     """The constant MFU that fits `runs` best, and its error per run. `peaks` are FLOP/s of all
-    cores of a run by id.
-
-    Best in the mean of squared log step times, hence the geometric mean.
-    """
+    cores of a run by id. Best in the mean of squared log step times, hence the geometric mean."""
     mfu = [r.model_flops / peaks[r.id] / r.step_time_s for r in runs]
     fitted = math.exp(statistics.fmean(math.log(value) for value in mfu))
     return fitted, [value / fitted - 1 for value in mfu]
@@ -133,11 +130,8 @@ _ROWS = "training.csv, primary rows "
 
 
 def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
-    """Put the values and where they come from into `calibration.toml`.
-
-    A band that does not hold its value is widened to it: the nominal answer lies between the
-    profiles.
-    """
+    """Put the values and where they come from into `calibration.toml`. A band that does not hold
+    its value is widened to it: the nominal answer lies between the profiles."""
     text = calibration.FILE.read_text()
     before = calibration.constants()
     rows = _ROWS + ", ".join(run.id for run in runs)

@@ -50,8 +50,7 @@ class MeasuredKernel:
 
     `gelu` and `bias` are as `models.kernels.product_graph` has them, `apart` says that GELU is a
     kernel of its own behind HBM; `attention` is how scores are kept, `pool` the window of a maximum
-    behind a convolution.
-    """
+    behind a convolution."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -67,9 +66,7 @@ class MeasuredKernel:
 
 def kernel_of(columns: Mapping[str, str]) -> MeasuredKernel:
     """The kernel of a row with the columns kernel, shape, dtype and, where it is known, source.
-
-    Raises ValueError for one that is not told from its words.
-    """
+    Raises ValueError for one that is not told from its words."""
     name, shape, dtype = (columns[key] for key in ("kernel", "shape", "dtype"))
     if dtype not in DTYPES:
         raise ValueError(f"dtype requires {', '.join(DTYPES)}, got {dtype or 'none'}")
@@ -84,8 +81,7 @@ def kernel_of(columns: Mapping[str, str]) -> MeasuredKernel:
 
 def _attention(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
     """How a row's words say that scores are kept: three phases are a product, a softmax in one pass
-    over stored scores, and a product.
-    """
+    over stored scores, and a product."""
     form = "flash"
     if "through hbm" in words:
         form = "fused" if "three phases" in words else "unfused"
@@ -141,11 +137,8 @@ def _sizes(shape: str, *names: str) -> tuple[int, ...]:
 
 
 def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
-    """Time of a kernel on one core of `target`.
-
-    The clock of a benchmark runs around the kernel alone: no program start, and no neighbours that
-    fill its stalls.
-    """
+    """Time of a kernel on one core of `target`. The clock of a benchmark runs around the kernel
+    alone: no program start, and no neighbours that fill its stalls."""
     target = replace(target, core=replace(target.core, stall_recovery=0.0))
     segments = [
         segment

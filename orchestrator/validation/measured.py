@@ -31,8 +31,7 @@ Row = Mapping[str, str]
 
 def kernels(path: Path) -> dict[str, Any]:
     """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
-    target, latency_us. Raises UsageError for a file that cannot be read or lacks one.
-    """
+    target, latency_us. Raises UsageError for a file that cannot be read or lacks one."""
     columns = ("id", "group", "kernel", "shape", "dtype", "target", "latency_us")
     out = [_kernel(row) for _, row in read_table(path, columns)]
     return {"rows": out} | _medians(out)
@@ -60,8 +59,7 @@ def _kernel(row: Row) -> dict[str, Any]:
 
 def collectives(path: Path) -> dict[str, Any]:
     """The report on the collectives of a CSV file with the columns id, group, op, ranks, nodes,
-    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`.
-    """
+    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`."""
     columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
     out = [_collective(row) for _, row in read_table(path, ("id", "group", *columns))]
     made = [r for r in out if r["error"] is not None]

@@ -67,8 +67,7 @@ OPTIMIZERS = ("adamw", "adam", "lamb")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """Element types of a run: stored weights, activations, what norms, softmax and loss compute
-    in, gradients as they are added up and reduced, what norms, softmax and embeddings hand on.
-    """
+    in, gradients as they are added up and reduced, what norms, softmax and embeddings hand on."""
 
     params: str
     activations: str
@@ -81,8 +80,7 @@ class Storage:
 class Workload:
     """All of a run that decides its predicted time: runs with equal ones have one prediction.
 
-    `micro_batch` is per replica; `target` is the machine it is taken to be.
-    """
+    `micro_batch` is per replica; `target` is the machine it is taken to be."""
 
     family: str
     layers: int
@@ -180,10 +178,8 @@ Row = PublishedRun | UnreadableRun
 
 
 def read_runs(path: Path) -> list[Row]:
-    """All rows of `path`, each under an id of its own.
-
-    Raises UsageError for an unreadable file or a missing column.
-    """
+    """All rows of `path`, each under an id of its own. Raises UsageError for an unreadable file or
+    a missing column."""
     runs: dict[str, Row] = {}
     for line, cells in read_table(path, COLUMNS):
         text = dict.fromkeys(OPTIONAL, "") | cells
@@ -257,8 +253,7 @@ def _storage(precision: str) -> Storage:
     Source: documented: Neuron application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32
     optimizer, training scripts keep bf16 weights beside fp32 masters and gradients, and softmax in
     fp32. PyTorch's autocast op reference: products are bf16, layer_norm, softmax and cross_entropy
-    take and give fp32.
-    """
+    take and give fp32."""
     name = precision.lower()
     if name.startswith("bf16 compute"):
         return Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
@@ -276,10 +271,8 @@ REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
 
 
 def _remat(column: str) -> str:
-    """Recomputation: none, selective or full; what follows the first word is a remark.
-
-    Raises ValueError for other words.
-    """
+    """Recomputation: none, selective or full; what follows the first word is a remark. Raises
+    ValueError for other words."""
     words = re.findall(r"[^\s,;:(]+", column.lower())
     word = words[0] if words else ""
     if word not in REMAT:

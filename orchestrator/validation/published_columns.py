@@ -22,10 +22,8 @@ _EXACT = 2**53  # above, a float no longer holds every whole number
 
 def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV file with their lines; a spreadsheet's byte order mark is no part of it.
-
     Cells that a short row lacks are empty. Raises UsageError for a file that cannot be read or
-    lacks a column.
-    """
+    lacks a column."""
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
         names = reader.fieldnames = [(name or "").strip() for name in reader.fieldnames or ()]
@@ -83,11 +81,9 @@ def matches(words: Mapping[str, str], columns: Mapping[str, str]) -> bool:
 
 
 def machines_named(text: str) -> list[str]:
-    """The targets a cell names, in its order, each once.
-
-    A family, or an instance of one that has no machine file, stands for the instance with all chips
-    of the family. What follows in brackets is a remark.
-    """
+    """The targets a cell names, in its order, each once. A family, or an instance of one that has
+    no machine file, stands for the instance with all chips of the family. What follows in brackets
+    is a remark."""
     files = "|".join(re.escape(name) for name in sorted(target_names(), key=len, reverse=True))
     words = re.finditer(
         rf"\b(?:({files})|(trn\d+n?|inf\d+)(?:\.\d*xlarge)?)\b", text.lower().partition("(")[0]

@@ -71,8 +71,7 @@ def tables_of(w: Workload) -> Tables:
     (neuronx-nemo-megatron): gradient_accumulation_fusion: False; megatron/model/distributed.py
     (aws-neuron-reference-for-megatron-lm): main_grad.add_(param.grad.data); NEURON_CC_FLAGS of all
     of these, without the `--enable-ccop-compute-overlap` that inference sets
-    (neuronx-distributed-inference).
-    """
+    (neuronx-distributed-inference)."""
     short = w.storage.gradients == w.storage.params
     data = "dp_shard" if w.zero1 else "dp_replicate"
     sizes = {axis: size for axis, size in (("pp", w.pp), (data, w.dp), ("tp", w.tp)) if size > 1}

@@ -27,8 +27,7 @@ class RunSettings:
     projections that read the same input are one matrix, whether key-value heads fewer than
     tensor-parallel ranks are copied into weights of every rank, whether the loss finds targets by
     one-hot rows, and the microseconds per layer that the host takes to trace a micro-batch while
-    cores wait: a script that reads the loss of every step cannot trace ahead of it.
-    """
+    cores wait: a script that reads the loss of every step cannot trace ahead of it."""
 
     name: str
     attention: str

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def task_of(w: Workload, name: str = "published") -> TrainTask:
     """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
     as Megatron-LM does. Key-value heads that ranks hold copies of are weights of their own, which
-    the task's `model` does not have.
-    """
+    the task's `model` does not have."""
     from shardwright.compiler.frontend.models.blocks import Sizes, TaskOptions
     from shardwright.compiler.frontend.models.families import family_task
     from shardwright.compiler.frontend.models.layers import Precision

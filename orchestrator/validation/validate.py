@@ -94,10 +94,8 @@ class Refused:
 
 
 def run(asked: Asked) -> int:
-    """Predict what was asked for and print it; returns the exit code.
-
-    Raises UsageError for a bad file, an unknown id, or when there is nothing to do.
-    """
+    """Predict what was asked for and print it; returns the exit code. Raises UsageError for a bad
+    file, an unknown id, or when there is nothing to do."""
     if not (asked.training or asked.kernels or asked.collectives):
         raise UsageError(
             "SW_USAGE", "validate requires one of --training, --kernels, --collectives, got none"
@@ -124,8 +122,7 @@ def run(asked: Asked) -> int:
 
 def training(question: Asked) -> dict[str, Any]:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
-    `calibration.toml` and used. Raises UsageError as `run`.
-    """
+    `calibration.toml` and used. Raises UsageError as `run`."""
     assert question.training is not None
     from shardwright.orchestrator.road.units import unit_service
 
@@ -155,10 +152,8 @@ METHOD = "least pseudo-Huber loss (0.08) of log step times, both training consta
 
 
 def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress) -> None:
-    """Fit the constants to `runs`, those that can be predicted, and write them down.
-
-    Raises UsageError when there is none: what earlier runs were fitted to then stays.
-    """
+    """Fit the constants to `runs`, those that can be predicted, and write them down. Raises
+    UsageError when there is none: what earlier runs were fitted to then stays."""
     surfaces = []
     for item in runs:
         progress.say(f"{item.id} {item.model}: grid of the fitted constants")
@@ -174,10 +169,7 @@ _NAMES = ("id", "group", "model", "primary")
 
 def select(runs: Sequence[Row], rows: Sequence[str]) -> list[Row]:
     """The runs to predict: every one, those of some ids, or (`layouts`) the smallest supported one
-    of each layout.
-
-    Raises UsageError for an unknown id, or when no run is of a known family.
-    """
+    of each layout. Raises UsageError for an unknown id, or when no run is of a known family."""
     by_id = {item.id: item for item in runs}
     match list(rows):
         case [] | ["all"]:
@@ -227,10 +219,8 @@ def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Predi
 
 
 def predict(item: PublishedRun, predictor: Predictor) -> Prediction:
-    """One run under every profile, a primary one on the grid of the fitted constants too.
-
-    Raises the DiagnosticError of the stage that refuses it.
-    """
+    """One run under every profile, a primary one on the grid of the fitted constants too. Raises
+    the DiagnosticError of the stage that refuses it."""
     times = {name: predictor.time(item.workload, fitted_profile(name)) for name in NAMES}
     return Prediction(item, times, surface(item, predictor) if item.primary else None)
 

@@ -31,8 +31,7 @@ class Watch:
     for a request.
 
     A thread of its own, because no read with a time limit covers a host that stops in the middle of
-    a message. Time is counted look by look: while this process is stopped, none passes.
-    """
+    a message. Time is counted look by look: while this process is stopped, none passes."""
 
     _LOOKS = 4  # within the limit
     _MOST_S = 1.0  # from one to the next
