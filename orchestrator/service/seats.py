@@ -55,15 +55,11 @@ class _Seat:
     since: float = 0.0  # when its first unit began, as far as we can see
     failed_starts: int = 0  # in a row
 
-    def load(self) -> int:
-        """Units in flight."""
-        return len(self.given)
-
     def has_room(self, given: _Try, most: int) -> bool:
         """Whether `given` may come to the units in flight, of which there are at most `most`."""
         if given.suspect or any(other.suspect for other in self.given.values()):
             return not self.given
-        return self.load() < most
+        return len(self.given) < most
 
 
 class SeatedExecutor(ABC):
@@ -177,7 +173,7 @@ class SeatedExecutor(ABC):
             free = [s for s in there if s.has_room(self._waiting[0], self.in_flight_per_worker)]
             if not free:
                 break
-            seat = min(free, key=_Seat.load)
+            seat = min(free, key=lambda seat: len(seat.given))
             if not seat.given:
                 seat.since = time.monotonic()
             given = self._waiting.popleft()

@@ -5,26 +5,23 @@ source is public) say is computed, and its time on one core.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import function_segments
-from shardwright.orchestrator.validation.published_columns import matches
+from shardwright.orchestrator.validation.published_columns import entries, matches
 
 DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
-FILE = Path(__file__).with_name("kernel_settings.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSettings:
-    """What the source of a kernel says: see the file."""
+    """What the source of a kernel says: see `kernel_settings.toml`."""
 
     source: str
     match: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +33,7 @@ class KernelSettings:
 
 @cache
 def _settings() -> tuple[KernelSettings, ...]:
-    return tuple(KernelSettings(**entry) for entry in tomllib.loads(FILE.read_text())["kernel"])
+    return tuple(KernelSettings(**entry) for entry in entries("kernel_settings.toml", "kernel"))
 
 
 def settings_of(columns: Mapping[str, str]) -> KernelSettings:

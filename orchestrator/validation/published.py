@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,10 @@ from shardwright.orchestrator.validation.published_mfu import sequence_flops
 from shardwright.orchestrator.validation.run_settings import RunSettings, settings_of
 
 COLUMNS = (
-    "id",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "seq_len",
-    "matmul_params_b",
-    "framework",
-    "tp",
-    "pp",
-    "dp",
-    "zero1",
-    "microbatch",
-    "microbatches_per_step_per_replica",
-    "precision",
-    "activation_checkpointing",
-    "sequence_parallel",
-    "nodes",
-    "instance",
-    "step_time_s",
+    *("id", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
+    *("matmul_params_b", "framework", "tp", "pp", "dp", "zero1", "microbatch"),
+    *("microbatches_per_step_per_replica", "precision", "activation_checkpointing"),
+    *("sequence_parallel", "nodes", "instance", "step_time_s"),
 )
 
 OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "first_published", "notes")
@@ -215,9 +196,8 @@ def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
     family = next((family for word, family in FAMILIES.items() if word in name), "")
     if family == "vit":
         sizes["vocab"] = sizes["vocab"] or CLASSES
-    remat = settings.remat
-    if remat == "column":
-        remat = _remat(text["activation_checkpointing"])
+    column = text["activation_checkpointing"]
+    remat = _remat(column) if settings.remat == "column" else settings.remat
     machines, optimizer = machines_named(text["instance"]), text["optimizer"].lower()
     return Workload(
         family=family,
@@ -258,8 +238,9 @@ def _storage(precision: str) -> Storage:
     if name.startswith("bf16 compute"):
         return Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
     if name.startswith("bf16 autocast"):
-        short = Storage(params="f32", activations="bf16", statistics="f32", gradients="f32")
-        return replace(short, stream="f32")
+        return Storage(
+            params="f32", activations="bf16", statistics="f32", gradients="f32", stream="f32"
+        )
     kind = "f32" if name.startswith("fp32") else "bf16"
     return Storage(params=kind, activations=kind, statistics=kind, gradients=kind)
 
@@ -273,8 +254,8 @@ REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
 def _remat(column: str) -> str:
     """Recomputation: none, selective or full; what follows the first word is a remark. Raises
     ValueError for other words."""
-    words = re.findall(r"[^\s,;:(]+", column.lower())
-    word = words[0] if words else ""
+    found = re.search(r"[^\s,;:(]+", column.lower())
+    word = found[0] if found else ""
     if word not in REMAT:
         known = ", ".join(key for key in REMAT if key)
         raise ValueError(f"activation_checkpointing requires one of {known}, got {column!r}")

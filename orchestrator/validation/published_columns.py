@@ -10,8 +10,10 @@ import csv
 import io
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import target_names
@@ -39,6 +41,12 @@ def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, 
             None,
             "columns are separated by commas" if len(names) == 1 else "",
         )
+    return rows
+
+
+def entries(file: str, table: str) -> list[dict[str, Any]]:
+    """The entries of a table of a file beside this one."""
+    rows: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name(file).read_text())[table]
     return rows
 
 

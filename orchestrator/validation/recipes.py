@@ -6,23 +6,20 @@ machine and software are tables of a job, which flags and job files overrule key
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.validation.published import OPTIONAL, PublishedRun, Workload, run_of
+from shardwright.orchestrator.validation.published_columns import entries
 
-FILE = Path(__file__).with_name("recipes.toml")
 Tables = Mapping[str, Mapping[str, Any]]
 
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, str]]:
-    rows = tomllib.loads(FILE.read_text())["recipe"]
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in entries("recipes.toml", "recipe")}
 
 
 def recipe_names() -> tuple[str, ...]:
