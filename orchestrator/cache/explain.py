@@ -113,25 +113,20 @@ class Explainer(UnitService):
         for unit in {unit.key: unit for unit in units}.values():
             stored = self._cache.get(unit.kind, unit.key)
             refusal = stored_refusal(self._cache, unit) if stored is None else None
+            state = HIT if stored is not None else REFUSED if refusal is not None else MISS
+            named, parts = (unit.kind, unit.name, unit.key), dict(unit.parts)
+            self.found.append(self.entries.explained(*named, parts, state))
             if stored is not None:
-                self._add(unit, HIT)
                 results[unit.key] = stored
             elif refusal is not None:
-                self._add(unit, REFUSED)
                 ends = f"{unit.kind} unit {unit.name} is refused: {refusal.error.code}"
+            elif unit.kind == "partition":
+                results[unit.key] = _made(unit)
             else:
-                self._add(unit, MISS)
-                if unit.kind == "partition":
-                    results[unit.key] = _made(unit)
-                else:
-                    ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
+                ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
         if ends:
             raise _EndError(ends)
         return Settled(results, {})
-
-    def _add(self, unit: WorkUnit, state: str) -> None:
-        parts = dict(unit.parts)
-        self.found.append(self.entries.explained(unit.kind, unit.name, unit.key, parts, state))
 
 
 def _made(unit: WorkUnit) -> bytes:

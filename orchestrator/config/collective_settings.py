@@ -42,18 +42,20 @@ def settings(words: Sequence[str], key: str) -> dict[str, Any]:
 
 def _setting(name: str, value: str, key: str) -> Any:
     if name == "mesh":
-        if value not in MESHES:
-            raise UsageError("SW_USAGE", f"{key} requires {' or '.join(MESHES)}, got {value}")
-        return value
-    if name in ("kangaring", "inter_recursive"):
-        if value not in ("true", "false"):
-            raise UsageError("SW_USAGE", f"{key} requires true or false, got {value!r}")
-        return value == "true"
-    if name == "inter_mesh_max_instances":
-        if not re.fullmatch(r"[0-9]{1,9}", value):
-            raise UsageError("SW_USAGE", f"{key} requires a whole number, got {value!r}")
-        return int(value)
-    return 0 if value == "0" else parse_bytes(value, key)
+        if value in MESHES:
+            return value
+        required = f"{' or '.join(MESHES)}, got {value}"
+    elif name in ("kangaring", "inter_recursive"):
+        if value in ("true", "false"):
+            return value == "true"
+        required = f"true or false, got {value!r}"
+    elif name == "inter_mesh_max_instances":
+        if re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value)
+        required = f"a whole number, got {value!r}"
+    else:
+        return 0 if value == "0" else parse_bytes(value, key)
+    raise UsageError("SW_USAGE", f"{key} requires {required}")
 
 
 def parse_bytes(text: str, flag: str) -> int:

@@ -153,19 +153,12 @@ def _check_placement(job: JobConfig, topology: Topology, mesh: Mesh) -> None:
     try:
         place_mesh(name, mesh.sizes, topology)
     except CollectiveError as error:
-        raise UsageError(
-            "SW_PLACEMENT",
-            f"cluster.placement: {error}",
-            hint=_placement_hint(name, mesh),
-        ) from error
-
-
-def _placement_hint(name: str, mesh: Mesh) -> str:
-    """What to do about a placement that is refused."""
-    known = (*words_of("cluster.placement"), *mesh.names)
-    misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
-    whole = "name every axis of the mesh once, from across instances to neighbouring cores"
-    return did_you_mean(misspelt[0], known, whole) if misspelt else whole
+        known = (*words_of("cluster.placement"), *mesh.names)
+        misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
+        hint = "name every axis of the mesh once, from across instances to neighbouring cores"
+        if misspelt:
+            hint = did_you_mean(misspelt[0], known, hint)
+        raise UsageError("SW_PLACEMENT", f"cluster.placement: {error}", hint=hint) from error
 
 
 def _given_axes(job: JobConfig) -> dict[str, int | str]:

@@ -221,9 +221,8 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     the packages around it. What a module imports is known only once it is captured (`reads.py`).
     Raises UsageError for a config that cannot be read."""
     if job.model.config:
-        path = model_path(job)
-        read_config(path)  # which says what is wrong with it
-        return [path]
+        read_config(model_path(job))  # which says what is wrong with it
+        return [model_path(job)]
     if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []

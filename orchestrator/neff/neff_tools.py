@@ -16,7 +16,6 @@ import numpy as np
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.budget import count_instructions, memory_of
 from shardwright.compiler.machine.target import (
@@ -26,7 +25,7 @@ from shardwright.compiler.machine.target import (
     load_target,
     logical,
 )
-from shardwright.compiler.neff.arrays import Stored, read_arrays, write_arrays
+from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
@@ -195,20 +194,16 @@ def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     except (OSError, ValueError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {file}: {error}") from error
     called = {array.name: array for array in stored.values() if array.name}
-    found = {n: stored[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in stored}
+    numbered = list(enumerate(program.inputs))
+    found = {n: stored[f"arg{k}"] for k, n in numbered if f"arg{k}" in stored}
     found = found or {n: called[n] for n in program.inputs if n in called}
-    outs = ((n, stored.get(f"out{k}")) for k, n in enumerate(program.inputs))
-    found = found or {name: array for name, array in outs if array is not None}
+    found = found or {n: stored[f"out{k}"] for k, n in numbered if f"out{k}" in stored}
     dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
-    return {name: _typed(file, name, array, dtypes[name]) for name, array in found.items()}
-
-
-def _typed(file: Path, name: str, stored: Stored, dtype: DType) -> np.ndarray:
-    if not stored.is_taken_as(dtype):
-        raise UsageError(
-            "SW_NEFF_INPUTS", f"input {name} requires {dtype.value}, {file} has {stored.kind}"
-        )
-    return stored.of_type(dtype)
+    for name, array in found.items():
+        if not array.is_taken_as(dtypes[name]):
+            kinds = f"{dtypes[name].value}, {file} has {array.kind}"
+            raise UsageError("SW_NEFF_INPUTS", f"input {name} requires {kinds}")
+    return {name: array.of_type(dtypes[name]) for name, array in found.items()}
 
 
 def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:

@@ -18,11 +18,11 @@ from shardwright.orchestrator.service.executor import Emit, Outcome, WorkUnit
 from shardwright.orchestrator.service.unit_errors import (
     UnitDefectError,
     UnitFailedError,
+    hinted,
     keep,
     refusal_kind,
     store_refusal,
     stored_refusal,
-    with_command,
 )
 
 
@@ -171,8 +171,8 @@ class Batch:
             self.failures[unit.key] = UnitDefectError.of_unit(unit, outcome.defect, command)
         else:
             store_refusal(self._cache, unit, error)
-            if isinstance(error, ExecutionError):
-                error = with_command(error, command)
+            if command:
+                error = hinted(error, f"reproduce with: {command}")
             self.failures[unit.key] = UnitFailedError(unit, error)
         self._tell(
             "unit.failed",

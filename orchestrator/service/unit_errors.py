@@ -88,7 +88,7 @@ def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> UnitFail
         return None
     stored_s = entry.about.stored_s
     said = f"this refusal is a stored one, {age_text(stored_s)}: {FLAG} (cache.fresh) asks anew"
-    return UnitFailedError(unit, _hinted(refusal, said), stored_s)
+    return UnitFailedError(unit, hinted(refusal, said), stored_s)
 
 
 def stored_at(error: BaseException) -> float:
@@ -143,12 +143,7 @@ def read_kept(path: Path) -> WorkUnit:
         ) from error
 
 
-def with_command(error: DiagnosticError, command: str) -> DiagnosticError:
-    """The error with the command that reproduces it."""
-    return _hinted(error, f"reproduce with: {command}") if command else error
-
-
-def _hinted(error: DiagnosticError, more: str) -> DiagnosticError:
+def hinted(error: DiagnosticError, more: str) -> DiagnosticError:
     """The error with one more thing to do."""
     d = error.diagnostic
     return type(error)(d.code, d.message, d.loc, "; ".join(filter(None, (d.hint, more))))

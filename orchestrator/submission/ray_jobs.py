@@ -69,29 +69,22 @@ class JobState:
         )
 
 
+@dataclass(slots=True)
 class _Log:
-    """A log on its way to `write`, whole and once, however often it is read from its start."""
+    """A log on its way to `write`, whole and once, however often it is read from its start, where
+    `read` is 0. Both counts are characters."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-        self._written, self._read = 0, 0
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether anything was read."""
-        return self._written > 0
-
-    def restart(self) -> None:
-        """Reading starts again."""
-        self._read = 0
+    write: Callable[[str], object]
+    written: int = 0
+    read: int = 0
 
     def take(self, text: str) -> None:
         """The next part."""
-        fresh = text[max(0, self._written - self._read) :]
-        self._read += len(text)
+        fresh = text[max(0, self.written - self.read) :]
+        self.read += len(text)
         if fresh:
-            self._write(fresh)
-            self._written = self._read
+            self.write(fresh)
+            self.written = self.read
 
 
 class RayJobs:
@@ -153,7 +146,7 @@ class RayJobs:
                     return state
                 time.sleep(_RECONNECT_S)
         except UsageError as error:
-            if error.code != "SW_RAY_JOB" or not log.is_begun:
+            if error.code != "SW_RAY_JOB" or not log.written:
                 raise
             raise ExecutionError(
                 "SW_RAY_JOB",
@@ -193,7 +186,7 @@ class RayJobs:
         from aiohttp import ClientError
 
         async def tail() -> None:
-            log.restart()
+            log.read = 0
             async for text in self._client.tail_job_logs(job):
                 log.take(text)
 

@@ -45,7 +45,7 @@ class RankActor:
         return [answered, *(sent or [() for _ in self.host.spans])]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reply:
     """What an actor was asked; see `run_values.Reply`."""
 

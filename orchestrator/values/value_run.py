@@ -21,7 +21,6 @@ from threadpoolctl import threadpool_limits
 
 from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.neff.manifest import Manifest
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.host import executor_kind
@@ -315,18 +314,15 @@ class Training:
         if number == 1:
             self.metrics = metrics
             if self.source.compare:
-                self.after_one = self.run.gather(self._state_names())
+                manifest = self.run.manifest  # of its leaves those of the user that outlive a step
+                kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
+                names = {leaf for b in kept for leaf in manifest.user_leaves(b)}
+                self.after_one = self.run.gather(sorted(names))
         if self.saved.is_due(number, steps):
             path = self.saved.save(self.run, number, losses)
             self.emit("checkpoint.saved", step=number, path=str(path))
         self.losses = losses
         self.progress.step(number - 1, steps, losses[-1], None)
-
-    def _state_names(self) -> list[str]:
-        """The user's leaves that outlive a step."""
-        manifest = self.run.manifest
-        kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
-        return sorted({leaf for b in kept for leaf in manifest.user_leaves(b)})
 
     def _rewind(self) -> None:
         """To the last checkpoint of this run, or to its first state."""
@@ -382,8 +378,9 @@ def _holders(run: ValueRun) -> dict[str, dict[int, int]]:
 def _identity(built: Built, bundle: Bundle) -> dict[str, Any]:
     """What runs must share so that one can go on from the other's checkpoint."""
     job = built.job
+    bare = replace(bundle.manifest, metadata={}, instances=0)  # without what says nothing of values
     return {
-        "programs": _programs_digest(bundle.manifest),
+        "programs": hashlib.sha256(msgpack.packb(bare.to_meta())).hexdigest(),
         "run.seed": job.run.seed,
         "run.compare": job.run.compare,
         "run.data": _data_digest(job.run.data),
@@ -395,9 +392,3 @@ def _data_digest(data: str) -> str:
     """The text of a run: the digest of a file, the name of any other."""
     path = Path(data)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else data
-
-
-def _programs_digest(manifest: Manifest) -> str:
-    """The manifest with its programs, but for what says nothing of values."""
-    bare = replace(manifest, metadata={}, instances=0)
-    return hashlib.sha256(msgpack.packb(bare.to_meta())).hexdigest()
