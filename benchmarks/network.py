@@ -26,16 +26,14 @@ from shardwright.collectives.timing.times import (
 )
 from shardwright.collectives.topology import torus
 from shardwright.compiler.machine.target import Target, load_target, logical, target_names
-from shardwright.orchestrator.validation.published_collectives import (
-    CollectivePrediction,
-    predict_file,
-)
+from shardwright.orchestrator.validation.published_collectives import CollectivePrediction
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.network.collective_costs import collective_costs
 from shardwright.sim_cluster.network.network import cluster_topology
 from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
 from tests.support.collective_schedules import schedule_time
+from tests.support.published_rows import predict_file
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
 MARK = "<!-- below: benchmarks/network.py -->"

@@ -102,10 +102,8 @@ class Bucket:
     @_diagnosed()
     def put(self, key: str, data: bytes, replacing: str = "") -> str:
         """Put an object where there is none, or in place of the version with the tag `replacing`;
-        the tag of the new one, empty when there is another version.
-
-        Where the service knows no conditions, whatever was there a moment ago stays.
-        """
+        the tag of the new one, empty when there is another version. Where the service knows no
+        conditions, whatever was there a moment ago stays."""
         if self.is_conditional:
             condition = {"IfMatch": replacing} if replacing else {"IfNoneMatch": "*"}
             try:

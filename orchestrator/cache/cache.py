@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardwright.orchestrator.cache.entry import (
     GIB,
@@ -31,8 +31,11 @@ from shardwright.orchestrator.cache.entry import (
 from shardwright.orchestrator.cache.local import LocalStore
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.cache.remote import S3Store
-from shardwright.orchestrator.cache.store import Release, Store, StoreError
+from shardwright.orchestrator.cache.store import Release, Store, StoreError, nothing
 from shardwright.orchestrator.cache.tally import Tally
+
+if TYPE_CHECKING:
+    from shardwright.orchestrator.config.config import CacheConfig
 
 READ, WRITTEN = "read", "written"
 _Answer = TypeVar("_Answer")
@@ -40,32 +43,11 @@ _AT_ONCE = 16
 """Our choice: a round trip takes 10 to 50 ms, a job has tens of units."""
 
 
-class Settings(Protocol):
-    """`[cache]` of a job."""
-
-    @property
-    def dir(self) -> str:
-        """The place, empty for that of the environment."""
-
-    @property
-    def local_dir(self) -> str:
-        """The directory in front of a shared store, empty for the user's cache directory."""
-
-    @property
-    def max_gib(self) -> float:
-        """Bound of the directory, 0 for none."""
-
-    @property
-    def since_s(self) -> float:
-        """What was stored before this Unix time counts as absent."""
-
-
 class Cache:
     """Entries of a directory, and of the `shared` store behind it.
 
     What was stored before `since_s` (Unix time) is removed when it is asked for, also where a first
-    writer wins: what is computed instead is what others find.
-    """
+    writer wins: what is computed instead is what others find."""
 
     def __init__(
         self,
@@ -139,10 +121,9 @@ class Cache:
         another part of this one, holds it. The lock of a process that died is free, that of
         another host that died after a minute.
 
-        Where a store can have no lock, nothing is locked.
-        """
+        Where a store can have no lock, nothing is locked."""
         held, name = contextlib.ExitStack(), EntryName(kind, key)
-        unlocked: Release | None = _nothing
+        unlocked: Release | None = nothing
         for store in self.stores:
             release = self._asked(store, WRITTEN, partial(store.lock, name), unlocked)
             if release is None:
@@ -199,11 +180,7 @@ class Cache:
             return otherwise
 
 
-def _nothing() -> None:
-    """Gives no lock back."""
-
-
-def open_cache(settings: Settings) -> Cache:
+def open_cache(settings: CacheConfig) -> Cache:
     """The cache of a job. Raises UsageError for a place we cannot use."""
     location = locate(settings.dir, settings.local_dir)
     shared = S3Store(location.url) if location.url else None

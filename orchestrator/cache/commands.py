@@ -6,14 +6,17 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _KEY_CHARS = 12
@@ -25,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
     cache = verbs.add_parser("cache", help="what the cache holds, whether it is sound, and why not")
     inner = cache.add_subparsers(required=True, metavar="VERB")
 
-    def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
+    def verb(name: str, text: str, run: Callable[[argparse.Namespace], _Answer]) -> Any:
         parser = inner.add_parser(name, help=text)
         parser.json_flag()
         parser.set_defaults(verb=lambda args: _told(run, args))
@@ -52,14 +55,32 @@ def add_verbs(verbs: Any) -> None:
     add_job_flags(explain)
 
 
-def _told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """The exit code of a verb. Raises UsageError for a place that refuses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a verb found: as data, and as a person reads it."""
+
+    data: dict[str, Any]
+    text: str
+    table: Table | None = None  # above the text
+    exit_code: int = 0
+
+
+def _told(run: Callable[[argparse.Namespace], _Answer], args: argparse.Namespace) -> int:
+    """The exit code of a verb, whose answer is printed. Raises UsageError for a place that
+    refuses."""
     from shardwright.orchestrator.cache.store import StoreError
 
     try:
-        return run(args)
+        answer = run(args)
     except StoreError as error:
         raise UsageError("SW_CACHE", f"the cache cannot be read or changed: {error}") from error
+    if args.json:
+        say_json(answer.data)
+        return answer.exit_code
+    if answer.table is not None:
+        terminal.console().print(answer.table)
+    say(answer.text)
+    return answer.exit_code
 
 
 def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
@@ -76,70 +97,58 @@ def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
     return cache, store, f"{store.place} ({location.reason})"
 
 
-def _ls(args: argparse.Namespace) -> int:
+def _ls(args: argparse.Namespace) -> _Answer:
     from shardwright.orchestrator.cache.upkeep import listed
 
     _, store, place = _opened(args)
     rows = listed(store, args.kind)
     shown = rows[: args.limit] if args.limit else rows
-    if args.json:
-        say_json({"place": place, "entries": [asdict(row) for row in shown]})
-        return 0
     lines = [
-        (r.kind, one_line(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown
+        (r.kind, one_line(r.name), _size(r.bytes), _age(r.used_s), r.key[:_KEY_CHARS])
+        for r in shown
     ]
-    _table(("kind", "name", "size", "last used", "key"), lines, ("size", "last used"))
     hidden = f", {len(shown)} shown" if len(shown) < len(rows) else ""
-    say(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
-    return 0
+    return _Answer(
+        data={"place": place, "entries": list(map(asdict, shown))},
+        text=f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}",
+        table=_table(("kind", "name", "size", "last used", "key"), lines, ("size", "last used")),
+    )
 
 
-def _stats(args: argparse.Namespace) -> int:
+def _stats(args: argparse.Namespace) -> _Answer:
     from shardwright.orchestrator.cache.upkeep import locks, totals
 
     cache, store, place = _opened(args)
     rows = totals(store, None if args.shared else cache.tally)
-    data = {"place": place, "kinds": [asdict(row) for row in rows], "locks": locks(cache.local)}
-    if args.json:
-        say_json(data)
-        return 0
     lines = [
-        (
-            r.kind,
-            str(r.entries),
-            _size(r.bytes),
-            str(r.hits),
-            str(r.misses),
-            _rate(r),
-        )
-        for r in rows
+        (r.kind, str(r.entries), _size(r.bytes), str(r.hits), str(r.misses), _rate(r)) for r in rows
     ]
     right = ("entries", "size", "hits", "misses", "hit rate")
-    _table(("kind", *right), lines, right)
-    say(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
-    return 0
+    entries, size = sum(r.entries for r in rows), _size(sum(r.bytes for r in rows))
+    return _Answer(
+        data={"place": place, "kinds": list(map(asdict, rows)), "locks": locks(cache.local)},
+        text=f"{entries} entries, {size}\n{place}",
+        table=_table(("kind", *right), lines, right),
+    )
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> _Answer:
     from shardwright.orchestrator.cache.upkeep import faults
 
     _, store, place = _opened(args)
     rows = list(faults(store, args.repair))
     left = sum(not row.removed for row in rows)
-    if args.json:
-        say_json({"place": place, "faults": [asdict(row) for row in rows]})
-        return 1 if left else 0
-    for row in rows:
-        say(f"{row.name}: {row.what}{', removed' if row.removed else ''}")
+    lines = [f"{row.name}: {row.what}{', removed' if row.removed else ''}" for row in rows]
     count = sum(1 for _ in store.entries())
     found = f"{len(rows)} faults, {left} left" if rows else "no faults"
-    say(f"{count} entries, {found}\n{place}")
+    lines.append(f"{count} entries, {found}\n{place}")
     if left and not args.repair:
-        say("remove them with --repair; jobs compute them again")
-    return 1 if left else 0
+        lines.append("remove them with --repair; jobs compute them again")
+    data = {"place": place, "faults": list(map(asdict, rows))}
+    return _Answer(data=data, text="\n".join(lines), exit_code=1 if left else 0)
 
 
-def _clean(args: argparse.Namespace) -> int:
+def _clean(args: argparse.Namespace) -> _Answer:
     from shardwright.orchestrator.cache.upkeep import cleaned
 
     if not (args.all or args.kind or args.older_than):
@@ -147,41 +156,36 @@ def _clean(args: argparse.Namespace) -> int:
     age = _seconds(args.older_than) if args.older_than else 0.0
     _, store, place = _opened(args)
     done = cleaned(store, args.kind, age, args.dry_run)
-    if args.json:
-        say_json({"place": place, "dry_run": args.dry_run, **asdict(done)})
-        return 0
     told = "would remove" if args.dry_run else "removed"
     kept = f", {done.in_use} left: a job works on them" if done.in_use else ""
-    say(f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}")
-    return 0
+    return _Answer(
+        data={"place": place, "dry_run": args.dry_run, **asdict(done)},
+        text=f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}",
+    )
 
 
-def _clear_locks(args: argparse.Namespace) -> int:
+def _clear_locks(args: argparse.Namespace) -> _Answer:
     cache, _, place = _opened(args)
     cleared, held = cache.local.clear_locks()
-    if args.json:
-        say_json({"place": place, "cleared": cleared, "held": held})
-        return 0
     kept = f", {held} left: a job holds them" if held else ""
-    say(f"removed {cleared} lock files{kept}\n{place}")
-    return 0
+    return _Answer(
+        data={"place": place, "cleared": cleared, "held": held},
+        text=f"removed {cleared} lock files{kept}\n{place}",
+    )
 
 
-def _explain(args: argparse.Namespace) -> int:
+def _explain(args: argparse.Namespace) -> _Answer:
     from shardwright.orchestrator.cache.explain import explain
 
     found = explain(job_config(args))
-    if args.json:
-        say_json(asdict(found))
-        return 0
     lines = [(u.kind, one_line(u.name), u.cache, _why(u)) for u in found.units]
-    _table(("kind", "name", "cache", "what differs"), lines)
     hits = sum(u.cache != "miss" for u in found.units)
-    say(f"{hits} of {len(found.units)} in the cache\n{found.place}")
-    for text in (found.ends, *found.warnings):
-        if text:
-            say(text)
-    return 0
+    head = f"{hits} of {len(found.units)} in the cache\n{found.place}"
+    return _Answer(
+        data=asdict(found),
+        text="\n".join(filter(None, (head, found.ends, *found.warnings))),
+        table=_table(("kind", "name", "cache", "what differs"), lines),
+    )
 
 
 def _why(unit: Any) -> str:
@@ -208,15 +212,11 @@ def _difference(d: Any) -> str:
 
 def _table(
     titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Sequence[str] = ()
-) -> None:
+) -> Table:
     table = terminal.table(*titles, right=right, box=None)
     for row in rows:
         table.add_row(*row)
-    terminal.console().print(table)
-
-
-def _short(key: str) -> str:
-    return key[:_KEY_CHARS]
+    return table
 
 
 def _size(num_bytes: int) -> str:

@@ -82,8 +82,8 @@ def pack_entry(entry: EntryName, payload: bytes, about: About = NOTHING_KNOWN) -
         "entry": str(entry),
         "name": about.name[:MAX_NAME],
         "parts": dict(about.parts),
+        "stored_s": about.stored_s,
     }
-    fields["stored_s"] = about.stored_s
     described: bytes = msgpack.packb(fields)
     if len(described) > MAX_ABOUT_BYTES:
         described = msgpack.packb(fields | {"parts": {}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwright.orchestrator.cache.cache import Cache, open_cache
@@ -68,25 +68,20 @@ class Entries:
                 found.setdefault(item.name.kind, []).append((item.name, about))
         return found
 
-    def nearest(self, kind: str, name: str, parts: Mapping[str, str]) -> Explained | None:
-        """The miss of a unit, against the entry whose key differs in the fewest parts; of those
-        the one of the same name."""
+    def explained(
+        self, kind: str, name: str, key: str, parts: Mapping[str, str], state: str
+    ) -> Explained:
+        """A unit; a miss against the entry whose key differs in the fewest parts, of those the one
+        of the same name."""
+        plain = Explained(kind=kind, name=name, key=key, cache=state)
         rows = [
             (differences(parts, about.parts), about.name != name, entry, about)
-            for entry, about in self._abouts.get(kind, ())
+            for entry, about in (self._abouts.get(kind, ()) if state == MISS else ())
         ]
         if not rows:
-            return None
+            return plain
         differing, _, entry, about = min(rows, key=lambda row: (len(row[0]), row[1], row[2].key))
-        return Explained(
-            kind=kind,
-            name=name,
-            key=parts_digest(kind, parts),
-            cache=MISS,
-            nearest=about.name,
-            nearest_key=entry.key,
-            differences=differing,
-        )
+        return replace(plain, nearest=about.name, nearest_key=entry.key, differences=differing)
 
 
 def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
@@ -118,28 +113,20 @@ class Explainer(UnitService):
         for unit in {unit.key: unit for unit in units}.values():
             stored = self._cache.get(unit.kind, unit.key)
             refusal = stored_refusal(self._cache, unit) if stored is None else None
+            state = HIT if stored is not None else REFUSED if refusal is not None else MISS
+            named, parts = (unit.kind, unit.name, unit.key), dict(unit.parts)
+            self.found.append(self.entries.explained(*named, parts, state))
             if stored is not None:
-                self._add(unit, HIT)
                 results[unit.key] = stored
             elif refusal is not None:
-                self._add(unit, REFUSED)
                 ends = f"{unit.kind} unit {unit.name} is refused: {refusal.error.code}"
+            elif unit.kind == "partition":
+                results[unit.key] = _made(unit)
             else:
-                self._add(unit, MISS)
-                if unit.kind == "partition":
-                    results[unit.key] = _made(unit)
-                else:
-                    ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
+                ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
         if ends:
             raise _EndError(ends)
         return Settled(results, {})
-
-    def _add(self, unit: WorkUnit, state: str) -> None:
-        near = None
-        if state == MISS:
-            near = self.entries.nearest(unit.kind, unit.name, dict(unit.parts))
-        plain = Explained(kind=unit.kind, name=unit.name, key=unit.key, cache=state)
-        self.found.append(near or plain)
 
 
 def _made(unit: WorkUnit) -> bytes:
@@ -190,7 +177,5 @@ def _plan(job: JobConfig, cache: Cache, entries: Entries) -> Explained:
     """The stored plan, which answers `shardwright plan` without any unit."""
     kind, name, parts = plan_cache.KIND, plan_cache.plan_name(job), plan_cache.plan_parts(job)
     key = parts_digest(kind, parts)
-    plain = Explained(kind=kind, name=name, key=key, cache=MISS)
-    if cache.get(kind, key) is not None:
-        return Explained(kind=kind, name=name, key=key, cache=HIT)
-    return entries.nearest(kind, name, parts) or plain
+    state = MISS if cache.get(kind, key) is None else HIT
+    return entries.explained(kind, name, key, parts, state)

@@ -14,10 +14,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 from shardwright.orchestrator.cache.bucket import Bucket
-from shardwright.orchestrator.cache.store import StoreError
+from shardwright.orchestrator.cache.store import Release, StoreError, nothing
 
 LEASE_S = 60.0
 """Our choice: how long a killed host keeps others waiting. It is renewed three times in that."""
@@ -34,14 +33,12 @@ class Leases:
         self._guard = threading.Lock()
         self._renewer: threading.Thread | None = None
 
-    def take(self, key: str) -> Callable[[], None] | None:
+    def take(self, key: str) -> Release | None:
         """Take a lease without waiting: what gives it back, None while another holds it. Raises
         StoreError."""
         if not self._bucket.is_conditional:
-            return _nothing
-        tag = self._bucket.put(key, self._owner)
-        if not tag:
-            tag = self._taken_over(key)
+            return nothing
+        tag = self._bucket.put(key, self._owner) or self._taken_over(key)
         if not tag:
             return None
         with self._guard:
@@ -75,7 +72,3 @@ class Leases:
                 with self._guard, contextlib.suppress(StoreError):
                     if self._held.get(key):  # empty when it was taken over: computed twice
                         self._held[key] = self._bucket.put(key, self._owner, self._held[key])
-
-
-def _nothing() -> None:
-    pass

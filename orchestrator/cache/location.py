@@ -40,10 +40,8 @@ def locate(
     source: str = "cache.dir",
 ) -> Location:
     """The place that `configured` names, which was found in `source`, else the environment, else
-    the user's cache directory; `local` is the directory for copies of a shared store.
-
-    Raises UsageError for a URL that names no place we can use.
-    """
+    the user's cache directory; `local` is the directory for copies of a shared store. Raises
+    UsageError for a URL that names no place we can use."""
     text, reason = (configured, source) if configured else _of_environment(environ)
     if not text:
         return Location(_default(environ), "default")

@@ -16,6 +16,10 @@ Release = Callable[[], None]
 """Gives a lock back."""
 
 
+def nothing() -> None:
+    """The `Release` of what cannot be locked."""
+
+
 class StoreError(Exception):
     """The place cannot be read or written now; the message names the cause, not the entry."""
 

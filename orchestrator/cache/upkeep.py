@@ -85,11 +85,8 @@ def faults(store: Store, repair: bool) -> Iterator[Fault]:
         what = _trouble(store, item.name)
         if what:
             yield Fault(str(item.name), what, repair and store.remove(item.name))
-    if isinstance(store, LocalStore):
-        yield from _leftovers(store, repair)
-
-
-def _leftovers(store: LocalStore, repair: bool) -> Iterator[Fault]:
+    if not isinstance(store, LocalStore):
+        return
     for file in list(store.files()):
         if file.suffix == CORRUPT or is_leftover(file):
             what = "damaged, set aside by a job" if file.suffix else "left by a writer that died"

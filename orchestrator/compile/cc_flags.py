@@ -34,10 +34,8 @@ class Environment:
 
 
 def job_tables(environment: Mapping[str, str]) -> Environment:
-    """The variable as tables of a job.
-
-    Raises: UsageError naming the variable for a flag or value that is not understood.
-    """
+    """The variable as tables of a job. Raises: UsageError naming the variable for a flag or value
+    that is not understood."""
     try:
         flags = of_environment(environment)
         settings = settings_of(flags)

@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
             log.say("debug", f"option {name} = {value}")
         try:
             for file, output in zip(files, paths, strict=True):
-                dump = _dump_folder(resolved, output, len(files) > 1)
-                with dumping(dump, _dump_flag(resolved)):
+                flag = FLAG if resolved.command.dump_dir else "SaveTemps"
+                with dumping(_dump_folder(resolved, output, len(files) > 1), flag):
                     _compile_file(Path(file), output, resolved, log)
         except Exception as error:
             shown = _shown(error)
@@ -125,13 +125,8 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
 
 def _dump_folder(resolved: Resolved, output: Path, many: bool) -> Path | None:
     """Where the stages of a model go: `--dump-dir`, with a folder per model where there are
-    several, or beside the output for `SaveTemps`.
-    """
+    several, or beside the output for `SaveTemps`."""
     asked = resolved.command.dump_dir
     if asked:
         return Path(asked) / output.stem if many else Path(asked)
     return output.with_suffix(_TEMPS) if resolved.command.save_temps else None
-
-
-def _dump_flag(resolved: Resolved) -> str:
-    return FLAG if resolved.command.dump_dir else "SaveTemps"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
@@ -34,9 +35,8 @@ class _Keep(argparse.Action):
     ) -> None:
         flag = find(option_string or "")
         assert flag is not None
-        given = [*(getattr(namespace, "given", None) or [])]
-        given.append(Given(flag, values if isinstance(values, str) else "", option_string or ""))
-        namespace.given = given
+        value = values if isinstance(values, str) else ""
+        namespace.given = [*namespace.given, Given(flag, value, option_string or "")]
 
 
 def parser(prog: str) -> FlagParser:
@@ -49,26 +49,14 @@ def parser(prog: str) -> FlagParser:
     made.add_argument("files", nargs="*", metavar="FILE", help="HLO, StableHLO or jax.export file")
     made.set_defaults(given=[])
     for flag in FLAGS:
-        _add(made, flag)
+        names = [*flag.aliases, f"--{canonical_name(flag.name)}"]
+        nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
+        text = argparse.SUPPRESS
+        if flag.effect in (Effect.OPTION, Effect.COMMAND):
+            default = flag.defaults[-1][1] if flag.defaults else None
+            text = with_values(flag.help, flag.values, default)
+        made.add_argument(*names, action=_Keep, dest="given", help=text, **nargs)
     return made
-
-
-def _add(made: argparse.ArgumentParser, flag: Flag) -> None:
-    names = [*flag.aliases, f"--{canonical_name(flag.name)}"]
-    nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
-    shown = flag.effect in (Effect.OPTION, Effect.COMMAND)
-    made.add_argument(
-        *names,
-        action=_Keep,
-        dest="given",
-        help=_help(flag) if shown else argparse.SUPPRESS,
-        **nargs,
-    )
-
-
-def _help(flag: Flag) -> str:
-    default = flag.defaults[-1][1] if flag.defaults else None
-    return with_values(flag.help, flag.values, default)
 
 
 def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
@@ -105,8 +93,7 @@ def flags_alone(words: Sequence[str], source: str) -> list[Given]:
 
 def joined(arguments: Sequence[str]) -> list[str]:
     """The arguments with canonical names, every value behind the equals sign of its flag."""
-    made: list[str] = []
-    rest = list(arguments)
+    made, rest = list[str](), list(arguments)
     while rest:
         word = rest.pop(0)
         flag, value = _read(word)
@@ -130,9 +117,8 @@ def _joined(flag: Flag, value: str | None, rest: list[str]) -> str:
     """One word for a flag; takes the value off `rest` when it is not there yet."""
     name = f"--{canonical_name(flag.name)}"
     if value is None and flag.kind is Kind.WORDS:
-        words = []
-        while rest and rest[0].lower() in flag.values:
-            words.append(rest.pop(0))
+        words = list(takewhile(lambda word: word.lower() in flag.values, rest))
+        del rest[: len(words)]
         value = ",".join(words)
     if value is None and flag.kind is not Kind.SWITCH and rest:
         value = rest.pop(0)
@@ -141,8 +127,7 @@ def _joined(flag: Flag, value: str | None, rest: list[str]) -> str:
 
 def split_verb(arguments: Sequence[str], verbs: Sequence[str]) -> tuple[str, list[str]]:
     """(verb, the other arguments) when one of `verbs` is the first word that is neither a flag of
-    the table nor a flag's value; else ("", arguments).
-    """
+    the table nor a flag's value; else ("", arguments)."""
     words = list(arguments)
     at = 0
     while at < len(words):

@@ -20,10 +20,8 @@ from shardwright.sharding.strategies.registry import RECIPE
 
 def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
     """The program of one rank and the facts of its file; both as they are for a file that asks for
-    no partitions.
-
-    Raises: ShardingError for axes that do not divide their dims, and as the partitioner does.
-    """
+    no partitions. Raises: ShardingError for axes that do not divide their dims, and as the
+    partitioner does."""
     asked = module.facts.shardings
     if asked is None:
         return graph, module

@@ -52,10 +52,8 @@ class OpenModule:
 def open_module(
     file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reader
 ) -> OpenModule:
-    """The program of a file, within the limits that can be told before compilation.
-
-    Raises the DiagnosticError of the import, of the partitioner, or of a limit.
-    """
+    """The program of a file, within the limits that can be told before compilation. Raises the
+    DiagnosticError of the import, of the partitioner, or of a limit."""
     log.dot()
     graph, module = _read(data, file, resolved, log, reader)
     watch, aliases = Watch(resolved, log), module.facts.aliases
@@ -71,9 +69,12 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
     watch = opened.watch
     budget.check_module_instructions(watch.instructions, resolved.options.instruction_limit)
     memory = budget.check_program_memory(program, watch.limit_bytes)
-    _report_sizes(opened.graph, watch, memory, log)
+    log.say("info", f"estimated instruction count: {watch.instructions}")
+    log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
+    ops = sum(count_ops(opened.graph).values())
+    log.say("info", f"{ops} operators, {flops(opened.graph)} flops; -O1 compiles faster than -O2")
     meta = _meta(opened.graph, opened.module, program, resolved)
-    meta |= {"memory_bytes": memory.as_dict()}
+    meta["memory_bytes"] = memory.as_dict()
     return program_bytes(program, meta, compress=not resolved.command.fast_loading)
 
 
@@ -120,15 +121,14 @@ def _module_text(stablehlo: bytes | str) -> str:
 
 def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
     """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
-    input has the input's name, and what depends on the rank is a coordinate behind the inputs.
-    """
+    input has the input's name, and what depends on the rank is a coordinate behind the inputs."""
     owners = dict(aliases)
-    named = tuple(f"arg{k}" for k in range(len(graph.inputs)))
-    graph, coordinates = COORDINATES(graph)
+    named = (f"arg{k}" for k in range(len(graph.inputs)))
+    made, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
-        graph=graph,
-        inputs=named + tuple(coordinate_name(axes) for axes in coordinates),
+        graph=made,
+        inputs=(*named, *map(coordinate_name, coordinates)),
         outputs=tuple(
             f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))
         ),
@@ -168,13 +168,6 @@ class Watch(Observer):
             name = f"{unit.name} region {number} {region.program.name}"
             self._log.say("debug", f"{name} ({region.program.kind}): {made} instructions")
         self._log.dot()
-
-
-def _report_sizes(graph: Graph, watch: Watch, memory: budget.Memory, log: CompileLog) -> None:
-    log.say("info", f"estimated instruction count: {watch.instructions}")
-    log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
-    ops = sum(count_ops(graph).values())
-    log.say("info", f"{ops} operators, {flops(graph)} flops; -O1 compiles faster than -O2")
 
 
 def _meta(graph: Graph, module: Module, program: Program, resolved: Resolved) -> dict[str, Any]:

@@ -59,6 +59,11 @@ def known_word(word: str, words: Collection[str], what: str) -> str:
     return word
 
 
+def comma_words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word for word in map(str.strip, text.split(",")) if word]
+
+
 def with_values(text: str, values: Sequence[Any], default: Any = None) -> str:
     """The help of a flag with the values it takes, and the one it has where nothing is given."""
     named = f" [{', '.join(map(str, values))}]" if values else ""

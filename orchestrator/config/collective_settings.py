@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.collectives.costs import MESHES, THRESHOLDS
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.config.arguments import comma_words
 
 SETTINGS = (*THRESHOLDS, "mesh", "kangaring", "inter_recursive", "inter_mesh_max_instances")
 UNITS = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
@@ -19,15 +20,12 @@ UNITS = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2
 
 def job_settings(text: str) -> dict[str, Any]:
     """Those of a job, comma-separated. Raises UsageError as `settings`."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return settings(words, "cluster.collectives")
+    return settings(comma_words(text), "cluster.collectives")
 
 
 def settings(words: Sequence[str], key: str) -> dict[str, Any]:
-    """Fields of `CollectiveCosts` from `name=value`, as the user gave them under `key`.
-
-    Raises UsageError for unknown ones and values out of range.
-    """
+    """Fields of `CollectiveCosts` from `name=value`, as the user gave them under `key`. Raises
+    UsageError for unknown ones and values out of range."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -44,25 +42,25 @@ def settings(words: Sequence[str], key: str) -> dict[str, Any]:
 
 def _setting(name: str, value: str, key: str) -> Any:
     if name == "mesh":
-        if value not in MESHES:
-            raise UsageError("SW_USAGE", f"{key} requires {' or '.join(MESHES)}, got {value}")
-        return value
-    if name in ("kangaring", "inter_recursive"):
-        if value not in ("true", "false"):
-            raise UsageError("SW_USAGE", f"{key} requires true or false, got {value!r}")
-        return value == "true"
-    if name == "inter_mesh_max_instances":
-        if not re.fullmatch(r"[0-9]{1,9}", value):
-            raise UsageError("SW_USAGE", f"{key} requires a whole number, got {value!r}")
-        return int(value)
-    return 0 if value == "0" else parse_bytes(value, key)
+        if value in MESHES:
+            return value
+        required = f"{' or '.join(MESHES)}, got {value}"
+    elif name in ("kangaring", "inter_recursive"):
+        if value in ("true", "false"):
+            return value == "true"
+        required = f"true or false, got {value!r}"
+    elif name == "inter_mesh_max_instances":
+        if re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value)
+        required = f"a whole number, got {value!r}"
+    else:
+        return 0 if value == "0" else parse_bytes(value, key)
+    raise UsageError("SW_USAGE", f"{key} requires {required}")
 
 
 def parse_bytes(text: str, flag: str) -> int:
-    """Bytes of `8`, `64kb`, `1MB`, `2g`; units are powers of 1024, as in the tool.
-
-    Raises UsageError for anything else.
-    """
+    """Bytes of `8`, `64kb`, `1MB`, `2g`; units are powers of 1024, as in the tool. Raises
+    UsageError for anything else."""
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or int(match[1]) < 1:
         raise UsageError(

@@ -71,8 +71,7 @@ class ModelConfig:
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
     """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets
-    and configs whose `torch_dtype` has 16 bits, else float32.
-    """
+    and configs whose `torch_dtype` has 16 bits, else float32."""
 
     optimizer: str = choice("adamw", "adamw", "lamb", "sgd")
     learning_rate: float = 1e-3
@@ -94,8 +93,7 @@ def axis() -> Any:
 class MeshConfig:
     """Sizes of the mesh axes, major to minor; one may be "auto".
 
-    With none given the strategy takes all cores.
-    """
+    With none given the strategy takes all cores."""
 
     pp: int = axis()
     dp_replicate: int = axis()
@@ -121,13 +119,11 @@ class ClusterConfig:
 
     placement: str = named(TORUS, lambda: (TORUS, LINEAR))
     """Where mesh axes lie: `torus` (neighbouring chips along every axis), `linear` (cores in order
-    of number), or the axes from the outermost to the innermost, `tp,dp_shard`.
-    """
+    of number), or the axes from the outermost to the innermost, `tp,dp_shard`."""
 
     collectives: str = ""
     """Thresholds of the choice of an algorithm, `mesh_max_bytes=2mb,kangaring=false`; those of the
-    machine where nothing is given (docs/network.md).
-    """
+    machine where nothing is given (docs/network.md)."""
 
     runtime: str = choice(CURRENT.name, *(runtime.name for runtime in RUNTIMES))
     """What launches collectives: that of a date, or of today (docs/network.md)."""
@@ -152,8 +148,7 @@ class FaultsConfig:
 
     slow_links: str = ""
     """`0/3-7:0.5, 2/efa1:0`: on instance 0 the link between chips 3 and 7 has half of its
-    bandwidth left, on instance 2 EFA device 1 is dead.
-    """
+    bandwidth left, on instance 2 EFA device 1 is dead."""
 
     jitter: float = limited(0.0, 0.0, 10.0)
     """Mean random delay of code between collectives, as a part of its time."""
@@ -169,8 +164,7 @@ class GoodputConfig:
     instance_mtbf_hours: float = limited(6300.0, 1.0, 1e9)
     """Mean time between failures of one instance. Unknown-default: nothing is published for
     Trainium; 419 unexpected interruptions of 2,048 GPU hosts in 54 days are 6,300 hours
-    (Grattafiori et al. 2024, section 3.3.4).
-    """
+    (Grattafiori et al. 2024, section 3.3.4)."""
 
     restart_s: float = limited(600.0, 0.0, 1e9)
     """From a failure to the first new step: detection, replacement, loading. Unknown-default."""
@@ -349,15 +343,15 @@ def load(
 ) -> JobConfig:
     """The job of `path` (or the defaults), changed by flags, then by `table.key=value` overrides
     (the table may be left out where one alone has the key), so that what is advised can be put
-    behind any command, and last by `changes`; `below` are tables for what nothing else says.
-
-    Raises UsageError (SW_USAGE) for a file, table, key or value that is not understood.
-    """
+    behind any command, and last by `changes`; `below` are tables for what nothing else says. Raises
+    UsageError (SW_USAGE) for a file, table, key or value that is not understood."""
     data = _read_toml(path) if path else {}
     _put_all(data, flags or {})
     for text in overrides:
         key, separator, value = text.partition("=")
-        table, dot, name = _with_table(key.strip().replace("-", "_")).partition(".")
+        key = key.strip().replace("-", "_")
+        found = _of_any_table(key)
+        table, dot, name = (found[0] if len(found) == 1 else key).partition(".")
         if not separator or not dot:
             hint = _meant_key(table, ())
             raise UsageError(
@@ -470,12 +464,6 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
     return kind(**resolved)
 
 
-def _with_table(key: str) -> str:
-    """A key with its table, where it has none and one alone has it."""
-    found = _of_any_table(key)
-    return found[0] if len(found) == 1 else key
-
-
 def _of_any_table(name: str) -> list[str]:
     """The keys of that name in all tables."""
     return [key for key in KEYS if key.partition(".")[2] == name]
@@ -555,8 +543,7 @@ def with_absolute_paths(job: JobConfig) -> JobConfig:
     was given, wherever the job file is; `~` is the home directory.
 
     Inside a Ray job nothing lies there (`check_lasting`); its `output.dir` is looked at by those
-    who write to it. Raises UsageError for a relative event log or cache there.
-    """
+    who write to it. Raises UsageError for a relative event log or cache there."""
     if inside_ray_job():
         check_lasting(job, "output.events", "cache.dir")
     for key in _LOST_IN_A_JOB:

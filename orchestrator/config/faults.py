@@ -11,6 +11,7 @@ import re
 
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.config.arguments import comma_words
 from shardwright.orchestrator.config.config import FaultsConfig
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 from shardwright.sim_cluster.timing.faults import EFA, Faults, Link, check_faults, check_numbers
@@ -20,11 +21,9 @@ _LINK = re.compile(r"(\d{1,18})/(?:(\d{1,18})-(\d{1,18})|efa(\d{1,18}))")
 
 
 def faults_of(given: FaultsConfig, topology: Topology) -> Faults:
-    """The faults of a job on its cluster.
-
-    Raises UsageError (SW_FAULT) for text that is not understood, for cores, instances and links
-    that are not there, and for two factors of one core or link.
-    """
+    """The faults of a job on its cluster. Raises UsageError (SW_FAULT) for text that is not
+    understood, for cores, instances and links that are not there, and for two factors of one core
+    or link."""
     cores = topology.num_ranks
     faults = Faults(
         slow_cores=_slow_cores(given.slow_cores, cores),
@@ -39,14 +38,10 @@ def faults_of(given: FaultsConfig, topology: Topology) -> Faults:
     return faults
 
 
-def _entries(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _slow_cores(text: str, count: int) -> dict[int, float]:
     wanted = "CORE:FACTOR or FIRST-LAST:FACTOR with factors of at least 1, as in 5:1.3"
     slow: dict[int, float] = {}
-    for entry in _entries(text):
+    for entry in comma_words(text):
         where, _, factor = entry.partition(":")
         times = _number(factor, 1.0, 1e6)
         cores = _cores("slow_cores", where, count)
@@ -60,7 +55,7 @@ def _slow_cores(text: str, count: int) -> dict[int, float]:
 
 def _dead_cores(text: str, count: int) -> frozenset[int]:
     dead: set[int] = set()
-    for entry in _entries(text):
+    for entry in comma_words(text):
         cores = _cores("dead_cores", entry, count)
         if cores is None:
             raise _refused("dead_cores", "core numbers or ranges, as in 17, 32-63", entry)
@@ -69,11 +64,8 @@ def _dead_cores(text: str, count: int) -> frozenset[int]:
 
 
 def _cores(key: str, text: str, count: int) -> range | None:
-    """The cores of one entry, None for text that names none.
-
-    They are held against the `count` of the cluster here: a range of a typing error may be too long
-    to be written out.
-    """
+    """The cores of one entry, None for text that names none. They are held against the `count` of
+    the cluster here: a range of a typing error may be too long to be written out."""
     found = _CORES.fullmatch(text.strip())
     cores = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
     if cores:
@@ -87,22 +79,19 @@ def _links(text: str) -> dict[int, dict[Link, float]]:
         " from 0 (dead) to 1, as in 0/3-7:0.5"
     )
     links: dict[int, dict[Link, float]] = {}
-    for entry in _entries(text):
+    for entry in comma_words(text):
         where, _, part = entry.partition(":")
         found, left = _LINK.fullmatch(where.strip()), _number(part, 0.0, 1.0)
         if found is None or left is None:
             raise _refused("slow_links", wanted, entry)
         instance, first, second, device = found.groups()
-        link: Link = (EFA, int(device)) if device else _chips(int(first), int(second))
+        low, high = sorted((int(first or 0), int(second or 0)))
+        link: Link = (EFA, int(device)) if device else (low, high)
         of_instance = links.setdefault(int(instance), {})
         if link in of_instance:
             raise _refused("slow_links", "one part for every link and device", entry)
         of_instance[link] = left
     return links
-
-
-def _chips(first: int, second: int) -> tuple[int, int]:
-    return min(first, second), max(first, second)
 
 
 def _number(text: str, low: float, high: float) -> float | None:

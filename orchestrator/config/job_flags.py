@@ -135,17 +135,19 @@ def job_configs(
 ) -> dict[File, config.JobConfig]:
     """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
     environment has to say is said once, for the jobs without changes."""
-    flags = _given(args)
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices if changes is None else ():
         say(notice.render(), err=True)
-    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
-    jobs = {
-        file: config.load(file, overrides, flags, environment.tables, changes) for file in files
-    }
+    given = (_overrides(args), _given(args), environment.tables, changes)
+    jobs = {file: config.load(file, *given) for file in files}
     if on_cluster:
         return jobs
     return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    """What `--set` and `--fault` say."""
+    return [*args.set, *(f"faults.{text}" for text in args.fault)]
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -154,22 +156,19 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     that name a model are refused like two keys."""
     given = {key: getattr(args, key) for key in _KEYS}
     model = {key: value for key, value in _model_flag(args.model).items() if not given.get(key)}
-    mesh = {} if args.mesh is None else {**_OPEN_MESH, **_mesh_flag(args.mesh)}
+    mesh = {} if args.mesh is None else _mesh_flag(args.mesh)
     return given | model | mesh
 
 
 def changed_keys(name: str, value: str) -> dict[str, Any]:
     """The keys of a job that `name` sets to `value`: a key (`strategy.remat`), or what has a flag
-    (`remat`, `model`; `mesh` sets every axis).
-
-    Raises UsageError for anything else.
-    """
+    (`remat`, `model`; `mesh` sets every axis). Raises UsageError for anything else."""
     name = name.strip()
     flag = name.replace("_", "-")
     if flag == "model":
         return _model_flag(value)
     if flag == "mesh":
-        return {**_OPEN_MESH, **_mesh_flag(value)}
+        return _mesh_flag(value)
     for given, (key, _) in _FLAGS.items():
         if flag in (given, *_ALIASES.get(given, ())):
             return {key: value}
@@ -183,10 +182,6 @@ def changed_keys(name: str, value: str) -> dict[str, Any]:
             did_you_mean(flag, names, f"give table.key, or one of {', '.join(names)}"),
         )
     return {f"{table}.{key}": value}
-
-
-_OPEN_MESH = {f"mesh.{axis}": 0 for axis in _AXES}
-"""The mesh of a job that says nothing about it."""
 
 
 _LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
@@ -221,13 +216,14 @@ def _is_folder(path: Path, model: str) -> bool:
     return (path / "config.json").is_file() and model not in preset_names()
 
 
-def _mesh_flag(mesh: str | None) -> dict[str, str]:
-    pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
-    bad = [axis for axis, equals, _ in pairs if not equals]
-    if bad:
+def _mesh_flag(mesh: str) -> dict[str, Any]:
+    """Every axis: those that are not named have their value in a job that says nothing."""
+    pairs = [part.partition("=") for part in mesh.split(",") if part]
+    if not all(equals for _, equals, _ in pairs):
         hint = f"axes are {', '.join(_AXES)}"
         raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}", hint=hint)
-    return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+    given = {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+    return {f"mesh.{axis}": 0 for axis in _AXES} | given
 
 
 def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
@@ -240,5 +236,5 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     if os.path.isabs(entry := given.get("model.entry") or ""):
         given["model.entry"] = os.path.relpath(entry, folder)
     settings = [f"{key}={value}" for key, value in given.items() if value is not None]
-    settings += [*args.set, *(f"faults.{text}" for text in args.fault)]
+    settings += _overrides(args)
     return [word for setting in settings for word in ("--set", setting)]

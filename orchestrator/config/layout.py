@@ -60,14 +60,11 @@ class OwnMesh:
 
 def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int = 0) -> Layout:
     """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that. A batch in
-    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies
-    as one of 1 does.
-
-    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores or is not the step's, a placement that does not name its axes, a batch that
-    does not divide, packet sizes that no runtime takes, unknown thresholds of collectives, or
-    faults of what is not there.
-    """
+    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies as
+    one of 1 does. Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a
+    mesh that does not fill the cores or is not the step's, a placement that does not name its axes,
+    a batch that does not divide, packet sizes that no runtime takes, unknown thresholds of
+    collectives, or faults of what is not there."""
     packets = packets_of(job.strategy)
     collectives = job_settings(job.cluster.collectives)
     target = machine_of(job)
@@ -156,19 +153,12 @@ def _check_placement(job: JobConfig, topology: Topology, mesh: Mesh) -> None:
     try:
         place_mesh(name, mesh.sizes, topology)
     except CollectiveError as error:
-        raise UsageError(
-            "SW_PLACEMENT",
-            f"cluster.placement: {error}",
-            hint=_placement_hint(name, mesh),
-        ) from error
-
-
-def _placement_hint(name: str, mesh: Mesh) -> str:
-    """What to do about a placement that is refused."""
-    known = (*words_of("cluster.placement"), *mesh.names)
-    misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
-    whole = "name every axis of the mesh once, from across instances to neighbouring cores"
-    return did_you_mean(misspelt[0], known, whole) if misspelt else whole
+        known = (*words_of("cluster.placement"), *mesh.names)
+        misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
+        hint = "name every axis of the mesh once, from across instances to neighbouring cores"
+        if misspelt:
+            hint = did_you_mean(misspelt[0], known, hint)
+        raise UsageError("SW_PLACEMENT", f"cluster.placement: {error}", hint=hint) from error
 
 
 def _given_axes(job: JobConfig) -> dict[str, int | str]:

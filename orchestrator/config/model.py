@@ -90,7 +90,11 @@ def _ours(job: JobConfig) -> TrainTask:
             read_config(path), seq_len=model.seq_len, name=_name(path), **_options(job)
         )
     except UsageError as error:
-        raise _in_file(error, path) from error
+        d = error.diagnostic
+        if d.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
+            raise
+        # The values of the file are at fault.
+        raise UsageError(d.code, d.message, Loc(str(path)), d.hint) from error
 
 
 _OF_OUR_STEPS = (
@@ -143,8 +147,7 @@ def _published(job: JobConfig) -> TrainTask:
 
 def entry_of(job: JobConfig) -> tuple[str, Path]:
     """`module:function`, and the folder where the module is looked up first. A file of Python
-    (`folder/file.py:function`), relative to the job, is a module of its folder.
-    """
+    (`folder/file.py:function`), relative to the job, is a module of its folder."""
     module, colon, function = job.model.entry.rpartition(":")
     if not module.endswith(".py"):
         return job.model.entry, Path(job.base)
@@ -158,14 +161,6 @@ def _name(path: Path) -> str:
     """What a config is called: `config.json` has the name of its folder."""
     path = path.resolve()
     return (path.parent.name if path.name == "config.json" else path.stem) or "model"
-
-
-def _in_file(error: UsageError, path: Path) -> UsageError:
-    """The error, at the config if its values are at fault."""
-    if error.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
-        return error
-    found = error.diagnostic
-    return UsageError(found.code, found.message, Loc(str(path)), found.hint)
 
 
 def compute_type(job: JobConfig) -> str:
@@ -200,10 +195,7 @@ def model_path(job: JobConfig) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A `config.json`.
-
-    Raises UsageError when it cannot be read.
-    """
+    """A `config.json`. Raises UsageError when it cannot be read."""
     try:
         data = parse_json(read_text(path))
     except OSError as error:
@@ -227,13 +219,10 @@ def model_key(job: JobConfig) -> Hashable:
 def source_files(job: JobConfig) -> Iterable[Path]:
     """The user's files that `[model]` names: a config, a lowered step, the module of an entry and
     the packages around it. What a module imports is known only once it is captured (`reads.py`).
-
-    Raises UsageError for a config that cannot be read.
-    """
+    Raises UsageError for a config that cannot be read."""
     if job.model.config:
-        path = model_path(job)
-        read_config(path)  # which says what is wrong with it
-        return [path]
+        read_config(model_path(job))  # which says what is wrong with it
+        return [model_path(job)]
     if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []

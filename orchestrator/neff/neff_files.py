@@ -32,10 +32,8 @@ class ProgramFile:
 
 
 def programs_of(path: Path) -> dict[str, Container]:
-    """The verified program containers behind a file, by program name.
-
-    Raises LoadError for damage, and for a kind of file that has no programs.
-    """
+    """The verified program containers behind a file, by program name. Raises LoadError for damage,
+    and for a kind of file that has no programs."""
     container = Container.open(path)
     container.verify()
     match container.header.kind:
@@ -72,10 +70,8 @@ def _beside(bundle: Path, name: str, sha: str) -> Container:
 
 
 def open_program(path: Path, name: str = "") -> ProgramFile:
-    """The program of a file; `name` picks one where there are several.
-
-    Raises LoadError for damage, UsageError for a name that is missing or unknown.
-    """
+    """The program of a file; `name` picks one where there are several. Raises LoadError for damage,
+    UsageError for a name that is missing or unknown."""
     found = programs_of(path)
     if not name and len(found) == 1:
         (name,) = found
@@ -91,10 +87,8 @@ def open_program(path: Path, name: str = "") -> ProgramFile:
 
 
 def export(bundle: Path, core: int, output: Path) -> int:
-    """Write what core `core` of a bundle directory runs as one file.
-
-    Raises LoadError for a damaged bundle, UsageError for a core it does not have.
-    """
+    """Write what core `core` of a bundle directory runs as one file. Raises LoadError for a damaged
+    bundle, UsageError for a core it does not have."""
     container = Container.open(bundle / "manifest.neff", "manifest", bundle)
     manifest = Manifest.from_meta(container.meta, container.name)
     cores = manifest.num_cores

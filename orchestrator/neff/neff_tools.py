@@ -16,7 +16,6 @@ import numpy as np
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.budget import count_instructions, memory_of
 from shardwright.compiler.machine.target import (
@@ -26,7 +25,7 @@ from shardwright.compiler.machine.target import (
     load_target,
     logical,
 )
-from shardwright.compiler.neff.arrays import Stored, read_arrays, write_arrays
+from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
@@ -38,10 +37,7 @@ from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `neff info` tells, as plain data.
-
-    Raises LoadError.
-    """
+    """What `neff info` tells, as plain data. Raises LoadError."""
     container = Container.open(path)
     found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
     match container.header.kind:
@@ -101,10 +97,9 @@ def info(path: Path, as_json: bool) -> int:
 
 def _cell(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict) and "dtype" in value[0]:
-        lines = [f"{r['name']} {r['dtype']}{r['shape']}" for r in value]
-        return "\n".join(lines)
+        return "\n".join(f"{r['name']} {r['dtype']}{r['shape']}" for r in value)
     if isinstance(value, list):
-        return "\n".join(str(v) for v in value)
+        return "\n".join(map(str, value))
     if isinstance(value, dict):
         return "\n".join(f"{key} = {item}" for key, item in value.items())
     return str(value)
@@ -114,10 +109,8 @@ def verify(path: Path) -> int:
     """Check a file or a whole bundle; raises LoadError with the first fault."""
     if path.is_dir():
         bundle = load_bundle(path)
-        cores = 1
-        for size in bundle.manifest.mesh.values():
-            cores *= size
-        say(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
+        count, cores = len(bundle.programs), bundle.manifest.num_cores
+        say(f"{path}: bundle of {count} programs and {cores} cores is sound")
         return 0
     container = Container.open(path)
     container.verify()
@@ -138,8 +131,7 @@ def verify(path: Path) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
-    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error.
-    """
+    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error."""
 
     level: str = "L1"
     timed: bool = False
@@ -152,11 +144,9 @@ class RunOptions:
 def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOptions) -> int:
     """Run one program on one core, or on all ranks of its mesh, print its time, or both: `arg0`,
     `arg1` and so on in, `out0` and so on out, in the order `neff info` lists. Of several files of
-    inputs the last that has an array counts.
-
-    Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
-    and for a program that needs other cores, LoadError for a machine that refuses the file.
-    """
+    inputs the last that has an array counts. Raises UsageError for inputs that cannot be read,
+    SimulationError for missing or misshapen ones and for a program that needs other cores,
+    LoadError for a machine that refuses the file."""
     from shardwright.sim_cluster.values.load_checks import check_loadable
 
     if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
@@ -197,34 +187,28 @@ def _run_values(
 
 def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
-    another program those with these names, and where none has, `out0`, `out1`, ... in order.
-
-    Raises UsageError for a file that cannot be read, and for an array of another kind.
-    """
+    another program those with these names, and where none has, `out0`, `out1`, ... in order. Raises
+    UsageError for a file that cannot be read, and for an array of another kind."""
     try:
         stored = read_arrays(file)
     except (OSError, ValueError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {file}: {error}") from error
     called = {array.name: array for array in stored.values() if array.name}
-    found = {n: stored[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in stored}
+    numbered = list(enumerate(program.inputs))
+    found = {n: stored[f"arg{k}"] for k, n in numbered if f"arg{k}" in stored}
     found = found or {n: called[n] for n in program.inputs if n in called}
-    outs = ((n, stored.get(f"out{k}")) for k, n in enumerate(program.inputs))
-    found = found or {name: array for name, array in outs if array is not None}
+    found = found or {n: stored[f"out{k}"] for k, n in numbered if f"out{k}" in stored}
     dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
-    return {name: _typed(file, name, array, dtypes[name]) for name, array in found.items()}
-
-
-def _typed(file: Path, name: str, stored: Stored, dtype: DType) -> np.ndarray:
-    if not stored.is_taken_as(dtype):
-        raise UsageError(
-            "SW_NEFF_INPUTS", f"input {name} requires {dtype.value}, {file} has {stored.kind}"
-        )
-    return stored.of_type(dtype)
+    for name, array in found.items():
+        if not array.is_taken_as(dtypes[name]):
+            kinds = f"{dtypes[name].value}, {file} has {array.kind}"
+            raise UsageError("SW_NEFF_INPUTS", f"input {name} requires {kinds}")
+    return {name: array.of_type(dtypes[name]) for name, array in found.items()}
 
 
 def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
-    mesh = {axis: size for axis, size in opened.meta.get("mesh", ())}
+    mesh = dict(opened.meta.get("mesh", ()))
     coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
     return mesh, coordinates
 
@@ -239,32 +223,28 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
 
 
 def _print_time(opened: ProgramFile, target: Target) -> None:
+    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
+
     program = opened.program
     mesh, _ = _mesh_of(opened)
-    total = _step_ps(opened, target, mesh) if mesh else _program_ps(program, target)
+    if mesh:
+        total, where = _step_ps(opened, target, mesh), f"on {math.prod(mesh.values())} cores"
+    else:
+        stretches = (op for op in program_macros(program, target) if isinstance(op, Stretch))
+        total, where = sum(op.full_ps for op in stretches), "on one core"
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
     seconds = f"{(total + loading) / PS_PER_S:.9f}"
     cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
-    where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
     say(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", err=True)
     if opened.meta.get("hypothetical"):
         machine = logical(target, program.lnc, hypothetical=True)
         say(hypothetical_text(machine), err=True)
 
 
-def _program_ps(program: Program, target: Target) -> int:
-    """What one core computes."""
-    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
-
-    return sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
-
-
 def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
-    """One run of all ranks of `mesh`, on as few instances as have the cores.
-
-    Raises UsageError for more ranks than an instance without EFA has cores.
-    """
+    """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
+    more ranks than an instance without EFA has cores."""
     from shardwright.sim_cluster.timing.step_time import Step, time_step
 
     program, ranks = opened.program, math.prod(mesh.values())
@@ -277,10 +257,12 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
             f" {machine.name}: it has no EFA devices",
             hint="compile with --target trn1 or trn2",
         )
-    schedule = (((program.name,), 1),)
-    programs = {program.name: program}
     step = Step(
-        programs=programs, schedules=(schedule,), mesh=mesh, target=machine, instances=instances
+        programs={program.name: program},
+        schedules=((((program.name,), 1),),),
+        mesh=mesh,
+        target=machine,
+        instances=instances,
     )
     return time_step(step).step_time_ps
 
@@ -288,8 +270,7 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
 def _constants_ps(opened: ProgramFile, target: Target) -> int:
     """What the start of an execution spends on constants: with fast context switch they come then,
     at best at the full rate of the core's DMA engines (the rate of the host link is not published
-    for trn1), else at model load.
-    """
+    for trn1), else at model load."""
     if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
         return 0
     core = target.core

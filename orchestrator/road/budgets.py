@@ -38,10 +38,8 @@ def check_budgets(built: Built) -> None:
 
 
 def check_state(ready: Planned) -> None:
-    """Refuse before compiling what no compiler can make fit: named buffers above the limit.
-
-    Raises: CapacityError SW_CAPACITY.
-    """
+    """Refuse before compiling what no compiler can make fit: named buffers above the limit. Raises:
+    CapacityError SW_CAPACITY."""
     memory, limit = ready.plan.footprint, ready.layout.target.limit_bytes
     if sum(memory.argument_bytes.values()) > limit:
         check_limit(memory, limit, _advice(ready, memory))

@@ -95,8 +95,7 @@ class Built(Planned):
 class Candidate:
     """A way to trace a step: with how many samples. With `proof_samples` above 0 the step must take
     the mean over its samples, which a trace with those proves. `set_aside_by` is the code of the
-    refusal that the next candidate may not meet; every other one is the job's.
-    """
+    refusal that the next candidate may not meet; every other one is the job's."""
 
     samples: int
     proof_samples: int = 0
@@ -105,8 +104,7 @@ class Candidate:
 
 def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
     """How the step of a job may be traced, in the order in which that is tried. One sample alone
-    gets a twin (`sharding/prepare/one_sample.py`), unless samples mix or are summed.
-    """
+    gets a twin (`sharding/prepare/one_sample.py`), unless samples mix or are summed."""
     asked = Candidate(samples=layout.captured_batch)
     if not is_alone(layout.mesh, job.strategy, asked.samples, layout.num_microbatches):
         return (asked,)
@@ -117,10 +115,7 @@ def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
 
 
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
-    """Everything up to linked programs.
-
-    Raises the DiagnosticError of the stage that refuses.
-    """
+    """Everything up to linked programs. Raises the DiagnosticError of the stage that refuses."""
     return compile_planned(planned(job, service, stages), service, stages)
 
 
@@ -246,8 +241,7 @@ def compile_parts(ready: Planned, stages: Stages) -> Parts:
 
 def show_functions(parts: Parts, options: CompileOptions) -> None:
     """Every distinct function compiled here, with the user's locations, for who records steps; what
-    is linked comes from the units. A refusal is recorded, and is theirs to tell.
-    """
+    is linked comes from the units. A refusal is recorded, and is theirs to tell."""
     from shardwright.compiler.driver import compile_unit
 
     for unit in parts.outlined.functions:

@@ -66,8 +66,7 @@ def compiler_version() -> str:
 
 def _placed(infos: Mapping[str, BufferInfo], num_stages: int) -> tuple[dict[str, NamedBuffer], int]:
     """Buffers one after the other in plan order, aligned, and where those in HBM end; stages place
-    theirs side by side, a buffer of several stages lies at one offset on all of them.
-    """
+    theirs side by side, a buffer of several stages lies at one offset on all of them."""
     placed = {}
     memories = {memory: dict.fromkeys(range(num_stages), 0) for memory in (DEVICE, HOST)}
     for info in infos.values():

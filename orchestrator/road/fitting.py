@@ -39,8 +39,7 @@ def estimates(job: JobConfig, memory: Facts) -> Iterator[Callable[[JobConfig], t
     it is refused, and those that it may use.
 
     Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own, whose section of the report `memory` is.
-    """
+    own, whose section of the report `memory` is."""
     scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
     traces = Traces()
     with unit_service(job, None) as service:
@@ -66,11 +65,8 @@ class Road:
 
 def chosen(job: JobConfig, road: Road) -> Report:
     """The report of a job with the best values that fit for the keys it leaves to the memory, and
-    what else was tried, as its section `auto`.
-
-    Where nothing fits, the report is of what comes nearest. Raises the last DiagnosticError where
-    every candidate is refused.
-    """
+    what else was tried, as its section `auto`. Where nothing fits, the report is of what comes
+    nearest. Raises the last DiagnosticError where every candidate is refused."""
     search = _Search(job, road)
     start = time.perf_counter()
     report = search.report()

@@ -41,18 +41,13 @@ from shardwright.orchestrator.service.ray_session import RaySession
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.values.value_run import Values, run_values
 
-GIB = 2**30
-
 
 def run_job(
     job: JobConfig, progress: Progress, dump_dir: Path | None = None, inside: bool = False
 ) -> dict[str, Any]:
     """Run a job and return its report, which is also written to the output directory; with
     `dump_dir` every stage, too, as text. `inside` a process that has code of the user's, see
-    `plan_cache.plan`.
-
-    Raises the DiagnosticError of the stage that refuses.
-    """
+    `plan_cache.plan`. Raises the DiagnosticError of the stage that refuses."""
     check_usage(job)
     stages, out = Stages(begun=progress.stage), outputs.prepare(output_folder(job))
     if not job.output.events:

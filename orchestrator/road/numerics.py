@@ -227,11 +227,9 @@ def least_bound(job: JobConfig) -> float:
 
 
 def level_bound(job: JobConfig, dtypes: Iterable[DType]) -> float:
-    """How far instructions may be from regions in a step that holds values of `dtypes`.
-
-    Both round at the same places, but what they round differs by the order of fp32 sums, which
-    turns some roundings round: the bound grows with the shortest type's.
-    """
+    """How far instructions may be from regions in a step that holds values of `dtypes`. Both round
+    at the same places, but what they round differs by the order of fp32 sums, which turns some
+    roundings round: the bound grows with the shortest type's."""
     casts = casts_of(job.compiler)
     rounded = [DType.BF16] if job.strategy.rounds else []
     rounded += [casts.dtype] if casts is not None else []
@@ -240,11 +238,12 @@ def level_bound(job: JobConfig, dtypes: Iterable[DType]) -> float:
 
 
 def run_unsharded(
-    job: JobConfig, global_batch: int, begun: Callable[[dict[str, np.ndarray]], None] | None = None
+    job: JobConfig,
+    global_batch: int,
+    begun: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Reference:
     """The reference of a job: fp32 where the model has that, on one device, on the same batches;
-    `begun` is told the first state of the job, in its own type. For a process of its own.
-    """
+    `begun` is told the first state of the job, in its own type. For a process of its own."""
     from shardwright.compiler.frontend.reference import initial_state, run_reference
     from shardwright.orchestrator.config.model import resolve_task
 
@@ -278,8 +277,7 @@ def measure_rounding(
 
     The step is drawn `SAMPLES` times; from each state that comes out, the unsharded run goes on to
     its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
-    for nothing. For a process of its own.
-    """
+    for nothing. For a process of its own."""
     from shardwright.compiler.frontend.capture import capture
     from shardwright.compiler.frontend.reference import (
         batch_leaves,

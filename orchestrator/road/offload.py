@@ -18,8 +18,7 @@ from shardwright.sharding.memory.footprint import host_bytes
 
 def instance_bytes(step: StepPlan, cores: int) -> int:
     """Bytes of host memory on the instance whose `cores` keep most; ranks fill instances in order,
-    stage after stage.
-    """
+    stage after stage."""
     sizes = _per_stage(step)
     ranks = math.prod(step.mesh.values()) // len(sizes)
     kept = [size for size in sizes for _ in range(ranks)]
@@ -27,11 +26,9 @@ def instance_bytes(step: StepPlan, cores: int) -> int:
 
 
 def check_offload(step: StepPlan, target: Target) -> None:
-    """Refuse a step whose residuals the hosts cannot take.
-
-    Raises: UsageError SW_OFFLOAD for a machine whose host link or memory is not known,
-    CapacityError SW_CAPACITY for more than an instance has.
-    """
+    """Refuse a step whose residuals the hosts cannot take. Raises: UsageError SW_OFFLOAD for a
+    machine whose host link or memory is not known, CapacityError SW_CAPACITY for more than an
+    instance has."""
     needed, limit = instance_bytes(step, target.cores), target.host_memory_bytes
     if not needed:
         return

@@ -24,11 +24,9 @@ class Parts:
     target: str
 
     def compiled(self, settled: Settled) -> list[bytes]:
-        """Packed functions, in the order of `outlined.functions`.
-
-        Raises the DiagnosticError of the first function that was refused, at the user's line, and
-        UnitDefectError for what nobody meant to raise.
-        """
+        """Packed functions, in the order of `outlined.functions`. Raises the DiagnosticError of the
+        first function that was refused, at the user's line, and UnitDefectError for what nobody
+        meant to raise."""
         from shardwright.compiler.driver import located
 
         try:

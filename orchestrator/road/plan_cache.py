@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -187,13 +186,10 @@ def stored(
     return found, entry.about.stored_s
 
 
-def _check_lists(found: Any) -> None:
-    _LISTS.require(found, "lists of names of what was read")
-
-
 def _read_lists(cache: Cache, own: Mapping[str, str]) -> list[list[str]]:
     """What captures of a job have read, the newest first."""
-    return stored(cache, READS, parts_digest(READS, own), _check_lists)[0] or []
+    check = partial(_LISTS.require, where="lists of names of what was read")
+    return stored(cache, READS, parts_digest(READS, own), check)[0] or []
 
 
 def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
@@ -210,10 +206,8 @@ def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
 def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
     """What a plan of the step as it is traced here depends on: every step it may be traced with.
     What a process has imported, changed or configured need not be what its files say: a cell of a
-    notebook, a closure, `jax.config.update`. All of it is in the trace.
-
-    Raises what `placed_task` raises.
-    """
+    notebook, a closure, `jax.config.update`. All of it is in the trace. Raises what `placed_task`
+    raises."""
     from shardwright.orchestrator.road.build import candidates
     from shardwright.orchestrator.road.capture import placed_task
 
@@ -247,19 +241,18 @@ def _answered(
     if not held or own != _own_parts(job):
         return None if job.strategy.open_keys else _traced(job, stages)
     reads = stages.traces.reads(built)
-    return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
+    return _learned(job, own, {**reads, **folder.first}) if job.model.entry else own
 
 
-def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+def _learned(job: JobConfig, own: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
     """The parts of a plan with what its capture read, whose names are kept for the next
     question."""
-    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
     cache, newest = open_cache(job.cache), list(reads)
     lists = [newest, *(names for names in _read_lists(cache, own) if names != newest)]
     about = About(f"read by {plan_name(job)}", own)
     listed = json.dumps(lists[:MOST_LISTS]).encode()
     cache.put(READS, parts_digest(READS, own), listed, about)
-    return own | _read_parts(reads)
+    return {**own, **_read_parts(reads)}
 
 
 def plan_key(job: JobConfig) -> str:
@@ -298,13 +291,14 @@ class _Asked:
 def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
     """The report of a job that leaves nothing to the memory."""
     from shardwright.compiler.steps import note
+    from shardwright.orchestrator.dump import dumping
     from shardwright.orchestrator.dump.step import time_text
     from shardwright.orchestrator.report.report import base_report
     from shardwright.orchestrator.road.build import build
     from shardwright.orchestrator.road.timing import time_programs
     from shardwright.orchestrator.road.units import unit_service
 
-    with _dumped(asked.dump_dir):
+    with dumping(asked.dump_dir):
         with unit_service(job, asked.progress, asked.executor) as service:
             built = build(job, service, stages)
             with stages.timed("time"):
@@ -340,12 +334,3 @@ def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
         return report
     shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
     return asked_as(shown, job, report["auto"])
-
-
-def _dumped(folder: Path | None) -> AbstractContextManager[None]:
-    """A stored answer loads nothing that a dump needs."""
-    if folder is None:
-        return nullcontext()
-    from shardwright.orchestrator.dump import dumping
-
-    return dumping(folder)

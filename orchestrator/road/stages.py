@@ -41,8 +41,7 @@ MOST_KEPT = 32
 @dataclass(frozen=True, slots=True)
 class Traced:
     """A captured step, re-rolled, after the step passes, and what its module says about its
-    distribution.
-    """
+    distribution."""
 
     step: Rerolled
     samples: int

@@ -41,8 +41,7 @@ class Question:
 class Timings:
     """Answers about one step: under the profile that was asked for, under all of them, and, where
     it has faults, without them; `parts` is what the first is made of, `trace` its file, empty
-    unless it was asked for.
-    """
+    unless it was asked for."""
 
     chosen: StepTiming
     parts: StepParts
@@ -73,10 +72,8 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
 def time_programs(
     built: Built, programs: Mapping[str, Program], service: UnitService, traced: bool = False
 ) -> Timings:
-    """The step under every profile, and without its faults; with a trace when `traced`.
-
-    Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
-    """
+    """The step under every profile, and without its faults; with a trace when `traced`. Raises
+    SimulationError (SW_DEAD_CORE) when ranks wait for a dead core."""
     cluster = built.job.cluster
     return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
 

@@ -21,11 +21,9 @@ from shardwright.sharding.settings import MANUAL
 
 
 def check_usage(job: JobConfig, has_values: bool = True, copied: Path | None = None) -> None:
-    """Refuse a job as `run` would; without `has_values` as `run --compile-only` would.
-
-    `copied` is the folder of a job that will run on another host, in a copy of it: a file with an
-    absolute path that is not here may be there. Raises the UsageError of `run`.
-    """
+    """Refuse a job as `run` would; without `has_values` as `run --compile-only` would. `copied` is
+    the folder of a job that will run on another host, in a copy of it: a file with an absolute path
+    that is not here may be there. Raises the UsageError of `run`."""
     check_executor(job.run)
     check_named(job)
     _check_model(job, is_here=copied is None)

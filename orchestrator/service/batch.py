@@ -18,11 +18,11 @@ from shardwright.orchestrator.service.executor import Emit, Outcome, WorkUnit
 from shardwright.orchestrator.service.unit_errors import (
     UnitDefectError,
     UnitFailedError,
+    hinted,
     keep,
     refusal_kind,
     store_refusal,
     stored_refusal,
-    with_command,
 )
 
 
@@ -171,30 +171,31 @@ class Batch:
             self.failures[unit.key] = UnitDefectError.of_unit(unit, outcome.defect, command)
         else:
             store_refusal(self._cache, unit, error)
-            if isinstance(error, ExecutionError):
-                error = with_command(error, command)
+            if command:
+                error = hinted(error, f"reproduce with: {command}")
             self.failures[unit.key] = UnitFailedError(unit, error)
-        code = error.code if error else "defect"
-        message = error.diagnostic.message if error else outcome.defect
-        facts = {"code": code, "message": message, "reproduce": command}
-        self._tell("unit.failed", unit, **facts, worker=outcome.worker, attempts=outcome.attempts)
+        self._tell(
+            "unit.failed",
+            unit,
+            code=outcome.code,
+            message=error.diagnostic.message if error else outcome.defect,
+            reproduce=command,
+            worker=outcome.worker,
+            attempts=outcome.attempts,
+        )
 
     def _report(self, unit: WorkUnit, outcome: Outcome) -> None:
-        worker, seconds, attempts = outcome.worker, outcome.seconds, outcome.attempts
-        error = outcome.error.code if outcome.error else "defect" if outcome.defect else ""
-        start = outcome.started_s - self._epoch
-        row = UnitRow(
-            unit.kind, unit.key, unit.name, start, seconds, worker, "miss", attempts, error
-        )
-        if not error:
-            size = len(outcome.result or b"")
+        named, start = (unit.kind, unit.key, unit.name), outcome.started_s - self._epoch
+        ended = outcome.attempts, outcome.code
+        row = UnitRow(*named, start, outcome.seconds, outcome.worker, "miss", *ended)
+        if outcome.result is not None:
             self._tell(
                 "unit.done",
                 unit,
-                worker=worker,
-                seconds=round(seconds, 6),
-                attempts=attempts,
-                result_bytes=size,
+                worker=row.worker,
+                seconds=round(row.seconds, 6),
+                attempts=row.attempts,
+                result_bytes=len(outcome.result),
             )
         self._note(row, self._counts())
 

@@ -9,6 +9,7 @@ workers. Other executors: `process_backend.py` and `ray_backend.py`.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 import traceback
@@ -39,6 +40,10 @@ class WorkUnit:
     payload: bytes
     parts: tuple[tuple[str, str], ...] = ()
     job: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """As errors name it."""
+        return f"{self.kind} unit {self.name} ({self.key[:12]})"
 
     @classmethod
     def of(cls, kind: str, name: str, payload: bytes, target: str = "") -> WorkUnit:
@@ -71,6 +76,11 @@ class Outcome:
     seconds: float
     attempts: int = 1
     defect: str = ""
+
+    @property
+    def code(self) -> str:
+        """That of its error, `defect` for a traceback, empty for a result."""
+        return self.error.code if self.error else "defect" if self.defect else ""
 
 
 class Executor(Protocol):
@@ -146,17 +156,17 @@ def attempt(unit: WorkUnit, worker: str, limits: Limits = NO_LIMITS) -> Outcome:
     except Exception:
         defect = traceback.format_exc()
     seconds = time.perf_counter() - clock
-    code = error.code if error else "defect" if defect else ""
+    outcome = Outcome(unit, result, error, worker, started, seconds, defect=defect)
     about = {"job": unit.job, "kind": unit.kind, "key": unit.key, "name": unit.name}
-    tell("unit.ran", **about, worker=worker, seconds=round(seconds, 6), code=code)
-    return Outcome(unit, result, error, worker, started, seconds, defect=defect)
+    tell("unit.ran", **about, worker=worker, seconds=round(seconds, 6), code=outcome.code)
+    return outcome
 
 
 def _out_of_memory(unit: WorkUnit, limits: Limits) -> ExecutionError:
     given = f"{limits.memory_bytes >> 20} MiB" if limits.memory_bytes else "all of the host's"
     return ExecutionError(
         "SW_UNIT_MEMORY",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) requires more memory than it got: {given}",
+        f"{unit} requires more memory than it got: {given}",
         hint="raise run.unit_memory_gib, or run fewer workers on one host",
     )
 
@@ -164,9 +174,7 @@ def _out_of_memory(unit: WorkUnit, limits: Limits) -> ExecutionError:
 @contextmanager
 def bounded_memory(num_bytes: int) -> Iterator[None]:
     """Inside, this process may add so many bytes to its data; more is a MemoryError. 0: no bound.
-
-    Children inherit the bound: the partitioner's, of a partition unit.
-    """
+    Children inherit the bound: the partitioner's, of a partition unit."""
     if not num_bytes:
         yield
         return
@@ -182,7 +190,5 @@ def bounded_memory(num_bytes: int) -> Iterator[None]:
 
 def _data_bytes() -> int:
     """Data of this process, as RLIMIT_DATA counts it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) << 10
-    return 0
+    found = re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) << 10 if found else 0

@@ -30,9 +30,7 @@ class Source(Protocol):
 
 def fly(executor: Callable[[], Executor], source: Source) -> Generator[Outcome, None, None]:
     """Outcomes of all units of `source`; `executor` is asked for only when there is one to run.
-
-    Units in flight are cancelled when the iterator is closed or interrupted.
-    """
+    Units in flight are cancelled when the iterator is closed or interrupted."""
     flying = 0
     try:
         while True:

@@ -24,13 +24,11 @@ from shardwright.orchestrator.host import collect_rarely, num_cpus, python_path
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.executor import (
     NO_LIMITS,
-    Emit,
     InlineExecutor,
     Limits,
     Outcome,
     WorkUnit,
     attempt,
-    silent,
 )
 from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
 
@@ -110,27 +108,13 @@ class ProcessExecutor(SeatedExecutor):
         worker.end()
 
 
-class AutoExecutor:
+class AutoExecutor(ProcessExecutor):
     """A single unit runs in this process, while the workers for the many that follow it start."""
 
-    name = "auto"
-
     def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
-        self._here = InlineExecutor(limits)
-        self._workers = ProcessExecutor(workers, limits)
+        super().__init__(workers, limits)
         self._held: list[WorkUnit] = []
         self._flying = 0
-        self.slots = self._workers.slots
-        self.observe: Emit = silent
-
-    @property
-    def emit(self) -> Emit:
-        """See Executor."""
-        return self._workers.emit
-
-    @emit.setter
-    def emit(self, emit: Emit) -> None:
-        self._workers.emit = emit
 
     def submit(self, unit: WorkUnit) -> None:
         """See Executor."""
@@ -138,13 +122,13 @@ class AutoExecutor:
 
     def next(self, timeout_s: float | None = None) -> Outcome | None:
         """See Executor."""
-        is_alone = len(self._held) == 1 and not self._flying
-        chosen = self._here if is_alone and not self._workers.limits.timeout_s else self._workers
-        for unit in self._held:
-            chosen.submit(unit)
-        self._flying += len(self._held)
-        self._held.clear()
-        outcome = chosen.next(timeout_s)
+        held, self._held = self._held, []
+        if len(held) == 1 and not self._flying and not self.limits.timeout_s:
+            return attempt(held[0], f"{InlineExecutor.name}:{os.getpid()}", self.limits)
+        for unit in held:
+            super().submit(unit)
+        self._flying += len(held)
+        outcome = super().next(timeout_s)
         self._flying -= outcome is not None
         return outcome
 
@@ -152,12 +136,7 @@ class AutoExecutor:
         """See Executor."""
         self._held.clear()
         self._flying = 0
-        self._here.cancel()
-        self._workers.cancel()
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
+        super().cancel()
 
 
 def _serve(connection: Connection, name: str, limits: Limits) -> None:

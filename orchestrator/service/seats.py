@@ -55,15 +55,11 @@ class _Seat:
     since: float = 0.0  # when its first unit began, as far as we can see
     failed_starts: int = 0  # in a row
 
-    def load(self) -> int:
-        """Units in flight."""
-        return len(self.given)
-
     def has_room(self, given: _Try, most: int) -> bool:
         """Whether `given` may come to the units in flight, of which there are at most `most`."""
         if given.suspect or any(other.suspect for other in self.given.values()):
             return not self.given
-        return self.load() < most
+        return len(self.given) < most
 
 
 class SeatedExecutor(ABC):
@@ -177,7 +173,7 @@ class SeatedExecutor(ABC):
             free = [s for s in there if s.has_room(self._waiting[0], self.in_flight_per_worker)]
             if not free:
                 break
-            seat = min(free, key=_Seat.load)
+            seat = min(free, key=lambda seat: len(seat.given))
             if not seat.given:
                 seat.since = time.monotonic()
             given = self._waiting.popleft()
@@ -216,10 +212,15 @@ class SeatedExecutor(ABC):
         self.emit("worker.lost", worker=self._label(seat.number))
         self._waiting.extendleft(replace(given, suspect=True) for given in unfinished[:0:-1])
         for given in unfinished[:1]:
+            unit = given.unit
             if given.number >= MAX_ATTEMPTS:
-                self._ended.append(self._failed(given, seat.number, _poisoned(given)))
+                error = ExecutionError(
+                    "SW_UNIT_POISONED",
+                    f"{unit} ended {given.number} workers",
+                    hint="run it alone to see why",
+                )
+                self._ended.append(self._failed(given, seat.number, error))
             else:
-                unit = given.unit
                 self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
                 self._waiting.append(_Try(unit, given.number + 1, suspect=True))
 
@@ -252,20 +253,10 @@ class SeatedExecutor(ABC):
         return f"{self.name}-{seat}" if seat >= 0 else self.name
 
 
-def _poisoned(given: _Try) -> ExecutionError:
-    unit = given.unit
-    return ExecutionError(
-        "SW_UNIT_POISONED",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {given.number} workers",
-        hint="run it alone to see why",
-    )
-
-
 def _overdue(unit: WorkUnit, limit_s: float) -> ExecutionError:
     return ExecutionError(
         "SW_UNIT_TIMEOUT",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) requires at most {limit_s:g} s, and was"
-        " ended after them",
+        f"{unit} requires at most {limit_s:g} s, and was ended after them",
         hint="raise run.unit_timeout_s, or run it alone to see where it spends its time",
     )
 

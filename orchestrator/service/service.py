@@ -53,11 +53,8 @@ class UnitService:
         self.rows: list[UnitRow] = []
 
     def run(self, units: Sequence[WorkUnit]) -> dict[str, bytes]:
-        """Results by key.
-
-        Raises UnitFailedError with the first unit's error, after the other units are stored, and
-        UnitDefectError for what nobody meant to raise.
-        """
+        """Results by key. Raises UnitFailedError with the first unit's error, after the other units
+        are stored, and UnitDefectError for what nobody meant to raise."""
         return self.settle(units).results_of(units)
 
     def settle(self, units: Sequence[WorkUnit]) -> Settled:

@@ -11,11 +11,8 @@ from shardwright.orchestrator.terminal.terminal import one_line, say
 
 
 def main(file: Path) -> int:
-    """Run the unit that a failure kept; returns the exit code.
-
-    Raises the DiagnosticError of the unit, UsageError for a file that holds none, UnitDefectError
-    for what nobody meant to raise.
-    """
+    """Run the unit that a failure kept; returns the exit code. Raises the DiagnosticError of the
+    unit, UsageError for a file that holds none, UnitDefectError for what nobody meant to raise."""
     unit = read_kept(file)
     size = len(unit.payload)
     say(one_line(f"{unit.kind} unit {unit.name}, key {unit.key}, {size} bytes"))

@@ -39,8 +39,7 @@ FAILED = "failed"  # the cache's kind for units that are kept to be run again
 
 class UnitFailedError(Exception):
     """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
-    lines. `stored_s` is when the refusal was stored (Unix time), 0 for one of this job.
-    """
+    lines. `stored_s` is when the refusal was stored (Unix time), 0 for one of this job."""
 
     def __init__(self, unit: WorkUnit, error: DiagnosticError, stored_s: float = 0.0) -> None:
         super().__init__(unit.name, error)
@@ -89,7 +88,7 @@ def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> UnitFail
         return None
     stored_s = entry.about.stored_s
     said = f"this refusal is a stored one, {age_text(stored_s)}: {FLAG} (cache.fresh) asks anew"
-    return UnitFailedError(unit, _hinted(refusal, said), stored_s)
+    return UnitFailedError(unit, hinted(refusal, said), stored_s)
 
 
 def stored_at(error: BaseException) -> float:
@@ -144,12 +143,7 @@ def read_kept(path: Path) -> WorkUnit:
         ) from error
 
 
-def with_command(error: DiagnosticError, command: str) -> DiagnosticError:
-    """The error with the command that reproduces it."""
-    return _hinted(error, f"reproduce with: {command}") if command else error
-
-
-def _hinted(error: DiagnosticError, more: str) -> DiagnosticError:
+def hinted(error: DiagnosticError, more: str) -> DiagnosticError:
     """The error with one more thing to do."""
     d = error.diagnostic
     return type(error)(d.code, d.message, d.loc, "; ".join(filter(None, (d.hint, more))))

@@ -7,7 +7,7 @@ worker waits for the next job to be captured (`together.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -88,62 +88,52 @@ class CompileSummary:
         }
 
 
+@dataclass(slots=True)
 class _Work:
     """A job on its way to `bundle`."""
 
-    def __init__(
-        self,
-        job: JobConfig,
-        bundle: Path,
-        service: UnitService,
-        stages: Stages,
-        dump: Path | None = None,
-    ) -> None:
-        self.job, self.bundle = job, bundle
-        self._dump = Dump(dump) if dump else None
-        self.programs: dict[str, int] = {}
-        self._service, self._stages = service, stages
-        self._ready: Planned | None = None
+    job: JobConfig
+    bundle: Path
+    service: UnitService
+    stages: Stages
+    recorded: Callable[[], AbstractContextManager[None]]
+    programs: dict[str, int] = field(default_factory=dict)
+    ready: Planned | None = None
 
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
         outputs.prepare(self.bundle.parent)
         fixed, _ = settled(self.job)
-        with self._recorded():
-            self._ready = planned(fixed, self._service, self._stages)
-            check_state(self._ready)
-            return compile_parts(self._ready, self._stages)
+        with self.recorded():
+            self.ready = planned(fixed, self.service, self.stages)
+            check_state(self.ready)
+            return compile_parts(self.ready, self.stages)
 
     def finish(self, parts: Parts, settled: Settled) -> None:
         """Link, check, write."""
-        assert self._ready is not None
-        with self._recorded():
-            built = with_programs(self._ready, parts, settled, self._stages)
+        assert self.ready is not None
+        with self.recorded():
+            built = with_programs(self.ready, parts, settled, self.stages)
         check_budgets(built)
         self.programs = program_sizes(write_and_load(built, self.bundle))
-
-    def _recorded(self) -> AbstractContextManager[None]:
-        return self._dump.recorded() if self._dump else nullcontext()
 
 
 def compile_jobs(
     jobs: Mapping[Path, JobConfig], progress: Progress, dump_dir: Path | None = None
 ) -> CompileSummary:
     """Compile jobs; bundles lie in their output directories, by the name of the job file where
-    there are several, and so do the folders of `dump_dir`, where every stage goes as text.
-
-    Raises UsageError for jobs that cannot share a service, or would write to one place.
-    """
+    there are several, and so do the folders of `dump_dir`, where every stage goes as text. Raises
+    UsageError for jobs that cannot share a service, or would write to one place."""
     start, traces = time.perf_counter(), Traces()
     places = places_of(jobs)
     with unit_service(shared_by(jobs), progress) as service:
         works = []
         for file, job in jobs.items():
-            folder, stages = None, Stages(traces=traces)
+            work = _Work(job, places[file], service, Stages(traces=traces), nullcontext)
             if dump_dir is not None:
                 folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
-                stages = Stages()  # a capture of its own
-            works.append(_Work(job, places[file], service, stages, folder))
+                work.recorded, work.stages = Dump(folder).recorded, Stages()  # captures of its own
+            works.append(work)
         tasks = [Task(work.prepare, work.finish) for work in works]
         ended, counts = compile_together(tasks, service)
     return CompileSummary(

@@ -169,10 +169,8 @@ def graph_folders(directory: Path) -> list[Path]:
 def compile_graphs(
     directory: Path, flags: Sequence[str], job: JobConfig, progress: Progress
 ) -> GraphSummary:
-    """Compile every graph of a directory; `job` says where units run and are cached.
-
-    Raises UsageError for flags that are not understood.
-    """
+    """Compile every graph of a directory; `job` says where units run and are cached. Raises
+    UsageError for flags that are not understood."""
     start = time.perf_counter()
     given = flags_alone(flags, CC_FLAGS)
     resolved, job = resolve([*of_environment(os.environ), *given]), cached_by(given, job)

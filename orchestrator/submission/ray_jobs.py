@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,8 @@ class JobState:
 
     @property
     def result(self) -> int:
-        """The exit code of the job; of one that was stopped, that of an interrupt.
-
-        Raises ExecutionError for a job whose command never ran, or was lost with its node.
-        """
+        """The exit code of the job; of one that was stopped, that of an interrupt. Raises
+        ExecutionError for a job whose command never ran, or was lost with its node."""
         if self.exit_code is not None:
             return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
         if self.status == "STOPPED":
@@ -70,37 +69,28 @@ class JobState:
         )
 
 
+@dataclass(slots=True)
 class _Log:
-    """A log on its way to `write`, whole and once, however often it is read from its start."""
+    """A log on its way to `write`, whole and once, however often it is read from its start, where
+    `read` is 0. Both counts are characters."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-        self._written, self._read = 0, 0
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether anything was read."""
-        return self._written > 0
-
-    def restart(self) -> None:
-        """Reading starts again."""
-        self._read = 0
+    write: Callable[[str], object]
+    written: int = 0
+    read: int = 0
 
     def take(self, text: str) -> None:
         """The next part."""
-        fresh = text[max(0, self._written - self._read) :]
-        self._read += len(text)
+        fresh = text[max(0, self.written - self.read) :]
+        self.read += len(text)
         if fresh:
-            self._write(fresh)
-            self._written = self._read
+            self.write(fresh)
+            self.written = self.read
 
 
 class RayJobs:
-    """The jobs of the cluster whose dashboard is at `address`, or at RAY_API_SERVER_ADDRESS.
-
-    Raises UsageError without an address, for one that does not answer, and for a missing or wrong
-    token.
-    """
+    """The jobs of the cluster whose dashboard is at `address`, or at RAY_API_SERVER_ADDRESS. Raises
+    UsageError without an address, for one that does not answer, and for a missing or wrong
+    token."""
 
     def __init__(self, address: str = "") -> None:
         self.address = _url(address or os.environ.get(ADDRESS, ""))
@@ -143,20 +133,20 @@ class RayJobs:
 
         A connection that breaks, or that a head closes on its way down, is made again; what was
         written is not written twice. Raises UsageError when the cluster has not answered for some
-        minutes, ExecutionError when it has forgotten the job.
-        """
+        minutes, ExecutionError when it has forgotten the job."""
         log = _Log(write)
         try:
             while True:
                 is_whole = self._tailed(job, log)
-                state = self._soon_ended(job) if is_whole else self._state_again(job)
+                # A job ends a little after its log, unless it was the head that ended.
+                state = self._ended(job, range(_CLOSING_TRIES if is_whole else 1))
                 if state.ended:
                     if not is_whole:
                         self._tailed(job, log)
                     return state
                 time.sleep(_RECONNECT_S)
         except UsageError as error:
-            if error.code != "SW_RAY_JOB" or not log.is_begun:
+            if error.code != "SW_RAY_JOB" or not log.written:
                 raise
             raise ExecutionError(
                 "SW_RAY_JOB",
@@ -164,15 +154,6 @@ class RayJobs:
                 " head was started anew",
                 hint="submit it again: finished units are in the cache",
             ) from error
-
-    def _soon_ended(self, job: str) -> JobState:
-        """The state of a job whose log was closed: it ends a little after its log, unless it was
-        the head that ended."""
-        for _ in range(_CLOSING_TRIES):
-            if (state := self._state_again(job)).ended:
-                break
-            time.sleep(_POLL_S)
-        return state
 
     def _state_again(self, job: str) -> JobState:
         """As `state`, through an outage: the job does not end with our way to it."""
@@ -189,12 +170,15 @@ class RayJobs:
         """End a job and wait for it: Ray sends SIGTERM, and SIGKILL three seconds later."""
         with self._errors(job):
             self._client.stop_job(job)
-        return self._ended(job)
+        return self._ended(job, count())
 
-    def _ended(self, job: str) -> JobState:
-        """The state of a job once it has ended: a little after its log."""
-        while not (state := self._state_again(job)).ended:
-            time.sleep(_POLL_S)
+    def _ended(self, job: str, tries: Iterable[int]) -> JobState:
+        """The state of a job once it has ended, or after so many tries."""
+        for number in tries:
+            if number:
+                time.sleep(_POLL_S)
+            if (state := self._state_again(job)).ended:
+                break
         return state
 
     def _tailed(self, job: str, log: _Log) -> bool:
@@ -202,7 +186,7 @@ class RayJobs:
         from aiohttp import ClientError
 
         async def tail() -> None:
-            log.restart()
+            log.read = 0
             async for text in self._client.tail_job_logs(job):
                 log.take(text)
 

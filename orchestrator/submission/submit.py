@@ -46,11 +46,9 @@ class Asked:
 
 
 def submission(asked: Asked) -> Submission:
-    """The job as a Ray job.
-
-    Raises UsageError for a job file outside of the working directory, an output that would be lost
-    with the job, variables that are secret, and what `run` would refuse as usage there.
-    """
+    """The job as a Ray job. Raises UsageError for a job file outside of the working directory, an
+    output that would be lost with the job, variables that are secret, and what `run` would refuse
+    as usage there."""
     check_environment(asked.environment)
     for job in asked.jobs.values():
         check_lasting(job)
@@ -143,8 +141,7 @@ def status(address: str, job: str, follows: bool, as_json: bool) -> int:
 
 def stop(address: str, job: str) -> int:
     """Stop a job and say how it ended."""
-    state = RayJobs(address).stop(job)
-    say(one_line(f"job {job}: {state.status}{_code(state)}"))
+    say(_ended(RayJobs(address).stop(job)))
     return 0
 
 
@@ -161,7 +158,7 @@ def _print_states(states: Sequence[JobState]) -> None:
 
 
 def _print_state(state: JobState) -> None:
-    say(one_line(f"job {state.id}: {state.status}{_code(state)}"))
+    say(_ended(state))
     rows = {
         "command": state.command,
         "started": _clock(state.started_s),
@@ -184,8 +181,9 @@ def _took(state: JobState) -> str:
     return f"{state.ended_s - state.started_s:.0f}"
 
 
-def _code(state: JobState) -> str:
-    return "" if state.exit_code is None else f", exit code {state.exit_code}"
+def _ended(state: JobState) -> str:
+    code = "" if state.exit_code is None else f", exit code {state.exit_code}"
+    return one_line(f"job {state.id}: {state.status}{code}")
 
 
 def _next(verb: str, job: str, jobs: RayJobs) -> str:

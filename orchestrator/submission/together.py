@@ -48,9 +48,8 @@ class Ended:
 
     def as_fields(self) -> dict[str, Any]:
         """What every row of a summary has of it: `units`, `error`, `exit_code`."""
-        if self.error is None:
-            return {"units": self.units, "error": None, "exit_code": 0}
-        told, code = self.error.diagnostic, self.error.exit_code
+        error = self.error
+        told, code = (error.diagnostic, error.exit_code) if error else (None, 0)
         return {"units": self.units, "error": told, "exit_code": code}
 
 

@@ -14,12 +14,12 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import astuple, dataclass
+from itertools import product, starmap
 
 from shardwright.orchestrator.validation.published import PublishedRun
 from shardwright.sim_cluster import calibration
-from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
+from shardwright.sim_cluster.profiles import STALL_RECOVERY, STREAMING
 
 # Between these corners the interpolation is within 1 % of a run of its own (measured on 9 points).
 STREAMING_GRID = (0.75, 1.0)
@@ -64,17 +64,6 @@ class Surface:
         return self.at(fit) / self.run.step_time_s - 1
 
 
-def grid_profiles() -> list[list[Profile]]:
-    """The profiles a surface is made of, in its order."""
-    return [
-        [
-            Profile(name="nominal", streaming=streaming, stall_recovery=recovery)
-            for recovery in RECOVERY_GRID
-        ]
-        for streaming in STREAMING_GRID
-    ]
-
-
 def _part(grid: tuple[float, float], value: float) -> float:
     """How far `value` is from the first to the last point of a grid."""
     low, high = grid
@@ -83,7 +72,7 @@ def _part(grid: tuple[float, float], value: float) -> float:
 
 def best_fit(surfaces: Sequence[Surface]) -> Fit:
     """The constants with the least loss over `surfaces`."""
-    candidates = [Fit(a, b) for a, b in product(_along(STREAMING_GRID), _along(RECOVERY_GRID))]
+    candidates = starmap(Fit, product(_along(STREAMING_GRID), _along(RECOVERY_GRID)))
     return min(candidates, key=lambda fit: _loss(surfaces, fit))
 
 
@@ -120,10 +109,7 @@ def left_out(surfaces: Sequence[Surface]) -> dict[str, float]:
 
 def baseline(runs: Sequence[PublishedRun], peaks: Mapping[str, float]) -> tuple[float, list[float]]:
     """The constant MFU that fits `runs` best, and its error per run. `peaks` are FLOP/s of all
-    cores of a run by id.
-
-    Best in the mean of squared log step times, hence the geometric mean.
-    """
+    cores of a run by id. Best in the mean of squared log step times, hence the geometric mean."""
     mfu = [r.model_flops / peaks[r.id] / r.step_time_s for r in runs]
     fitted = math.exp(statistics.fmean(math.log(value) for value in mfu))
     return fitted, [value / fitted - 1 for value in mfu]
@@ -133,17 +119,14 @@ _ROWS = "training.csv, primary rows "
 
 
 def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
-    """Put the values and where they come from into `calibration.toml`.
-
-    A band that does not hold its value is widened to it: the nominal answer lies between the
-    profiles.
-    """
+    """Put the values and where they come from into `calibration.toml`. A band that does not hold
+    its value is widened to it: the nominal answer lies between the profiles."""
     text = calibration.FILE.read_text()
     before = calibration.constants()
     rows = _ROWS + ", ".join(run.id for run in runs)
     if fit == DOCUMENTED:
         rows, method = "", f"documented rates: better on groups left out than fits to {rows}"
-    for name, value in ((STREAMING, fit.streaming), (STALL_RECOVERY, fit.stall_recovery)):
+    for name, value in zip((STREAMING, STALL_RECOVERY), astuple(fit), strict=True):
         shown = f"{value:.3f}"
         ends = (*before[name].band, float(shown))
         entries = {
@@ -153,12 +136,8 @@ def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
             "fitted_on": json.dumps(rows),
         }
         for key, entry in entries.items():
-            text = _with_entry(text, name, key, entry)
+            found = re.search(rf"\[{name}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
+            assert found, f"[{name}] has no {key}"
+            text = text[: found.start(1)] + entry + text[found.end(1) :]
     calibration.FILE.write_text(text)
     calibration.constants.cache_clear()
-
-
-def _with_entry(text: str, table: str, key: str, entry: str) -> str:
-    found = re.search(rf"\[{table}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
-    assert found, f"[{table}] has no {key}"
-    return text[: found.start(1)] + entry + text[found.end(1) :]

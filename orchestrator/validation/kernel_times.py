@@ -5,26 +5,23 @@ source is public) say is computed, and its time on one core.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.machine.target import PS_PER_S, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import function_segments
-from shardwright.orchestrator.validation.published_columns import matches
+from shardwright.orchestrator.validation.published_columns import entries, matches
 
 DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
-FILE = Path(__file__).with_name("kernel_settings.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSettings:
-    """What the source of a kernel says: see the file."""
+    """What the source of a kernel says: see `kernel_settings.toml`."""
 
     source: str
     match: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +33,7 @@ class KernelSettings:
 
 @cache
 def _settings() -> tuple[KernelSettings, ...]:
-    return tuple(KernelSettings(**entry) for entry in tomllib.loads(FILE.read_text())["kernel"])
+    return tuple(KernelSettings(**entry) for entry in entries("kernel_settings.toml", "kernel"))
 
 
 def settings_of(columns: Mapping[str, str]) -> KernelSettings:
@@ -50,8 +47,7 @@ class MeasuredKernel:
 
     `gelu` and `bias` are as `models.kernels.product_graph` has them, `apart` says that GELU is a
     kernel of its own behind HBM; `attention` is how scores are kept, `pool` the window of a maximum
-    behind a convolution.
-    """
+    behind a convolution."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -67,9 +63,7 @@ class MeasuredKernel:
 
 def kernel_of(columns: Mapping[str, str]) -> MeasuredKernel:
     """The kernel of a row with the columns kernel, shape, dtype and, where it is known, source.
-
-    Raises ValueError for one that is not told from its words.
-    """
+    Raises ValueError for one that is not told from its words."""
     name, shape, dtype = (columns[key] for key in ("kernel", "shape", "dtype"))
     if dtype not in DTYPES:
         raise ValueError(f"dtype requires {', '.join(DTYPES)}, got {dtype or 'none'}")
@@ -84,8 +78,7 @@ def kernel_of(columns: Mapping[str, str]) -> MeasuredKernel:
 
 def _attention(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
     """How a row's words say that scores are kept: three phases are a product, a softmax in one pass
-    over stored scores, and a product.
-    """
+    over stored scores, and a product."""
     form = "flash"
     if "through hbm" in words:
         form = "fused" if "three phases" in words else "unfused"
@@ -141,11 +134,8 @@ def _sizes(shape: str, *names: str) -> tuple[int, ...]:
 
 
 def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
-    """Time of a kernel on one core of `target`.
-
-    The clock of a benchmark runs around the kernel alone: no program start, and no neighbours that
-    fill its stalls.
-    """
+    """Time of a kernel on one core of `target`. The clock of a benchmark runs around the kernel
+    alone: no program start, and no neighbours that fill its stalls."""
     target = replace(target, core=replace(target.core, stall_recovery=0.0))
     segments = [
         segment

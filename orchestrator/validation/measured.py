@@ -8,7 +8,7 @@ answer for are reported with the reason.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ Row = Mapping[str, str]
 
 def kernels(path: Path) -> dict[str, Any]:
     """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
-    target, latency_us. Raises UsageError for a file that cannot be read or lacks one.
-    """
+    target, latency_us. Raises UsageError for a file that cannot be read or lacks one."""
     columns = ("id", "group", "kernel", "shape", "dtype", "target", "latency_us")
     out = [_kernel(row) for _, row in read_table(path, columns)]
     return {"rows": out} | _medians(out)
@@ -60,8 +59,7 @@ def _kernel(row: Row) -> dict[str, Any]:
 
 def collectives(path: Path) -> dict[str, Any]:
     """The report on the collectives of a CSV file with the columns id, group, op, ranks, nodes,
-    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`.
-    """
+    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`."""
     columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
     out = [_collective(row) for _, row in read_table(path, ("id", "group", *columns))]
     made = [r for r in out if r["error"] is not None]
@@ -71,7 +69,7 @@ def collectives(path: Path) -> dict[str, Any]:
     return {
         "rows": out,
         **_medians(out),
-        "large_median_error": _median(large),
+        "large_median_error": spread(large)["median_error"],
         "small_median_factor": statistics.median(factors) if factors else None,
     }
 
@@ -96,12 +94,11 @@ def _collective(row: Row) -> dict[str, Any]:
 
 def _medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = [r["error"] for r in rows if r["error"] is not None]
-    return {
-        "median_error": _median(errors),
-        "max_error": max(map(abs, errors), default=None),
-        "refused": len(rows) - len(errors),
-    }
+    return spread(errors) | {"refused": len(rows) - len(errors)}
 
 
-def _median(errors: Sequence[float]) -> float | None:
-    return statistics.median(map(abs, errors)) if errors else None
+def spread(errors: Iterable[float], of: str = "") -> dict[str, Any]:
+    """Median and largest of absolute errors, by names that begin with `of`; None without any."""
+    sizes = list(map(abs, errors))
+    median = statistics.median(sizes) if sizes else None
+    return {f"{of}median_error": median, f"{of}max_error": max(sizes, default=None)}

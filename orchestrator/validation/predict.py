@@ -98,8 +98,7 @@ class Predictor:
 
 def _key(workload: Workload, profile: Profile) -> str:
     """Digest of what a prediction depends on: of the fitted constants those that are not in
-    `profile`, so that another fit leaves what was predicted for it.
-    """
+    `profile`, so that another fit leaves what was predicted for it."""
     others = {n: dataclasses.asdict(c) for n, c in constants().items() if n not in IN_PROFILE}
     parts = [dataclasses.asdict(workload), dataclasses.asdict(profile), others]
     sources = source_digest(PACKAGES, (".py", ".json")).encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,10 @@ from shardwright.orchestrator.validation.published_mfu import sequence_flops
 from shardwright.orchestrator.validation.run_settings import RunSettings, settings_of
 
 COLUMNS = (
-    "id",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "seq_len",
-    "matmul_params_b",
-    "framework",
-    "tp",
-    "pp",
-    "dp",
-    "zero1",
-    "microbatch",
-    "microbatches_per_step_per_replica",
-    "precision",
-    "activation_checkpointing",
-    "sequence_parallel",
-    "nodes",
-    "instance",
-    "step_time_s",
+    *("id", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
+    *("matmul_params_b", "framework", "tp", "pp", "dp", "zero1", "microbatch"),
+    *("microbatches_per_step_per_replica", "precision", "activation_checkpointing"),
+    *("sequence_parallel", "nodes", "instance", "step_time_s"),
 )
 
 OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "first_published", "notes")
@@ -67,8 +48,7 @@ OPTIMIZERS = ("adamw", "adam", "lamb")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """Element types of a run: stored weights, activations, what norms, softmax and loss compute
-    in, gradients as they are added up and reduced, what norms, softmax and embeddings hand on.
-    """
+    in, gradients as they are added up and reduced, what norms, softmax and embeddings hand on."""
 
     params: str
     activations: str
@@ -81,8 +61,7 @@ class Storage:
 class Workload:
     """All of a run that decides its predicted time: runs with equal ones have one prediction.
 
-    `micro_batch` is per replica; `target` is the machine it is taken to be.
-    """
+    `micro_batch` is per replica; `target` is the machine it is taken to be."""
 
     family: str
     layers: int
@@ -180,10 +159,8 @@ Row = PublishedRun | UnreadableRun
 
 
 def read_runs(path: Path) -> list[Row]:
-    """All rows of `path`, each under an id of its own.
-
-    Raises UsageError for an unreadable file or a missing column.
-    """
+    """All rows of `path`, each under an id of its own. Raises UsageError for an unreadable file or
+    a missing column."""
     runs: dict[str, Row] = {}
     for line, cells in read_table(path, COLUMNS):
         text = dict.fromkeys(OPTIONAL, "") | cells
@@ -219,9 +196,8 @@ def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
     family = next((family for word, family in FAMILIES.items() if word in name), "")
     if family == "vit":
         sizes["vocab"] = sizes["vocab"] or CLASSES
-    remat = settings.remat
-    if remat == "column":
-        remat = _remat(text["activation_checkpointing"])
+    column = text["activation_checkpointing"]
+    remat = _remat(column) if settings.remat == "column" else settings.remat
     machines, optimizer = machines_named(text["instance"]), text["optimizer"].lower()
     return Workload(
         family=family,
@@ -257,14 +233,14 @@ def _storage(precision: str) -> Storage:
     Source: documented: Neuron application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32
     optimizer, training scripts keep bf16 weights beside fp32 masters and gradients, and softmax in
     fp32. PyTorch's autocast op reference: products are bf16, layer_norm, softmax and cross_entropy
-    take and give fp32.
-    """
+    take and give fp32."""
     name = precision.lower()
     if name.startswith("bf16 compute"):
         return Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
     if name.startswith("bf16 autocast"):
-        short = Storage(params="f32", activations="bf16", statistics="f32", gradients="f32")
-        return replace(short, stream="f32")
+        return Storage(
+            params="f32", activations="bf16", statistics="f32", gradients="f32", stream="f32"
+        )
     kind = "f32" if name.startswith("fp32") else "bf16"
     return Storage(params=kind, activations=kind, statistics=kind, gradients=kind)
 
@@ -276,12 +252,10 @@ REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
 
 
 def _remat(column: str) -> str:
-    """Recomputation: none, selective or full; what follows the first word is a remark.
-
-    Raises ValueError for other words.
-    """
-    words = re.findall(r"[^\s,;:(]+", column.lower())
-    word = words[0] if words else ""
+    """Recomputation: none, selective or full; what follows the first word is a remark. Raises
+    ValueError for other words."""
+    found = re.search(r"[^\s,;:(]+", column.lower())
+    word = found[0] if found else ""
     if word not in REMAT:
         known = ", ".join(key for key in REMAT if key)
         raise ValueError(f"activation_checkpointing requires one of {known}, got {column!r}")

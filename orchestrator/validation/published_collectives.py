@@ -7,10 +7,8 @@ cannot be simulated is reported with its reason, never dropped.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.timing.runtimes import Runtime, runtime_of_date
@@ -79,12 +77,6 @@ class CollectivePrediction:
         if self.time is None or self.found is None:
             return None
         return self.time.total_ps / 1e6 / self.found.time_us - 1
-
-
-def predict_file(path: Path, profile: str = "nominal") -> list[CollectivePrediction]:
-    """Every row of a CSV file, in order."""
-    with path.open(newline="") as handle:
-        return [predict_row(row, profile) for row in csv.DictReader(handle)]
 
 
 def predict_row(row: Mapping[str, str], profile: str = "nominal") -> CollectivePrediction:

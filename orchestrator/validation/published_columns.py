@@ -10,8 +10,10 @@ import csv
 import io
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import target_names
@@ -22,10 +24,8 @@ _EXACT = 2**53  # above, a float no longer holds every whole number
 
 def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV file with their lines; a spreadsheet's byte order mark is no part of it.
-
     Cells that a short row lacks are empty. Raises UsageError for a file that cannot be read or
-    lacks a column.
-    """
+    lacks a column."""
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
         names = reader.fieldnames = [(name or "").strip() for name in reader.fieldnames or ()]
@@ -41,6 +41,12 @@ def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, 
             None,
             "columns are separated by commas" if len(names) == 1 else "",
         )
+    return rows
+
+
+def entries(file: str, table: str) -> list[dict[str, Any]]:
+    """The entries of a table of a file beside this one."""
+    rows: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name(file).read_text())[table]
     return rows
 
 
@@ -83,11 +89,9 @@ def matches(words: Mapping[str, str], columns: Mapping[str, str]) -> bool:
 
 
 def machines_named(text: str) -> list[str]:
-    """The targets a cell names, in its order, each once.
-
-    A family, or an instance of one that has no machine file, stands for the instance with all chips
-    of the family. What follows in brackets is a remark.
-    """
+    """The targets a cell names, in its order, each once. A family, or an instance of one that has
+    no machine file, stands for the instance with all chips of the family. What follows in brackets
+    is a remark."""
     files = "|".join(re.escape(name) for name in sorted(target_names(), key=len, reverse=True))
     words = re.finditer(
         rf"\b(?:({files})|(trn\d+n?|inf\d+)(?:\.\d*xlarge)?)\b", text.lower().partition("(")[0]

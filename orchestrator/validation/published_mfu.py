@@ -7,14 +7,11 @@ sources print themselves is not read: at least three definitions are in use.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from shardwright.compiler.machine.target import Target
-
-FILE = Path(__file__).with_name("published_mfu.toml")
+from shardwright.orchestrator.validation.published_columns import entries
 
 
 def sequence_flops(layers: int, hidden: int, seq_len: int, matmul_params: float) -> float:
@@ -55,7 +52,7 @@ class MeasuredRun:
 @cache
 def measured_runs() -> tuple[MeasuredRun, ...]:
     """All rows of the file."""
-    rows = tomllib.loads(FILE.read_text())["run"]
+    rows = entries("published_mfu.toml", "run")
     return tuple(MeasuredRun(**(row | {"machines": tuple(row["machines"])})) for row in rows)
 
 

@@ -6,23 +6,20 @@ machine and software are tables of a job, which flags and job files overrule key
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.validation.published import OPTIONAL, PublishedRun, Workload, run_of
+from shardwright.orchestrator.validation.published_columns import entries
 
-FILE = Path(__file__).with_name("recipes.toml")
 Tables = Mapping[str, Mapping[str, Any]]
 
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, str]]:
-    rows = tomllib.loads(FILE.read_text())["recipe"]
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in entries("recipes.toml", "recipe")}
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -71,8 +68,7 @@ def tables_of(w: Workload) -> Tables:
     (neuronx-nemo-megatron): gradient_accumulation_fusion: False; megatron/model/distributed.py
     (aws-neuron-reference-for-megatron-lm): main_grad.add_(param.grad.data); NEURON_CC_FLAGS of all
     of these, without the `--enable-ccop-compute-overlap` that inference sets
-    (neuronx-distributed-inference).
-    """
+    (neuronx-distributed-inference)."""
     short = w.storage.gradients == w.storage.params
     data = "dp_shard" if w.zero1 else "dp_replicate"
     sizes = {axis: size for axis, size in (("pp", w.pp), (data, w.dp), ("tp", w.tp)) if size > 1}

@@ -8,15 +8,12 @@ its framework, model and release, each with its source; nothing is fitted.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
-from shardwright.orchestrator.validation.published_columns import matches
+from shardwright.orchestrator.validation.published_columns import entries, matches
 
-FILE = Path(__file__).with_name("run_settings.toml")
 Release = tuple[int, int]
 
 
@@ -27,8 +24,7 @@ class RunSettings:
     projections that read the same input are one matrix, whether key-value heads fewer than
     tensor-parallel ranks are copied into weights of every rank, whether the loss finds targets by
     one-hot rows, and the microseconds per layer that the host takes to trace a micro-batch while
-    cores wait: a script that reads the loss of every step cannot trace ahead of it.
-    """
+    cores wait: a script that reads the loss of every step cannot trace ahead of it."""
 
     name: str
     attention: str
@@ -56,8 +52,7 @@ class RunSettings:
 @cache
 def profiles() -> tuple[RunSettings, ...]:
     """All profiles, in the order they are tried."""
-    data = tomllib.loads(FILE.read_text())
-    return tuple(RunSettings(**entry) for entry in data["profile"])
+    return tuple(RunSettings(**entry) for entry in entries("run_settings.toml", "profile"))
 
 
 def settings_of(columns: Mapping[str, str]) -> RunSettings:

@@ -8,7 +8,6 @@ network. `calibrate.py` says what the fitted constants are worth on runs they we
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,12 @@ from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
 from shardwright.orchestrator.terminal.terminal import say_json
-from shardwright.orchestrator.validation import calibrate
-from shardwright.orchestrator.validation.calibrate import Surface, grid_profiles
+from shardwright.orchestrator.validation import calibrate, measured
+from shardwright.orchestrator.validation.calibrate import (
+    RECOVERY_GRID,
+    STREAMING_GRID,
+    Surface,
+)
 from shardwright.orchestrator.validation.predict import Predictor, Timed, job_of
 from shardwright.orchestrator.validation.published import (
     PublishedRun,
@@ -34,7 +37,7 @@ from shardwright.orchestrator.validation.published import (
     read_runs,
 )
 from shardwright.sim_cluster.calibration import constants
-from shardwright.sim_cluster.profiles import NAMES, fitted_profile
+from shardwright.sim_cluster.profiles import NAMES, Profile, fitted_profile
 
 NOMINAL = "nominal"
 LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
@@ -94,10 +97,8 @@ class Refused:
 
 
 def run(asked: Asked) -> int:
-    """Predict what was asked for and print it; returns the exit code.
-
-    Raises UsageError for a bad file, an unknown id, or when there is nothing to do.
-    """
+    """Predict what was asked for and print it; returns the exit code. Raises UsageError for a bad
+    file, an unknown id, or when there is nothing to do."""
     if not (asked.training or asked.kernels or asked.collectives):
         raise UsageError(
             "SW_USAGE", "validate requires one of --training, --kernels, --collectives, got none"
@@ -106,13 +107,9 @@ def run(asked: Asked) -> int:
     if asked.training:
         report["training"] = training(asked)
     if asked.kernels:
-        from shardwright.orchestrator.validation.measured import kernels
-
-        report["kernels"] = kernels(asked.kernels)
+        report["kernels"] = measured.kernels(asked.kernels)
     if asked.collectives:
-        from shardwright.orchestrator.validation.measured import collectives
-
-        report["collectives"] = collectives(asked.collectives)
+        report["collectives"] = measured.collectives(asked.collectives)
     if asked.as_json:
         say_json(report)
     else:
@@ -124,8 +121,7 @@ def run(asked: Asked) -> int:
 
 def training(question: Asked) -> dict[str, Any]:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
-    `calibration.toml` and used. Raises UsageError as `run`.
-    """
+    `calibration.toml` and used. Raises UsageError as `run`."""
     assert question.training is not None
     from shardwright.orchestrator.road.units import unit_service
 
@@ -155,10 +151,8 @@ METHOD = "least pseudo-Huber loss (0.08) of log step times, both training consta
 
 
 def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress) -> None:
-    """Fit the constants to `runs`, those that can be predicted, and write them down.
-
-    Raises UsageError when there is none: what earlier runs were fitted to then stays.
-    """
+    """Fit the constants to `runs`, those that can be predicted, and write them down. Raises
+    UsageError when there is none: what earlier runs were fitted to then stays."""
     surfaces = []
     for item in runs:
         progress.say(f"{item.id} {item.model}: grid of the fitted constants")
@@ -174,10 +168,7 @@ _NAMES = ("id", "group", "model", "primary")
 
 def select(runs: Sequence[Row], rows: Sequence[str]) -> list[Row]:
     """The runs to predict: every one, those of some ids, or (`layouts`) the smallest supported one
-    of each layout.
-
-    Raises UsageError for an unknown id, or when no run is of a known family.
-    """
+    of each layout. Raises UsageError for an unknown id, or when no run is of a known family."""
     by_id = {item.id: item for item in runs}
     match list(rows):
         case [] | ["all"]:
@@ -194,23 +185,17 @@ def _smallest(runs: Sequence[Row]) -> list[PublishedRun]:
     """Per layout the primary run with the fewest cores, then parameters, then the first."""
     read = [item for item in runs if isinstance(item, PublishedRun)]
     usable = [item for item in read if not item.unsupported()]
-    chosen = []
-    for layout in LAYOUTS:
-        found = [item for item in usable if item.workload.layout == layout]
-        if found:
-            smallest = min(found, key=lambda r: (not r.primary, r.workload.cores, r.matmul_params))
-            chosen.append(smallest)
-    if not chosen:
+    if not usable:
         raise UsageError("SW_ROWS", "the file requires a run of a known model family, got none")
-    return chosen
+    usable.sort(key=lambda r: (not r.primary, r.workload.cores, r.matmul_params))
+    smallest = {item.workload.layout: item for item in reversed(usable)}  # the first is the last
+    return [smallest[layout] for layout in LAYOUTS if layout in smallest]
 
 
 def in_order(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     """Runs with equal workloads next to each other, so that each is built once."""
-    first: dict[Any, int] = {}
-    for number, item in enumerate(runs):
-        first.setdefault(item.workload, number)
-    return sorted(runs, key=lambda item: first[item.workload])
+    order = list(dict.fromkeys(item.workload for item in runs))
+    return sorted(runs, key=lambda item: order.index(item.workload))
 
 
 def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Prediction | Refused:
@@ -227,21 +212,20 @@ def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Predi
 
 
 def predict(item: PublishedRun, predictor: Predictor) -> Prediction:
-    """One run under every profile, a primary one on the grid of the fitted constants too.
-
-    Raises the DiagnosticError of the stage that refuses it.
-    """
+    """One run under every profile, a primary one on the grid of the fitted constants too. Raises
+    the DiagnosticError of the stage that refuses it."""
     times = {name: predictor.time(item.workload, fitted_profile(name)) for name in NAMES}
     return Prediction(item, times, surface(item, predictor) if item.primary else None)
 
 
 def surface(item: PublishedRun, predictor: Predictor) -> Surface:
     """One run on the grid of the fitted constants."""
-    seconds = tuple(
-        tuple(predictor.time(item.workload, profile).seconds for profile in row)
-        for row in grid_profiles()
-    )
-    return Surface(item, seconds)
+
+    def seconds(streaming: float, recovery: float) -> float:
+        profile = Profile(name=NOMINAL, streaming=streaming, stall_recovery=recovery)
+        return predictor.time(item.workload, profile).seconds
+
+    return Surface(item, tuple(tuple(seconds(s, r) for r in RECOVERY_GRID) for s in STREAMING_GRID))
 
 
 def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
@@ -250,40 +234,34 @@ def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
     surfaces = [p.surface for p in made if p.surface]
     left = calibrate.left_out(surfaces)
     peaks = {p.run.id: _peak_flops_per_s(p.run) for p in made}
-    report: dict[str, Any] = {"rows": [], "constants": {}}
-    for name, one in constants().items():
-        told = {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
-        report["constants"][name] = told
     mfu, errors = calibrate.baseline([p.run for p in made], peaks) if made else (0.0, [])
-    of_baseline = dict(zip([p.run.id for p in made], errors, strict=True))
-    report["rows"] = [
-        _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline) for p in found
-    ]
+    of_baseline = dict(zip(peaks, errors, strict=True))
+    report: dict[str, Any] = {
+        "rows": [
+            _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline) for p in found
+        ],
+        "constants": {
+            name: {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
+            for name, one in constants().items()
+        },
+    }
     if made:
         report |= {
             "baseline_mfu": mfu,
-            "median_error": _median([p.error for p in made]),
-            "max_error": max(abs(p.error) for p in made),
-            "baseline_median_error": _median(errors),
-            "baseline_max_error": max(map(abs, errors)),
+            **measured.spread([p.error for p in made]),
+            **measured.spread(errors, "baseline_"),
             "band_covers": sum(p.band_covers for p in made) / len(made),
             "refused": len(found) - len(made),
         }
-    primary = [p for p in made if p.surface]
-    if primary:
+    if primary := [p for p in made if p.surface]:
+        own = [of_baseline[p.run.id] for p in primary]
         report["primary"] = {
             "rows": [p.run.id for p in primary],
-            "median_error": _median([p.error for p in primary]),
-            "max_error": max(abs(p.error) for p in primary),
-            "leave_one_group_out_median_error": _median(list(left.values())),
-            "leave_one_group_out_max_error": max(map(abs, left.values())),
-            "baseline_median_error": _median([of_baseline[p.run.id] for p in primary]),
+            **measured.spread([p.error for p in primary]),
+            **measured.spread(left.values(), "leave_one_group_out_"),
+            "baseline_median_error": measured.spread(own)["median_error"],
         }
     return report
-
-
-def _median(errors: Sequence[float]) -> float:
-    return statistics.median(abs(e) for e in errors)
 
 
 def _peak_flops_per_s(item: PublishedRun) -> float:

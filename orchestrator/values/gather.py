@@ -21,11 +21,8 @@ _MAX_NAME = 2**12
 
 def gather(folder: Path, out: Path) -> int:
     """Write the user's leaves of a checkpoint, or of the last one in a directory of them, as .npz;
-    returns the exit code.
-
-    One leaf is in memory at a time. Raises UsageError where there is no checkpoint, LoadError for
-    one that is damaged.
-    """
+    returns the exit code. One leaf is in memory at a time. Raises UsageError where there is no
+    checkpoint, LoadError for one that is damaged."""
     found = Checkpoint(_step(folder))
     with writing(out):
         count, total = _write(found, out)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,8 +32,7 @@ class Watch:
     for a request.
 
     A thread of its own, because no read with a time limit covers a host that stops in the middle of
-    a message. Time is counted look by look: while this process is stopped, none passes.
-    """
+    a message. Time is counted look by look: while this process is stopped, none passes."""
 
     _LOOKS = 4  # within the limit
     _MOST_S = 1.0  # from one to the next
@@ -75,14 +75,16 @@ class Watch:
                         worker.process.kill()
 
 
+@dataclass(slots=True, eq=False)
 class _Reply:
     """What a process was asked; see `run_values.Reply`."""
 
-    def __init__(self, worker: Worker, host: int, watch: Watch) -> None:
-        self._worker, self._host, self._watch = worker, host, watch
-        self._answered: Answered | None = None
-        self._sent: list[bytes] = []
-        self._is_lost = False
+    _worker: Worker
+    _host: int
+    _watch: Watch
+    _answered: Answered | None = None
+    _sent: Sequence[bytes] = ()
+    _is_lost: bool = False
 
     def answer(self) -> Any:
         """See Reply."""

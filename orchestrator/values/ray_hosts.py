@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,15 @@ class RankActor:
         return [answered, *(sent or [() for _ in self.host.spans])]
 
 
+@dataclass(slots=True, eq=False)
 class _Reply:
     """What an actor was asked; see `run_values.Reply`."""
 
-    def __init__(
-        self, ray: Any, host: int, answer: Any, sent: Sequence[Any], timeout_s: float
-    ) -> None:
-        self._ray, self._host, self._answer, self._sent = ray, host, answer, sent
-        self._timeout_s = timeout_s
+    _ray: Any
+    _host: int
+    _answer: Any
+    _sent: Sequence[Any]
+    _timeout_s: float
 
     def answer(self) -> Any:
         """See Reply."""

@@ -21,7 +21,6 @@ from threadpoolctl import threadpool_limits
 
 from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.compiler.neff.manifest import Manifest
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.host import executor_kind
@@ -57,8 +56,7 @@ Leaves = Mapping[str, np.ndarray]
 @dataclass(frozen=True, slots=True)
 class Values:
     """What the value run gave: the loss of every step, the state after one step, the checks at L0,
-    warnings, and the metrics of the first step, where this process made it.
-    """
+    warnings, and the metrics of the first step, where this process made it."""
 
     losses: tuple[float, ...]
     after_one: Leaves
@@ -75,11 +73,8 @@ def run_values(
     drawn: Callable[[], Leaves | None] | None = None,
 ) -> Values:
     """All steps on all simulated cores, from the loaded bundle; `events` is closed after it.
-    `drawn` is as in `Source`.
-
-    Raises UsageError for a timing-only task, LoadError for a checkpoint of another run, and
-    ExecutionError (SW_HOST_LOST) when hosts are lost again and again.
-    """
+    `drawn` is as in `Source`. Raises UsageError for a timing-only task, LoadError for a checkpoint
+    of another run, and ExecutionError (SW_HOST_LOST) when hosts are lost again and again."""
     job = built.job
     check_steps(job.run.steps)
     source = Source(
@@ -230,11 +225,12 @@ class Checkpoints:
         """Give all ranks the state of a checkpoint. Raises LoadError for damaged files."""
         for name, holder, ranks in found.stored():
             data = found.bytes_of(name, holder)
-            replies = []
-            for host, span in enumerate(run.hosts.spans):
-                own = [rank for rank in ranks if rank in span]
-                if own:
-                    replies.append(run.hosts.ask(host, "put_bytes", name, own, data))
+            parts = [[rank for rank in ranks if rank in span] for span in run.hosts.spans]
+            replies = [
+                run.hosts.ask(host, "put_bytes", name, own, data)
+                for host, own in enumerate(parts)
+                if own
+            ]
             for reply in replies:
                 reply.answer()
         run.result.l0 |= {check.program: check for check in found.head.l0}
@@ -248,12 +244,11 @@ class Checkpoints:
 
     def _other(self, found: Checkpoint) -> LoadError | None:
         """The error of a checkpoint of another run."""
-        given = found.head.identity
         for name, required in self.identity.items():
-            if given.get(name) != required:
+            if (given := found.head.identity.get(name)) != required:
                 return LoadError(
                     "SW_CHECKPOINT",
-                    f"{found.path} requires {name} {given.get(name)}, got {required}",
+                    f"{found.path} requires {name} {given}, got {required}",
                     hint="resume with the job it was written by, or take another --out",
                 )
         return None
@@ -319,33 +314,28 @@ class Training:
         if number == 1:
             self.metrics = metrics
             if self.source.compare:
-                self.after_one = self.run.gather(self._state_names())
+                manifest = self.run.manifest  # of its leaves those of the user that outlive a step
+                kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
+                names = {leaf for b in kept for leaf in manifest.user_leaves(b)}
+                self.after_one = self.run.gather(sorted(names))
         if self.saved.is_due(number, steps):
             path = self.saved.save(self.run, number, losses)
             self.emit("checkpoint.saved", step=number, path=str(path))
         self.losses = losses
         self.progress.step(number - 1, steps, losses[-1], None)
 
-    def _state_names(self) -> list[str]:
-        """The user's leaves that outlive a step."""
-        manifest = self.run.manifest
-        kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
-        return sorted({leaf for b in kept for leaf in manifest.user_leaves(b)})
-
     def _rewind(self) -> None:
         """To the last checkpoint of this run, or to its first state."""
+        self.losses = []
         if self.saved.latest is not None:
-            self._restore(Checkpoint(self.saved.latest))
+            found = Checkpoint(self.saved.latest)
+            self.saved.restore(self.run, found)
+            self.losses = list(found.head.losses)
         else:
             self.run.reset()
             for part in self.source.state(self.run.manifest.stacks):
                 self.run.load(part)
-            self.losses, self.is_loaded = [], True
-
-    def _restore(self, found: Checkpoint) -> None:
-        self.saved.restore(self.run, found)
-        self.losses, self.is_loaded = list(found.head.losses), True
-        self.furthest = max(self.furthest, len(self.losses))
+        self.is_loaded, self.furthest = True, max(self.furthest, len(self.losses))
 
     def _replace(self, error: HostLostError) -> None:
         """Another host for the ranks of one that is gone. Raises ExecutionError when that happens
@@ -388,8 +378,9 @@ def _holders(run: ValueRun) -> dict[str, dict[int, int]]:
 def _identity(built: Built, bundle: Bundle) -> dict[str, Any]:
     """What runs must share so that one can go on from the other's checkpoint."""
     job = built.job
+    bare = replace(bundle.manifest, metadata={}, instances=0)  # without what says nothing of values
     return {
-        "programs": _programs_digest(bundle.manifest),
+        "programs": hashlib.sha256(msgpack.packb(bare.to_meta())).hexdigest(),
         "run.seed": job.run.seed,
         "run.compare": job.run.compare,
         "run.data": _data_digest(job.run.data),
@@ -401,9 +392,3 @@ def _data_digest(data: str) -> str:
     """The text of a run: the digest of a file, the name of any other."""
     path = Path(data)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else data
-
-
-def _programs_digest(manifest: Manifest) -> str:
-    """The manifest with its programs, but for what says nothing of values."""
-    bare = replace(manifest, metadata={}, instances=0)
-    return hashlib.sha256(msgpack.packb(bare.to_meta())).hexdigest()

@@ -9,9 +9,9 @@ import pytest
 
 from shardwright.orchestrator.validation.published_collectives import (
     machine_of,
-    predict_file,
     predict_row,
 )
+from tests.support.published_rows import predict_file
 
 COLUMNS = (
     "id",

@@ -17,6 +17,7 @@ from shardwright.orchestrator.validation.calibrate import DOCUMENTED, Fit, Surfa
 from shardwright.orchestrator.validation.predict import Timed, shares_of
 from shardwright.orchestrator.validation.published import PublishedRun
 from shardwright.orchestrator.validation.validate import Prediction, Refused
+from shardwright.sim_cluster.profiles import Profile
 from tests.support.invented_job import timing
 from tests.support.published_rows import BERT, GPT, parsed
 
@@ -59,8 +60,19 @@ def test_the_loss_is_pseudo_huber_at_eight_percent(run: PublishedRun) -> None:
 
 def test_documented_rates_are_all_of_them_and_nothing_filled() -> None:
     assert Fit(streaming=1.0, stall_recovery=0.0) == DOCUMENTED
-    grid = [[(p.streaming, p.stall_recovery) for p in row] for row in calibrate.grid_profiles()]
-    assert grid == [[(0.75, 0.0), (0.75, 1.0)], [(1.0, 0.0), (1.0, 1.0)]]
+
+
+def test_a_surface_is_asked_for_at_the_corners_of_the_grid(run: PublishedRun) -> None:
+    asked: list[tuple[float, float]] = []
+
+    class Recorder:
+        def time(self, _: object, profile: Profile) -> Timed:
+            asked.append((profile.streaming, profile.stall_recovery))
+            return Timed(len(asked), {}, {})
+
+    predictor: Any = Recorder()
+    assert validate.surface(run, predictor).seconds == ((1, 2), (3, 4))
+    assert asked == [(0.75, 0.0), (0.75, 1.0), (1.0, 0.0), (1.0, 1.0)]
 
 
 def test_the_search_has_twenty_steps_along_each_constant(run: PublishedRun) -> None:

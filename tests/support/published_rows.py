@@ -6,6 +6,10 @@ import csv
 from pathlib import Path
 
 from shardwright.orchestrator.validation.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
+from shardwright.orchestrator.validation.published_collectives import (
+    CollectivePrediction,
+    predict_row,
+)
 
 BERT = {
     "id": "B1",
@@ -69,3 +73,9 @@ def parsed(tmp_path: Path, row: dict[str, str]) -> PublishedRun:
     (run,) = read_runs(write_csv(tmp_path / "one.csv", row))
     assert isinstance(run, PublishedRun)
     return run
+
+
+def predict_file(path: Path) -> list[CollectivePrediction]:
+    """Every row of a CSV file of collectives, in order."""
+    with path.open(newline="") as handle:
+        return [predict_row(row) for row in csv.DictReader(handle)]
