@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from shardwright.compiler.ir.factors import FactorKind
 from shardwright.compiler.ir.facts import factors_of, pairing
@@ -50,11 +51,14 @@ def _counted(graph: Graph, times: int) -> Iterator[tuple[Op, int]]:
 
 
 def contracted(op: Op) -> Iterator[Dim]:
-    """The dims `op` sums over or looks up in (what adds up scattered updates is told by theirs)."""
-    kinds = (FactorKind.LOOKED_UP,) if op.name in INDEXED else (FactorKind.COMBINED,)
-    for factor in factors_of(op):
-        if factor.kind in kinds:
-            yield from ((op.operands[n], d) for n, d in factor.places if n < len(op.operands))
+    """The dims `op` sums over or looks up in, operand by operand (what adds up scattered updates is
+    told by theirs).
+    """
+    kind = FactorKind.LOOKED_UP if op.name in INDEXED else FactorKind.COMBINED
+    places = (place for factor in factors_of(op) if factor.kind is kind for place in factor.places)
+    for n, d in sorted(places, key=itemgetter(0)):
+        if n < len(op.operands):
+            yield op.operands[n], d
 
 
 def expert_families(
