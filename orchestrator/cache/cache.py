@@ -44,10 +44,9 @@ _AT_ONCE = 16
 
 
 class Cache:
-    """Entries of a directory, and of the `shared` store behind it.
-
-    What was stored before `since_s` (Unix time) is removed when it is asked for, also where a first
-    writer wins: what is computed instead is what others find."""
+    """Entries of a directory, and of the `shared` store behind it. What was stored before `since_s`
+    (Unix time) is removed when it is asked for, also where a first writer wins: what is computed
+    instead is what others find."""
 
     def __init__(
         self,
@@ -118,10 +117,8 @@ class Cache:
 
     def claim(self, kind: str, key: str) -> Release | None:
         """Take the key's lock without waiting: what gives it back, or None while another job, or
-        another part of this one, holds it. The lock of a process that died is free, that of
-        another host that died after a minute.
-
-        Where a store can have no lock, nothing is locked."""
+        another part of this one, holds it. The lock of a process that died is free, that of another
+        host that died after a minute. Where a store can have no lock, nothing is locked."""
         held, name = contextlib.ExitStack(), EntryName(kind, key)
         unlocked: Release | None = nothing
         for store in self.stores:

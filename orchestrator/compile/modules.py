@@ -79,11 +79,7 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
 
 
 def _read(
-    data: bytes,
-    file: Path,
-    resolved: Resolved,
-    log: CompileLog,
-    reader: Reader,
+    data: bytes, file: Path, resolved: Resolved, log: CompileLog, reader: Reader
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     from shardwright.compiler.frontend.rules.restrictions import check_outputs

@@ -91,9 +91,8 @@ def axis() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig:
-    """Sizes of the mesh axes, major to minor; one may be "auto".
-
-    With none given the strategy takes all cores."""
+    """Sizes of the mesh axes, major to minor; one may be "auto". With none given the strategy takes
+    all cores."""
 
     pp: int = axis()
     dp_replicate: int = axis()

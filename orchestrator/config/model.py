@@ -85,10 +85,10 @@ def _ours(job: JobConfig) -> TrainTask:
     from shardwright.orchestrator.models.llama import train_task
 
     path = model_path(job)
+    place = path.resolve()  # `config.json` has the name of its folder
+    name = (place.parent.name if place.name == "config.json" else place.stem) or "model"
     try:
-        return train_task(
-            read_config(path), seq_len=model.seq_len, name=_name(path), **_options(job)
-        )
+        return train_task(read_config(path), seq_len=model.seq_len, name=name, **_options(job))
     except UsageError as error:
         d = error.diagnostic
         if d.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
@@ -155,12 +155,6 @@ def entry_of(job: JobConfig) -> tuple[str, Path]:
     if not path.is_file():
         raise UsageError("SW_ENTRY", f"[model] entry requires a file {path}, there is none")
     return f"{path.stem}{colon}{function}", path.parent
-
-
-def _name(path: Path) -> str:
-    """What a config is called: `config.json` has the name of its folder."""
-    path = path.resolve()
-    return (path.parent.name if path.name == "config.json" else path.stem) or "model"
 
 
 def compute_type(job: JobConfig) -> str:

@@ -29,7 +29,6 @@ def jax_settings() -> str:
 @dataclass(slots=True)
 class Folder:
     """What this process knows of the models of a job's folder, or of those that are nobody's code.
-
     `settings` are jax's before the first capture of the process, and as captures of this folder
     left them. `first` is what the folder's functions read when they were first called."""
 

@@ -36,10 +36,8 @@ PIPELINE = "pp"
 @contextmanager
 def estimates(job: JobConfig, memory: Facts) -> Iterator[Callable[[JobConfig], tuple[float, int]]]:
     """A function of a changed job: the bytes that a core of it is expected to need, infinite where
-    it is refused, and those that it may use.
-
-    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
-    own, whose section of the report `memory` is."""
+    it is refused, and those that it may use. Sizes before compiling are upper bounds, so they are
+    scaled by what compiling made of the job's own, whose section of the report `memory` is."""
     scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
     traces = Traces()
     with unit_service(job, None) as service:

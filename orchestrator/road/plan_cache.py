@@ -241,18 +241,19 @@ def _answered(
     if not held or own != _own_parts(job):
         return None if job.strategy.open_keys else _traced(job, stages)
     reads = stages.traces.reads(built)
-    return _learned(job, own, {**reads, **folder.first}) if job.model.entry else own
+    return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
 
 
-def _learned(job: JobConfig, own: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
     """The parts of a plan with what its capture read, whose names are kept for the next
     question."""
+    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
     cache, newest = open_cache(job.cache), list(reads)
     lists = [newest, *(names for names in _read_lists(cache, own) if names != newest)]
     about = About(f"read by {plan_name(job)}", own)
     listed = json.dumps(lists[:MOST_LISTS]).encode()
     cache.put(READS, parts_digest(READS, own), listed, about)
-    return {**own, **_read_parts(reads)}
+    return own | _read_parts(reads)
 
 
 def plan_key(job: JobConfig) -> str:

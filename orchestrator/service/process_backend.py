@@ -67,15 +67,9 @@ def start_worker(module: str, *settings: object) -> Worker:
     return Worker(process, ours)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ticket:
-    """What a worker says next: that it has started, or the outcome of a unit."""
-
-    worker: Worker
-
-
 class ProcessExecutor(SeatedExecutor):
-    """See the module. `workers` 0: one per CPU, at most `MAX_WORKERS`."""
+    """See the module. `workers` 0: one per CPU, at most `MAX_WORKERS`. A worker is the ticket of
+    what it says next: that it has started, or the outcome of its one unit."""
 
     name = "process"
 
@@ -86,21 +80,21 @@ class ProcessExecutor(SeatedExecutor):
         """A new worker; it loads the compiler while we go on."""
         return start_worker(_MODULE, f"{self.name}-{number}", self.limits.memory_bytes)
 
-    def _arrival(self, worker: Worker) -> _Ticket:
-        return _Ticket(worker)
+    def _arrival(self, worker: Worker) -> Worker:
+        return worker
 
-    def _give(self, worker: Worker, unit: WorkUnit) -> _Ticket:
+    def _give(self, worker: Worker, unit: WorkUnit) -> Worker:
         with suppress(OSError):  # a dead worker: its outcome says so
             worker.connection.send(unit)
-        return _Ticket(worker)
+        return worker
 
-    def _first(self, tickets: Sequence[_Ticket], timeout_s: float | None) -> _Ticket | None:
-        ready = wait([t.worker.connection for t in tickets], timeout_s)
-        return next((t for t in tickets if t.worker.connection in ready), None)
+    def _first(self, tickets: Sequence[Worker], timeout_s: float | None) -> Worker | None:
+        ready = wait([worker.connection for worker in tickets], timeout_s)
+        return next((worker for worker in tickets if worker.connection in ready), None)
 
-    def _outcome(self, ticket: _Ticket) -> Any:
+    def _outcome(self, ticket: Worker) -> Any:
         try:
-            return ticket.worker.connection.recv()
+            return ticket.connection.recv()
         except (EOFError, OSError) as error:
             raise WorkerLostError from error
 

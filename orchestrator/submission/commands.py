@@ -48,11 +48,7 @@ def _parallel_compile_parser(verbs: Any) -> None:
 def _submit_parsers(verbs: Any) -> None:
     submit = verbs.add_parser("submit", help="run a job on a Ray cluster and return its exit code")
     submit.add_argument(
-        "jobs",
-        type=Path,
-        nargs="+",
-        metavar="JOB",
-        help="job.toml, in the working directory",
+        "jobs", type=Path, nargs="+", metavar="JOB", help="job.toml, in the working directory"
     )
     _address_flag(submit)
     submit.add_argument("--detach", action="store_true", help="print the job's id and leave")

@@ -129,11 +129,10 @@ class RayJobs:
         return sorted(states, key=lambda state: state.started_s or 0.0)
 
     def follow(self, job: str, write: Callable[[str], object]) -> JobState:
-        """Give `write` the job's log as it grows, until the job has ended.
-
-        A connection that breaks, or that a head closes on its way down, is made again; what was
-        written is not written twice. Raises UsageError when the cluster has not answered for some
-        minutes, ExecutionError when it has forgotten the job."""
+        """Give `write` the job's log as it grows, until the job has ended. A connection that
+        breaks, or that a head closes on its way down, is made again; what was written is not
+        written twice. Raises UsageError when the cluster has not answered for some minutes,
+        ExecutionError when it has forgotten the job."""
         log = _Log(write)
         try:
             while True:

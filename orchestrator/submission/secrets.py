@@ -24,10 +24,15 @@ _PLACE = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)  # of a secret, not the
 def check_environment(variables: Mapping[str, str]) -> None:
     """Refuse secrets among the variables of a job; values are never shown. Raises UsageError."""
     for name, value in variables.items():
-        if _NAME.search(name) and not _PLACE.search(name):
-            raise _refused(name, "")
-        if _has_password(value):
-            raise _refused(name, ", a URL with a password")
+        is_secret = bool(_NAME.search(name)) and not _PLACE.search(name)
+        if is_secret or _has_password(value):
+            what = name if is_secret else f"{name}, a URL with a password"
+            raise UsageError(
+                "SW_SECRET",
+                f"--env requires variables that everybody who sees the cluster may see, got {what}",
+                hint="set it on the cluster's nodes, give them a role, or name a file on them:"
+                f" {name}_FILE=/path",
+            )
 
 
 def _has_password(value: str) -> bool:
@@ -35,12 +40,3 @@ def _has_password(value: str) -> bool:
         return bool(urlsplit(value).password)
     except ValueError:
         return False
-
-
-def _refused(name: str, what: str) -> UsageError:
-    return UsageError(
-        "SW_SECRET",
-        f"--env requires variables that everybody who sees the cluster may see, got {name}{what}",
-        hint="set it on the cluster's nodes, give them a role, or name a file on them:"
-        f" {name}_FILE=/path",
-    )

@@ -43,11 +43,10 @@ def settings_of(columns: Mapping[str, str]) -> KernelSettings:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernel:
-    """A kernel that can be compiled: its kind and sizes, and how it is computed.
-
-    `gelu` and `bias` are as `models.kernels.product_graph` has them, `apart` says that GELU is a
-    kernel of its own behind HBM; `attention` is how scores are kept, `pool` the window of a maximum
-    behind a convolution."""
+    """A kernel that can be compiled: its kind and sizes, and how it is computed. `gelu` and `bias`
+    are as `models.kernels.product_graph` has them, `apart` says that GELU is a kernel of its own
+    behind HBM; `attention` is how scores are kept, `pool` the window of a maximum behind a
+    convolution."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -137,12 +136,12 @@ def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
     """Time of a kernel on one core of `target`. The clock of a benchmark runs around the kernel
     alone: no program start, and no neighbours that fill its stalls."""
     target = replace(target, core=replace(target.core, stall_recovery=0.0))
-    segments = [
-        segment
+    duration_ps = sum(
+        segment.duration_ps
         for function in _compiled(kernel, target.name)
         for segment in function_segments(function, target, recorded=False)
-    ]
-    return sum(s.duration_ps for s in segments) / PS_PER_S
+    )
+    return duration_ps / PS_PER_S
 
 
 @cache

@@ -60,7 +60,6 @@ class Storage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """All of a run that decides its predicted time: runs with equal ones have one prediction.
-
     `micro_batch` is per replica; `target` is the machine it is taken to be."""
 
     family: str

@@ -57,11 +57,8 @@ class Head:
 
 def kept_buffers(manifest: Manifest) -> list[NamedBuffer]:
     """What outlives a step: neither input nor computed anew in each."""
-    return [
-        b
-        for b in manifest.buffers.values()
-        if b.initial in ("given", "zeros") and b.role not in ("batch", "coordinate")
-    ]
+    lasting = (b for b in manifest.buffers.values() if b.initial in ("given", "zeros"))
+    return [b for b in lasting if b.role not in ("batch", "coordinate")]
 
 
 def steps_in(folder: Path) -> list[Path]:
@@ -184,12 +181,8 @@ class Checkpoint:
     def bytes_of(self, name: str, rank: int) -> np.ndarray:
         """The bytes of a named buffer in the file of a rank. Raises LoadError."""
         container, buffer = self._file(rank), self.head.manifest.buffers[name]
-        section = container.sections.get(name)
-        if (
-            section is None
-            or section.codec != "raw"
-            or {section.stored, section.raw} != {buffer.num_bytes}
-        ):
+        found, size = container.sections.get(name), buffer.num_bytes
+        if found is None or (found.codec, found.stored, found.raw) != ("raw", size, size):
             file = _file(rank, self.head.files[rank])
             raise senseless(self.path, f"{file} does not hold buffer {name}")
         return np.frombuffer(container.read(name), np.uint8)
@@ -217,9 +210,10 @@ class Checkpoint:
             yield from named
 
     def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
-        shards = {}
-        for rank, holder in self.head.holders[buffer.name].items():
-            shards[rank] = self.bytes_of(buffer.name, holder).view(buffer.dtype.numpy)
+        shards = {
+            rank: self.bytes_of(buffer.name, holder).view(buffer.dtype.numpy)
+            for rank, holder in self.head.holders[buffer.name].items()
+        }
         return layout.cropped(buffer, layout.gather_array(buffer, self.head.manifest.mesh, shards))
 
     def _file(self, rank: int) -> Container:

@@ -29,10 +29,9 @@ PROTOCOL = 5  # of pickle: arrays as they lie in memory
 
 class Watch:
     """Ends a host that we have waited for `limit_s` (0: never), whether for its answer or for room
-    for a request.
-
-    A thread of its own, because no read with a time limit covers a host that stops in the middle of
-    a message. Time is counted look by look: while this process is stopped, none passes."""
+    for a request. A thread of its own, because no read with a time limit covers a host that stops
+    in the middle of a message. Time is counted look by look: while this process is stopped, none
+    passes."""
 
     _LOOKS = 4  # within the limit
     _MOST_S = 1.0  # from one to the next
