@@ -108,13 +108,9 @@ def _joins(op: Op) -> Cut | None:
     """The pieces an op puts side by side."""
     if (dim := joined_dim(op)) is not None:
         sizes = tuple(v.type.shape[dim] for v in op.operands)
-    elif isinstance(attrs := op.attrs, PadAttrs):
-        shape = op.operands[0].type.shape
-        dims = [d for d in range(len(shape)) if attrs.low[d] or attrs.high[d]]
-        if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
-            return None
-        (dim,) = dims
-        sizes = tuple(n for n in (attrs.low[dim], shape[dim], attrs.high[dim]) if n)
+    elif isinstance(attrs := op.attrs, PadAttrs) and (dim := attrs.only_dim) is not None:
+        whole = op.operands[0].type.shape[dim]
+        sizes = tuple(n for n in (attrs.low[dim], whole, attrs.high[dim]) if n)
     else:
         return None
     return Cut(dim, sizes) if 1 < len(sizes) <= MAX_PIECES and all(sizes) else None
