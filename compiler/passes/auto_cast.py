@@ -9,6 +9,7 @@ the `--auto-cast` entry of the neuronx-cc command-line reference.
 from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
@@ -94,7 +95,7 @@ class _Caster:
             if _is_fp32(result) and op.name not in CONTRACTIONS:
                 self.values[result] = Value(tensor_type(result.type.shape, self.cast))
         results = tuple(self.values.get(r, r) for r in op.results)
-        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
+        self.ops.append(defining(with_operands(op, operands), results))
 
 
 def _is_fp32(value: Value) -> bool:
