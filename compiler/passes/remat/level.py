@@ -16,8 +16,15 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import reading, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
-from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
-from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
+from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting
+from shardwright.compiler.passes.remat.recipes import (
+    Recipe,
+    Recipes,
+    is_cheap,
+    may_repeat,
+    repeat,
+    shrinks,
+)
 
 
 def remake_at_level(graph: Graph, short_row: int) -> Graph:
