@@ -84,7 +84,7 @@ def check_program(program: Program) -> None:
 def _check_buffer(number: int, buffer: ProgramBuffer, program: Program) -> None:
     if buffer.kind == "arena" and buffer.offset_bytes == NO_PLACE:
         return  # `_check_bound` refuses calls that name it
-    size = size_bytes(buffer.shape, buffer.dtype.bytes, f"buffer {number}")
+    size = size_bytes(buffer, f"buffer {number}")
     end = buffer.offset_bytes + size
     if buffer.kind == "arena" and not 0 <= buffer.offset_bytes <= end <= program.arena_bytes:
         raise ValueError(
@@ -130,7 +130,7 @@ def _check_bound(
         buffer, wanted = program.buffers[number], function.tensors[tensor]
         if buffer.kind == "arena" and buffer.offset_bytes == NO_PLACE:
             raise ValueError(f"{where}: buffer {number} has no place in the arena")
-        given = size_bytes(buffer.shape, buffer.dtype.bytes, where)
-        needed = size_bytes(wanted.shape, wanted.dtype.bytes, where)
+        given = size_bytes(buffer, where)
+        needed = size_bytes(wanted, where)
         if given != needed:
             raise ValueError(f"{where} require {needed} bytes for {wanted.name}, got {given}")
