@@ -368,14 +368,11 @@ class _Layout:
         """
         steps: list[Call | Repeat] = []
         missing: list[tuple[int, int, TensorType]] = []
-        done: set[int] = set()
         for value, target in zip(frame.level.outputs, requests, strict=True):
             if target is None:
                 continue
             source = self._source(frame, value, steps)
-            if source == target:
-                done.add(target)
-            else:
+            if source != target:
                 missing.append((source, target, value.type))
         overwritten = {target for _, target, _ in missing}
         for i, (source, target, type) in enumerate(missing):
