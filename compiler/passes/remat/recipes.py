@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass
 from functools import partial
 
-from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.build import cloned, fresh
 from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import (
     behind,
@@ -307,22 +307,15 @@ def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:
                 if operand in now:
                     now.setdefault(result, now[operand])
         elif any(result not in now for result in op.results):
-            made.append(_again(op, now))
+            made.append(fresh(op, [now[v] for v in op.operands], tuple(map(copied, op.regions))))
             for old, new in zip(op.results, made[-1].results, strict=True):
                 now.setdefault(old, new)
     return made
 
 
-def _again(op: Op, now: Mapping[Value, Value]) -> Op:
-    return fresh(op, [now[v] for v in op.operands], tuple(map(copied, op.regions)))
-
-
 def copied(graph: Graph) -> Graph:
     """The same graph with values of its own."""
     now = {v: Value(v.type) for v in graph.inputs}
-    ops: list[Op] = []
-    for op in graph.ops:
-        ops.append(_again(op, now))
-        now.update(zip(op.results, ops[-1].results, strict=True))
+    ops = [cloned(op, now, tuple(map(copied, op.regions))) for op in graph.ops]
     inputs, outputs = tuple(now[v] for v in graph.inputs), tuple(now[v] for v in graph.outputs)
     return with_ops(graph, ops, outputs, inputs)
