@@ -117,8 +117,7 @@ class _Component:
 
     def _keys_of_output(self, op: Op, side: int, sums: list[tuple[Op, Space]]) -> Space | None:
         """keys when `op` contracts probabilities over exactly keys and leaves the rows free."""
-        operand = op.operands[side]
-        over = self.labelling.span(operand, op.attrs.contract(side))
+        operand, over = op.operands[side], self._over(op, side)
         if not self.paths.is_exponential(operand):
             return None
         for total, keys in sums:

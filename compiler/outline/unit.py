@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -44,12 +44,7 @@ class Unit:
     @cached_property
     def payload(self) -> bytes:
         """The graph without locations, and the signature."""
-        body = {
-            "graph": dump(self.graph, with_locs=False),
-            "parameters": self.signature.parameters,
-            "aliases": self.signature.aliases,
-            "ranges": self.signature.ranges,
-        }
+        body = {"graph": dump(self.graph, with_locs=False), **asdict(self.signature)}
         data: bytes = msgpack.packb(body)
         return data
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
@@ -34,8 +35,7 @@ class Cut:
 
     def spans(self) -> list[tuple[int, int]]:
         """(first, end) of the pieces."""
-        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-        return [(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        return list(pairwise(accumulate(self.sizes, initial=0)))
 
     def holding(self, first: int, end: int) -> int | None:
         """The piece that holds elements `first` to `end`."""
