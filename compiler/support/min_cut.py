@@ -47,15 +47,8 @@ class FlowNetwork(Generic[Node]):
         components: dict[Node, list[Node]] = {}
         for node in self.weights:
             components.setdefault(self.families.of(node), []).append(node)
-        cut = {node for nodes in components.values() for node in _cut_component(self, nodes)}
+        cut = {node for nodes in components.values() for node in _Flow(self, nodes).cut()}
         return [node for node in self.weights if node in cut]
-
-
-def _cut_component(network: FlowNetwork[Node], component: Sequence[Node]) -> set[Node]:
-    """Maximum flow, then the full nodes at the border of what still reaches a sink."""
-    flow = _Flow(network, component)
-    flow.saturate()
-    return flow.cut_nearest_sinks()
 
 
 class _Flow(Generic[Node]):
@@ -75,7 +68,18 @@ class _Flow(Generic[Node]):
         self.room.setdefault(a, {})[b] = room
         self.room.setdefault(b, {}).setdefault(a, 0)
 
-    def saturate(self) -> None:
+    def cut(self) -> set[Node]:
+        """Maximum flow, then the full nodes at the border of what still reaches a sink: their exit
+        does, their entry does not.
+        """
+        self._saturate()
+        reaches = reached([(n, 1) for n in self.sinks], self._with_room_to)
+        return {n for n in self.component if (n, 1) in reaches and (n, 0) not in reaches}
+
+    def _with_room_to(self, at: tuple[Node, int]) -> Iterable[tuple[Node, int]]:
+        return (origin for origin in self.room[at] if self.room[origin][at] > 0)
+
+    def _saturate(self) -> None:
         """Push flow along shortest augmenting paths until there is none."""
         while (path := self._augmenting_path()) is not None:
             steps = list(pairwise(path))
@@ -99,14 +103,6 @@ class _Flow(Generic[Node]):
                     came[target] = at
                     todo.append(target)
         return None
-
-    def cut_nearest_sinks(self) -> set[Node]:
-        """Nodes whose exit still reaches a sink and whose entry does not."""
-        reaches = reached([(n, 1) for n in self.sinks], self._with_room_to)
-        return {n for n in self.component if (n, 1) in reaches and (n, 0) not in reaches}
-
-    def _with_room_to(self, at: tuple[Node, int]) -> Iterable[tuple[Node, int]]:
-        return (origin for origin in self.room[at] if self.room[origin][at] > 0)
 
 
 def _walk_back(
