@@ -16,7 +16,7 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.schema import AFFINE, DTYPE
-from shardwright.compiler.isa.soundness import check_indices, size_bytes
+from shardwright.compiler.isa.soundness import check_indices, check_place, size_bytes
 from shardwright.compiler.support.schema import (
     COUNT,
     COUNTS,
@@ -85,12 +85,8 @@ def _check_buffer(number: int, buffer: ProgramBuffer, program: Program) -> None:
     if buffer.kind == "arena" and buffer.offset_bytes == NO_PLACE:
         return  # `_check_bound` refuses calls that name it
     size = size_bytes(buffer, f"buffer {number}")
-    end = buffer.offset_bytes + size
-    if buffer.kind == "arena" and not 0 <= buffer.offset_bytes <= end <= program.arena_bytes:
-        raise ValueError(
-            f"buffer {number}: bytes inside of 0..{program.arena_bytes} are required, got"
-            f" {buffer.offset_bytes}..{end}"
-        )
+    if buffer.kind == "arena":
+        check_place(buffer.offset_bytes, size, program.arena_bytes, f"buffer {number}")
 
 
 def _check_step(step: Call | Repeat, program: Program, registers: Collection[int]) -> None:

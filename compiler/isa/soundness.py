@@ -125,6 +125,13 @@ def size_bytes(tensor: Tensor | ProgramBuffer, what: str) -> int:
     return size
 
 
+def check_place(first: int, size: int, room: int, what: str) -> None:
+    """`size` bytes from byte `first` on are inside of a zone of `room` bytes."""
+    end = first + size
+    if not 0 <= first <= end <= room:
+        raise ValueError(f"{what}: bytes inside of 0..{room} are required, got {first}..{end}")
+
+
 def _check_tensor(number: int, tensor: Tensor, function: Function) -> None:
     where = f"tensor {number}"
     _TENSOR_KIND.require(tensor.kind, f"{where}: kind")
@@ -134,12 +141,8 @@ def _check_tensor(number: int, tensor: Tensor, function: Function) -> None:
         raise ValueError(f"{where}: data of {size} bytes or one element are required, got {given}")
     if tensor.kind != "constant" and given:
         raise ValueError(f"{where}: a tensor that is no constant has data")
-    end = tensor.offset_bytes + size
-    if tensor.kind == "scratch" and not 0 <= tensor.offset_bytes <= end <= function.scratch_bytes:
-        raise ValueError(
-            f"{where}: bytes inside of 0..{function.scratch_bytes} are required, got"
-            f" {tensor.offset_bytes}..{end}"
-        )
+    if tensor.kind == "scratch":
+        check_place(tensor.offset_bytes, size, function.scratch_bytes, where)
     if tensor.alias >= 0:
         source = function.tensors[tensor.alias]
         if tensor.kind != "output" or source.kind != "input":

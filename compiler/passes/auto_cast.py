@@ -63,7 +63,8 @@ class _Caster:
             if op.name in self.computes and any(_is_fp32(v) for v in op.operands):
                 self._compute(op)
             else:
-                self._keep(op)
+                declared = tuple(self._as(v, v.type.dtype) for v in op.operands)
+                self.ops.append(with_operands(op, declared))
         outputs = tuple(self._as(v, v.type.dtype) for v in self.graph.outputs)
         return with_ops(self.graph, self.ops, outputs)
 
@@ -78,11 +79,6 @@ class _Caster:
             self.ops.append(convert)
             self.converted[key] = convert.result
         return self.converted[key]
-
-    def _keep(self, op: Op) -> None:
-        """An operation in its declared types."""
-        operands = tuple(self._as(v, v.type.dtype) for v in op.operands)
-        self.ops.append(with_operands(op, operands))
 
     def _compute(self, op: Op) -> None:
         """An operation on operands of the short type. Contractions still give their declared

@@ -113,7 +113,7 @@ def _fold_loop(level: _Fold, op: Op) -> None:
             continue
         level.replace([op.results[i]], [op.operands[i]])
         attrs = level.constant(op.operands[i])
-        if attrs is not None and _is_small(attrs):
+        if attrs and (attrs.is_splat or attrs.type.num_elements <= MAX_FOLDED_ELEMENTS):
             known[body.inputs[i]] = attrs
     folded = _fold_level(body, known)
     outputs = [
@@ -122,10 +122,6 @@ def _fold_loop(level: _Fold, op: Op) -> None:
     ]
     region = with_ops(folded, folded.ops, tuple(outputs))
     level.emit(with_regions(op, (region,)))
-
-
-def _is_small(attrs: ConstantAttrs) -> bool:
-    return attrs.is_splat or attrs.type.num_elements <= MAX_FOLDED_ELEMENTS
 
 
 def _compute(level: _Fold, op: Op) -> Value | None:

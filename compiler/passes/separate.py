@@ -147,12 +147,9 @@ class _Writer:
                 self.ops.append(op)
         return with_ops(self.graph, self.ops)
 
-    def _add(self, op: Op) -> Value:
-        self.ops.append(op)
-        return op.result
-
     def _make(self, like: Op, name: str, operands: Sequence[Value], attrs: Any = None) -> Value:
-        return self._add(make_op(name, operands, attrs, loc=like.loc))
+        self.ops.append(make_op(name, operands, attrs, loc=like.loc))
+        return self.ops[-1].result
 
     def _first(self, op: Op) -> list[Value]:
         """The pieces of a concatenation or pad."""
