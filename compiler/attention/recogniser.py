@@ -157,13 +157,11 @@ class _Component:
         return operand if over or one_query else None
 
     def _instance(self, kind: str, op: Op, keys: Space) -> Instance:
-        rows = max((extent(r) for r in self._rows(keys)), default=1)
-        scores = tuple(v for v in self.values if self._is_score(v, keys))
         return Instance(
             kind=kind,
             op=op,
-            scores=scores,
-            rows=rows,
+            scores=tuple(v for v in self.values if self._is_score(v, keys)),
+            rows=max((extent(r) for r in self._rows(keys)), default=1),
             keys=extent(keys),
             level=self.labelling.graph,
         )

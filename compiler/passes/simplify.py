@@ -41,11 +41,11 @@ def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
 
 def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """Reduce only dims with more than one element."""
-    shape, attrs = op.operands[0].type.shape, op.attrs
+    value, attrs = op.operands[0], op.attrs
+    shape = value.type.shape
     if all(shape[d] != 1 for d in attrs.dims):
         return []
     made: list[Op] = []
-    value = op.operands[0]
     if long := tuple(d for d in attrs.dims if shape[d] != 1):
         made.append(make_op("reduce", (value,), ReduceAttrs(attrs.kind, long), loc=op.loc))
         value = made[0].result

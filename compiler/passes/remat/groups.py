@@ -34,10 +34,9 @@ class Readers:
     """Who reads the values of one level, and how far apart."""
 
     def __init__(self, graph: Graph, values: Sequence[Value]) -> None:
-        users = graph.uses()
-        self.users = users
-        chosen = [v for v in values if len(users.get(v, ())) > 1]
-        chosen.sort(key=lambda v: v.type.num_bytes)
+        users = self.users = graph.uses()
+        shared = (v for v in values if len(users.get(v, ())) > 1)
+        chosen = sorted(shared, key=lambda v: v.type.num_bytes)
         self.values = chosen  # those with several readers, smallest first
         self._sizes = [v.type.num_bytes for v in chosen for _ in users[v]]
         edges = [Edge(v, op) for v in chosen for op in users[v]]

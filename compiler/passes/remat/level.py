@@ -101,8 +101,7 @@ class _Remaker:
             for place in self.places.get(leaf, ())
             if not self._apart(place.edges, edges)
         )
-        known = [(sum(leaf in place.now for leaf in recipe.leaves), place) for place in near]
-        place = max(known, key=lambda pair: pair[0], default=(0, _Place()))[1]
+        place = max(near, key=lambda p: sum(v in p.now for v in recipe.leaves), default=_Place())
         place.edges += edges
         return place
 
