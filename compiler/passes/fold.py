@@ -19,7 +19,7 @@ from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.traits import of
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.empties import of_nothing
 
 MAX_FOLDED_ELEMENTS = 64
@@ -292,7 +292,7 @@ def _multiply(level: _Fold, op: Op) -> Value | None:
 
 def _iota(level: _Fold, op: Op) -> Value | None:
     """An iota along a dim of size one is zero."""
-    type: TensorType = op.result.type
+    type = op.result.type
     if type.shape[op.attrs.dim] != 1 or not type.num_elements:
         return None
     return level.make_constant(ConstantAttrs.full(0, type), op.loc)

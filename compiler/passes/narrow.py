@@ -164,7 +164,7 @@ class _Level:
     def run(self, graph: Graph) -> Graph:
         """The level of a graph whose inputs keep their types."""
         self._add_all(graph.ops)
-        outputs = tuple(self._as_it_was(v) for v in graph.outputs)
+        outputs = tuple(map(self._as_it_was, graph.outputs))
         return with_ops(graph, self.ops, outputs)
 
     def _add_all(self, ops: Sequence[Op]) -> None:
@@ -185,7 +185,7 @@ class _Level:
         if op.name in CASTS and op.result in self.narrow and self.dtype in given:
             self._rounded(op.result)
             return
-        operands = tuple(self._as_it_was(v) for v in op.operands)
+        operands = tuple(map(self._as_it_was, op.operands))
         self.ops.append(with_operands(op, operands))
         self.there.update(op.results)
 
