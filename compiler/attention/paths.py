@@ -8,7 +8,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shardwright.compiler.attention.labelling import Labelling, Space
 from shardwright.compiler.ir.facts import (
@@ -24,7 +24,7 @@ from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs
 from shardwright.compiler.ir.traits import MOVES, of
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.support.walks import answered
+from shardwright.compiler.support.walks import answered, reached
 
 _VIEWS = of(Kind.IDENTITY, Kind.VIEW, Kind.CAST) | {"negate"}
 _KEEPING = _VIEWS | MOVES | {"maximum"}
@@ -135,7 +135,7 @@ class Paths:
             return op.name in _VIEWS or (bool(product_of(op)) and not self._spans(op.result, keys))
 
         for value in self._reached(total.result, spreads):
-            for op in self.users.get(value, ()):
+            for op in self._readers(value):
                 if not self._spans(op.result, keys):
                     continue
                 if _adds(op) and self._is_scaled_by(op.result, stored):
@@ -145,16 +145,12 @@ class Paths:
                     return True
         return False
 
-    def _reached(self, value: Value, through: Callable[[Op], bool]) -> list[Value]:
+    def _reached(self, value: Value, through: Callable[[Op], bool]) -> set[Value]:
         """`value` and what follows from it through some ops."""
-        found = {value: None}
-        todo = [value]
-        while todo:
-            for op in self.users.get(todo.pop(), ()):
-                if through(op) and op.results[0] not in found:
-                    found[op.results[0]] = None
-                    todo.append(op.results[0])
-        return list(found)
+        return reached([value], lambda v: (op.results[0] for op in self._readers(v) if through(op)))
+
+    def _readers(self, value: Value) -> Sequence[Op]:
+        return self.users.get(value, ())
 
     def _is_scaled_by(self, value: Value, stored: set[Value]) -> bool:
         """True when `value`, behind views and selections, is multiplied by one of `stored`."""
@@ -164,12 +160,12 @@ class Paths:
 
         return any(
             _multiplies(op) and self._reads(op, stored)
-            for reached in self._reached(value, keeps)
-            for op in self.users.get(reached, ())
+            for scaled in self._reached(value, keeps)
+            for op in self._readers(scaled)
         )
 
     def _is_added_to(self, value: Value, other: Value) -> bool:
-        return any(_adds(op) and self._reads(op, {other}) for op in self.users.get(value, ()))
+        return any(_adds(op) and self._reads(op, {other}) for op in self._readers(value))
 
     def _reads(self, op: Op, values: set[Value]) -> bool:
         """Whether `op` reads one of `values`, or a view of it."""

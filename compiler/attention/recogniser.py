@@ -8,6 +8,7 @@ gradients). Naming is all this does: special forms that follow a name check thei
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,20 +54,13 @@ def find_attention(graph: Graph) -> list[Instance]:
 def _in_level(graph: Graph) -> Iterator[Instance]:
     labelling = Labelling(graph)
     paths = Paths(labelling)
-    parts: dict[Value, _Component] = {}
-
-    def part(value: Value) -> _Component:
-        root = labelling.component(value)
-        if root not in parts:
-            parts[root] = _Component(labelling, paths)
-        return parts[root]
-
+    parts: dict[Value, _Component] = defaultdict(lambda: _Component(labelling, paths))
     for value in labelling.labels:
-        part(value).values.append(value)
+        parts[labelling.component(value)].values.append(value)
     for op in labelling.seeds:
-        part(op.result).seeds.append(op)
+        parts[labelling.component(op.result)].seeds.append(op)
     for op, side in labelling.sinks:
-        part(op.operands[side]).sinks.append((op, side))
+        parts[labelling.component(op.operands[side])].sinks.append((op, side))
     for component in parts.values():
         yield from component.instances()
 
@@ -123,8 +117,7 @@ class _Component:
 
     def _keys_of_output(self, op: Op, side: int, sums: list[tuple[Op, Space]]) -> Space | None:
         """keys when `op` contracts probabilities over exactly keys and leaves the rows free."""
-        operand = op.operands[side]
-        over = self.labelling.span(operand, op.attrs.contract(side))
+        operand, over = op.operands[side], self._over(op, side)
         if not self.paths.is_exponential(operand):
             return None
         for total, keys in sums:
@@ -164,13 +157,11 @@ class _Component:
         return operand if over or one_query else None
 
     def _instance(self, kind: str, op: Op, keys: Space) -> Instance:
-        rows = max((extent(r) for r in self._rows(keys)), default=1)
-        scores = tuple(v for v in self.values if self._is_score(v, keys))
         return Instance(
             kind=kind,
             op=op,
-            scores=scores,
-            rows=rows,
+            scores=tuple(v for v in self.values if self._is_score(v, keys)),
+            rows=max((extent(r) for r in self._rows(keys)), default=1),
             keys=extent(keys),
             level=self.labelling.graph,
         )

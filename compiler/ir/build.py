@@ -6,7 +6,7 @@ already be values of this level. Broadcasting is explicit; only constants are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,15 @@ def fresh(op: Op, operands: Iterable[Value], regions: tuple[Graph, ...] | None =
     results = tuple([Value(v.type) for v in op.results])
     inside = op.regions if regions is None else regions
     return Op(op.name, tuple(operands), results, op.attrs, inside, op.loc)
+
+
+def cloned(
+    op: Op, now: MutableMapping[Value, Value], regions: tuple[Graph, ...] | None = None
+) -> Op:
+    """`op` once more on what its operands are `now`, where its results are noted, too."""
+    made = fresh(op, [now[v] for v in op.operands], regions)
+    now.update(zip(op.results, made.results, strict=True))
+    return made
 
 
 class Builder:

@@ -20,8 +20,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops.shape import ConstantAttrs
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
+from shardwright.compiler.support.fields import hints
 from shardwright.compiler.text.elements import read_element
-from shardwright.compiler.text.fields import Given, from_fields, hints
+from shardwright.compiler.text.fields import Given, from_fields
 from shardwright.compiler.text.lexer import Cursor, Token
 from shardwright.compiler.text.values import read_bytes, read_mapping, read_type
 

@@ -147,10 +147,7 @@ _VALUES: Mapping[str, Rule] = {
     "mode": one_of("clamp", "fill"),
 }
 OPTIONAL_ATTRIBUTES = frozenset(
-    (
-        *("zero_when", "mode", "scale", "bias"),
-        *("op1", "scalar0", "scalar1", "reverse0", "reverse1"),
-    )
+    ("zero_when", "mode", "scale", "bias", "op1", "scalar0", "scalar1", "reverse0", "reverse1")
 )
 """Attributes of instructions with a default: an engine that does not get them does the plain
 thing."""

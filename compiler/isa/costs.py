@@ -54,10 +54,6 @@ def _always(_: Operands) -> bool:
     return True
 
 
-def _is_fp32(o: Operands) -> bool:
-    return o.dtypes[1] is DType.F32
-
-
 def _all_bf16(o: Operands) -> bool:
     return all(d is DType.BF16 for d in o.dtypes)
 
@@ -169,7 +165,7 @@ def _operands(instr: Instr, tiles: Sequence[Tile], tensors: Sequence[Tensor]) ->
 def _tensor_cycles(instr: Instr, o: Operands) -> float:
     """OLD: matmul max(min(64, N_stationary), N_moving), transpose max(P, min(64, F)); fp32 in four
     passes."""
-    passes = 4 if _is_fp32(o) else 1
+    passes = 4 if o.dtypes[1] is DType.F32 else 1
     source = o.patterns[1]
     free = math.prod(source.shape[1:])
     if instr.opcode == "transpose":

@@ -184,7 +184,7 @@ class _Decoder:
             code = list(walk(region.body))
             check_indices(row[::2], len(code), "row_sums: instructions")
             check_indices(row[1::2], len(self.patterns), "row_sums: patterns")
-            for number, pattern in zip(row[::2], row[1::2], strict=True):
+            for number, pattern in _pairs(row):
                 code[number].row_sum = self.patterns[pattern]
 
     def _add_borders(self, regions: Sequence[Region]) -> None:
@@ -196,11 +196,10 @@ class _Decoder:
             if not begins_at_once:
                 continue
             check_indices(borders[::2], len(ENGINES), "borders: queues")
-            pairs = zip(borders[::2], borders[1::2], strict=True)
-            region.borders = tuple(Border(ENGINES[queue], back) for queue, back in pairs)
+            region.borders = tuple(Border(ENGINES[q], back) for q, back in _pairs(borders))
             code = list(walk(region.body))
             check_indices(behind[::2], len(code), "behind: instructions")
-            for number, border in zip(behind[::2], behind[1::2], strict=True):
+            for number, border in _pairs(behind):
                 code[number].borders += (border,)
 
     def subgraphs(self, registers: int) -> tuple[list[Region], list[Region] | None]:

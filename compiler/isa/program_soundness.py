@@ -16,7 +16,7 @@ from shardwright.compiler.isa.program import (
     Repeat,
 )
 from shardwright.compiler.isa.schema import AFFINE, DTYPE
-from shardwright.compiler.isa.soundness import check_indices, size_bytes
+from shardwright.compiler.isa.soundness import check_indices, check_place, size_bytes
 from shardwright.compiler.support.schema import (
     COUNT,
     COUNTS,
@@ -84,13 +84,9 @@ def check_program(program: Program) -> None:
 def _check_buffer(number: int, buffer: ProgramBuffer, program: Program) -> None:
     if buffer.kind == "arena" and buffer.offset_bytes == NO_PLACE:
         return  # `_check_bound` refuses calls that name it
-    size = size_bytes(buffer.shape, buffer.dtype.bytes, f"buffer {number}")
-    end = buffer.offset_bytes + size
-    if buffer.kind == "arena" and not 0 <= buffer.offset_bytes <= end <= program.arena_bytes:
-        raise ValueError(
-            f"buffer {number}: bytes inside of 0..{program.arena_bytes} are required, got"
-            f" {buffer.offset_bytes}..{end}"
-        )
+    size = size_bytes(buffer, f"buffer {number}")
+    if buffer.kind == "arena":
+        check_place(buffer.offset_bytes, size, program.arena_bytes, f"buffer {number}")
 
 
 def _check_step(step: Call | Repeat, program: Program, registers: Collection[int]) -> None:
@@ -130,7 +126,7 @@ def _check_bound(
         buffer, wanted = program.buffers[number], function.tensors[tensor]
         if buffer.kind == "arena" and buffer.offset_bytes == NO_PLACE:
             raise ValueError(f"{where}: buffer {number} has no place in the arena")
-        given = size_bytes(buffer.shape, buffer.dtype.bytes, where)
-        needed = size_bytes(wanted.shape, wanted.dtype.bytes, where)
+        given = size_bytes(buffer, where)
+        needed = size_bytes(wanted, where)
         if given != needed:
             raise ValueError(f"{where} require {needed} bytes for {wanted.name}, got {given}")

@@ -28,6 +28,7 @@ from shardwright.compiler.isa.program import (
     CollectiveCall,
     Function,
     Instr,
+    ProgramBuffer,
     Region,
     Space,
 )
@@ -114,30 +115,34 @@ def check_indices(numbers: Iterable[int], count: int, what: str) -> None:
             raise ValueError(f"{what} require 0..{count - 1}, got {number}")
 
 
-def size_bytes(shape: Sequence[int], item: int, what: str) -> int:
-    """Bytes of a dense tensor of a shape that can be."""
-    COUNTS.require(tuple(shape), f"{what}: shape")
-    size = math.prod(shape) * item
+def size_bytes(tensor: Tensor | ProgramBuffer, what: str) -> int:
+    """Its bytes, if its shape is one that can be."""
+    shape = tensor.shape
+    COUNTS.require(shape, f"{what}: shape")
+    size = tensor.num_bytes
     if size > MOST or len(shape) > MOST_DIMS:
         raise ValueError(f"{what} requires at most {MOST} bytes in {MOST_DIMS} dims, got {shape}")
     return size
 
 
+def check_place(first: int, size: int, room: int, what: str) -> None:
+    """`size` bytes from byte `first` on are inside of a zone of `room` bytes."""
+    end = first + size
+    if not 0 <= first <= end <= room:
+        raise ValueError(f"{what}: bytes inside of 0..{room} are required, got {first}..{end}")
+
+
 def _check_tensor(number: int, tensor: Tensor, function: Function) -> None:
     where = f"tensor {number}"
     _TENSOR_KIND.require(tensor.kind, f"{where}: kind")
-    size = size_bytes(tensor.shape, tensor.dtype.bytes, where)
+    size = size_bytes(tensor, where)
     given = len(tensor.data)
     if tensor.kind == "constant" and given not in (size, tensor.dtype.bytes):
         raise ValueError(f"{where}: data of {size} bytes or one element are required, got {given}")
     if tensor.kind != "constant" and given:
         raise ValueError(f"{where}: a tensor that is no constant has data")
-    end = tensor.offset_bytes + size
-    if tensor.kind == "scratch" and not 0 <= tensor.offset_bytes <= end <= function.scratch_bytes:
-        raise ValueError(
-            f"{where}: bytes inside of 0..{function.scratch_bytes} are required, got"
-            f" {tensor.offset_bytes}..{end}"
-        )
+    if tensor.kind == "scratch":
+        check_place(tensor.offset_bytes, size, function.scratch_bytes, where)
     if tensor.alias >= 0:
         source = function.tensors[tensor.alias]
         if tensor.kind != "output" or source.kind != "input":

@@ -18,6 +18,7 @@ from shardwright.compiler.ir.facts import is_constant_like, keeps_order, places_
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
+from shardwright.compiler.ir.rewrite import reading
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.isa.region import Affine
@@ -104,9 +105,7 @@ class Body:
         """Sort one op into free values, constants, views and tasks; it reads the copies of forced
         values.
         """
-        if any(v in self._forced_copy for v in op.operands):
-            operands = tuple(self.now(v) for v in op.operands)
-            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+        op = reading(op, self._forced_copy)
         if len(op.results) == 1 and self._makes_free(op):
             self._add_free(op)
         elif op.name in LITERALS:

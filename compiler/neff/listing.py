@@ -48,7 +48,7 @@ def function_lines(
     for number, tensor in enumerate(function.tensors):
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"
     for number, call in enumerate(function.collectives):
-        shape = " ".join("x".join(map(str, s)) for s in call.parts or (call.source_shape,))
+        shape = " ".join("x".join(map(str, s)) for s in call.shapes)
         over = ",".join(call.axes) or "the host link"
         yield f"{_STEP}collective {number} {call.kind} over {over} {shape}"
     for core, regions in enumerate(function.subgraphs):

@@ -45,7 +45,7 @@ def pack(
     out = bytearray(HEADER_BYTES)
     rows: list[list[Any]] = []
     for name, content in sections.items():
-        dtype, shape, raw = _content(content)
+        dtype, shape, raw = section_row(content)
         codec, stored = _stored(raw) if compress else ("raw", raw)
         features |= FEATURE_ZSTD if codec == "zstd" else 0
         out += b"\0" * (-len(out) % ALIGNMENT)
@@ -61,7 +61,7 @@ def pack(
     return bytes(out)
 
 
-def _content(content: Any) -> tuple[str, tuple[int, ...], bytes]:
+def section_row(content: Any) -> tuple[str, tuple[int, ...], bytes]:
     """(dtype or '', shape, raw bytes) of a section."""
     if isinstance(content, np.ndarray):
         column = np.ascontiguousarray(content)

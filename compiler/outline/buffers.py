@@ -90,19 +90,17 @@ def outline_program(
     integer buffers stay in.
     """
     layout = _Layout(units)
-    inputs = zip(program.inputs, program.graph.inputs, strict=True)
+    inputs = list(zip(program.inputs, program.graph.inputs, strict=True))
+    outputs = list(zip(program.outputs, program.graph.outputs, strict=True))
     numbers = {v: ranges[name] for name, v in inputs if name in ranges}
     with within(f"programs/{program.name}"):
         level = cut_program(program.graph, program.name, numbers)
     named: dict[str, int] = {}
     hosted = host_values(program.graph)
-    for name, value in (
-        *zip(program.inputs, program.graph.inputs, strict=True),
-        *zip(program.outputs, program.graph.outputs, strict=True),
-    ):
+    for name, value in (*inputs, *outputs):
         if name not in named:
-            named[name] = layout.new_buffer(name, value.type, value in hosted)
-    place = {v: named[n] for n, v in zip(program.inputs, program.graph.inputs, strict=True)}
+            named[name] = layout.new_buffer(value.type, name, value in hosted)
+    place = {v: named[name] for name, v in inputs}
     steps = layout.level(level, place, [named[n] for n in program.outputs])
     return OutlinedProgram(
         name=program.name,
@@ -139,7 +137,7 @@ class _Layout:
         self._position = 0
         self._counters: dict[int, Affine] = {}
 
-    def new_buffer(self, name: str, type: TensorType, on_host: bool = False) -> int:
+    def new_buffer(self, type: TensorType, name: str = "", on_host: bool = False) -> int:
         """Number of a new buffer; arena space when it has no name."""
         self.buffers.append(_Buffer(name, type, on_host))
         return len(self.buffers) - 1
@@ -196,10 +194,14 @@ class _Layout:
         if _dies_here(frame, operand, at) and self._may_take(frame, operand, target):
             self._take(frame, operand, target)
 
+    def _claimed(self, frame: _Frame, value: Value) -> int:
+        """Where `value` is made: in the buffer it claims, or in new space."""
+        target = frame.claims.get(value)
+        return self.new_buffer(value.type) if target is None else target
+
     def _piece(self, frame: _Frame, piece: Piece) -> Call:
         for value in piece.outputs:
-            target = frame.claims.get(value)
-            frame.place[value] = self.new_buffer("", value.type) if target is None else target
+            frame.place[value] = self._claimed(frame, value)
         inputs = [frame.place[v] for v in piece.inputs]
         return self._call(piece, inputs, [frame.place[v] for v in piece.outputs])
 
@@ -272,7 +274,7 @@ class _Layout:
             place[i] = self._start_carry(frame, step, i, number, steps)
         rotation = rotation_of(step)
         results = step.op.results
-        spare = {i: self.new_buffer("", results[i].type) for i in rotation.made}
+        spare = {i: self.new_buffer(results[i].type) for i in rotation.made}
         found = turns(rotation, place, spare, step.op.attrs.trip)
         start, outer = self._position, len(self.buffers)
         steps += self._turns(step, found)
@@ -318,8 +320,7 @@ class _Layout:
         """The buffer of carry `i`, holding its first value."""
         result = step.op.results[i]
         if i in step.makers:
-            target = frame.claims.get(result, -1)
-            target = self.new_buffer("", result.type) if target < 0 else target
+            target = self._claimed(frame, result)
             maker = step.makers[i]
             if maker is not None:
                 steps.append(self._call(maker, [], [target]))
@@ -343,12 +344,10 @@ class _Layout:
         space.
         """
         operand, result = step.operands[i], step.op.results[i]
-        if result in frame.claims:
-            return frame.claims[result]
         mine = operand in frame.defined and operand not in frame.claims
-        if mine and _dies_here(frame, operand, number):
+        if result not in frame.claims and mine and _dies_here(frame, operand, number):
             return source
-        return self.new_buffer("", result.type)
+        return self._claimed(frame, result)
 
     def _source(self, frame: _Frame, value: Value, steps: list[Call | Repeat]) -> int:
         """The buffer of `value`; a counter or number that is wanted in memory is stored first."""
@@ -357,7 +356,7 @@ class _Layout:
             scalar = Value(value.type)
             graph = subgraph([scalar], [], [scalar])
             piece = Piece([], [], [value], [(scalar, known)], graph, "counter")
-            frame.place[value] = self.new_buffer("", value.type)
+            frame.place[value] = self.new_buffer(value.type)
             steps.append(self._call(piece, [], [frame.place[value]]))
         return frame.place[value]
 
@@ -368,19 +367,16 @@ class _Layout:
         """
         steps: list[Call | Repeat] = []
         missing: list[tuple[int, int, TensorType]] = []
-        done: set[int] = set()
         for value, target in zip(frame.level.outputs, requests, strict=True):
             if target is None:
                 continue
             source = self._source(frame, value, steps)
-            if source == target:
-                done.add(target)
-            else:
+            if source != target:
                 missing.append((source, target, value.type))
         overwritten = {target for _, target, _ in missing}
         for i, (source, target, type) in enumerate(missing):
             if source in overwritten:
-                saved = self.new_buffer("", type)
+                saved = self.new_buffer(type)
                 steps.append(self._copy(source, saved, type))
                 missing[i] = (saved, target, type)
         return steps + [self._copy(*copy) for copy in missing]

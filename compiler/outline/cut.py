@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from shardwright.compiler.ir.analysis import structure
-from shardwright.compiler.ir.build import fresh, subgraph
+from shardwright.compiler.ir.build import cloned, subgraph
 from shardwright.compiler.ir.facts import operands_of, places_of
 from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
@@ -434,10 +434,10 @@ class _PieceBuilder:
 
     def add(self, op: Op) -> None:
         """Append a clone of `op` with everything cheap it needs."""
-        now = self.now
-        made = fresh(op, [now.get(v) or self.value(v) for v in op.operands])
-        self.ops.append(made)
-        now.update(zip(op.results, made.results, strict=True))
+        for value in op.operands:
+            if value not in self.now:
+                self.value(value)
+        self.ops.append(cloned(op, self.now))
 
     def value(self, value: Value) -> Value:
         """What `value` is in the function."""

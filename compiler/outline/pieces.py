@@ -45,10 +45,8 @@ def split(ops: Sequence[Op], level: Level, identity: Hash, whole: bool = False) 
     pieces by their structure. What repeats in a `whole` level stays together.
     """
     if whole:
-        return [_merged(group) for group in _phases(ops, level)]
-    pieces: list[list[Op]] = []
-    for group in _phases(ops, level):
-        pieces += _merge_unique(group, identity)
+        return [list(chain.from_iterable(group)) for group in _phases(ops, level)]
+    pieces = [p for group in _phases(ops, level) for p in _merge_unique(group, identity)]
     return [part for piece in pieces for part in _cut_repeats(piece, level, identity)]
 
 
@@ -134,16 +132,14 @@ def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[O
     """
     hashes = [identity(c) for c in components]
     counts = Counter(hashes)
-    apart = [counts[h] > 1 and not _only_moves(c) for c, h in zip(components, hashes, strict=True)]
-    repeated = [c for c, alone in zip(components, apart, strict=True) if alone]
-    single = [c for c, alone in zip(components, apart, strict=True) if not alone]
-    unique = _merged(single)
-    return ([unique] if unique else []) + repeated
-
-
-def _merged(components: Sequence[Sequence[Op]]) -> list[Op]:
-    """Components as one piece."""
-    return list(chain.from_iterable(components))
+    unique: list[Op] = []
+    repeated: list[list[Op]] = []
+    for component, number in zip(components, hashes, strict=True):
+        if counts[number] > 1 and not _only_moves(component):
+            repeated.append(component)
+        else:
+            unique += component
+    return [unique, *repeated] if unique else repeated
 
 
 def _only_moves(ops: Sequence[Op]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.build import cloned
 from shardwright.compiler.ir.facts import is_constant_like, operands_of
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import reading, with_invariants, with_ops, with_regions
@@ -85,10 +85,9 @@ class _Cloner:
             self.carried[value] = Value(value.type)
             return self.carried[value]
         op = self.made[value]
-        operands = tuple(self._now[v] for v in operands_of(op, value))
         if op.name in IDENTITIES:
-            self.ops.append(make_op(op.name, operands, op.attrs, loc=op.loc))
+            (operand,) = operands_of(op, value)
+            self.ops.append(make_op(op.name, (self._now[operand],), op.attrs, loc=op.loc))
             return self.ops[-1].result
-        self.ops.append(fresh(op, operands))
-        self._now.update(zip(op.results, self.ops[-1].results, strict=True))
+        self.ops.append(cloned(op, self._now))
         return self._now[value]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from shardwright.compiler.isa.encode import encode_function
 from shardwright.compiler.isa.program import Function
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.neff.format import DTYPES
+from shardwright.compiler.neff.writer import section_row
 from shardwright.compiler.support.schema import COUNTS, TEXT, Rule, one_of, row, several
 
 FORMAT = 1
@@ -43,12 +44,7 @@ class Unit:
     @cached_property
     def payload(self) -> bytes:
         """The graph without locations, and the signature."""
-        body = {
-            "graph": dump(self.graph, with_locs=False),
-            "parameters": self.signature.parameters,
-            "aliases": self.signature.aliases,
-            "ranges": self.signature.ranges,
-        }
+        body = {"graph": dump(self.graph, with_locs=False), **asdict(self.signature)}
         data: bytes = msgpack.packb(body)
         return data
 
@@ -68,7 +64,7 @@ def read_payload(payload: bytes) -> tuple[Graph, Signature]:
 def pack_function(function: Function) -> bytes:
     """The sections of a function as bytes, deterministic."""
     sections = encode_function(function)
-    rows = [[name, *_pack_section(sections[name])] for name in sorted(sections)]
+    rows = [[name, *section_row(sections[name])] for name in sorted(sections)]
     data: bytes = msgpack.packb([FORMAT, rows])
     return data
 
@@ -92,12 +88,6 @@ def unpack_function(data: bytes) -> Function:
             f"a packed function makes no sense: {error!r}",
             hint="remove what is stored: shardwright cache clean --kind compile",
         ) from error
-
-
-def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:
-    if isinstance(section, np.ndarray):
-        return section.dtype.str, section.shape, np.ascontiguousarray(section).tobytes()
-    return "", (), bytes(section)
 
 
 def _unpack_section(kind: str, shape: Sequence[int], raw: bytes) -> Any:

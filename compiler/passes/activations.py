@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import defining
+from shardwright.compiler.ir.build import Builder, defining
 from shardwright.compiler.ir.facts import chooses, splat
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import CompareAttrs, ConvertAttrs
+from shardwright.compiler.ir.ops import CompareAttrs
 from shardwright.compiler.ir.ops.elementwise import ACTIVATIONS, COMPARE, erf, erfc, logistic
 from shardwright.compiler.ir.rewrite import Level, within
 from shardwright.compiler.ir.traits import CASTS
@@ -297,22 +295,12 @@ def _code(op: Op, match: _Match, level: Level) -> list[Op]:
 
     They compute in the wider of the types of the source and the result.
     """
-    wanted = op.result.type.dtype
-    ops: list[Op] = []
-
-    def emit(name: str, *operands: Value, attrs: Any = None) -> Value:
-        ops.append(make_op(name, operands, attrs, loc=op.loc))
-        return ops[-1].result
-
-    def as_type(value: Value, dtype: DType) -> Value:
-        same = value.type.dtype is dtype
-        return value if same else emit("convert", value, attrs=ConvertAttrs(dtype))
-
+    wanted, code = op.result.type.dtype, Builder(loc=op.loc)
     source = level.now(match.source)
     wide = max(wanted, source.type.dtype, key=lambda d: d.bytes)
-    value = emit(match.function, as_type(source, wide))
+    value = code.op(match.function, code.in_type(source, wide))
     if match.factor is not None:
-        value = emit("multiply", value, as_type(level.now(match.factor), wide))
-    as_type(value, wanted)
-    last = ops.pop()
-    return [*ops, defining(last, op.results)]
+        value = code.multiply(value, code.in_type(level.now(match.factor), wide))
+    code.in_type(value, wanted)
+    *before, last = code.ops
+    return [*before, defining(last, op.results)]

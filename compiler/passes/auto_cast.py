@@ -9,6 +9,7 @@ the `--auto-cast` entry of the neuronx-cc command-line reference.
 from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
@@ -62,7 +63,8 @@ class _Caster:
             if op.name in self.computes and any(_is_fp32(v) for v in op.operands):
                 self._compute(op)
             else:
-                self._keep(op)
+                declared = tuple(self._as(v, v.type.dtype) for v in op.operands)
+                self.ops.append(with_operands(op, declared))
         outputs = tuple(self._as(v, v.type.dtype) for v in self.graph.outputs)
         return with_ops(self.graph, self.ops, outputs)
 
@@ -78,11 +80,6 @@ class _Caster:
             self.converted[key] = convert.result
         return self.converted[key]
 
-    def _keep(self, op: Op) -> None:
-        """An operation in its declared types."""
-        operands = tuple(self._as(v, v.type.dtype) for v in op.operands)
-        self.ops.append(with_operands(op, operands))
-
     def _compute(self, op: Op) -> None:
         """An operation on operands of the short type. Contractions still give their declared
         result, since the sum leaves PSUM in fp32.
@@ -94,7 +91,7 @@ class _Caster:
             if _is_fp32(result) and op.name not in CONTRACTIONS:
                 self.values[result] = Value(tensor_type(result.type.shape, self.cast))
         results = tuple(self.values.get(r, r) for r in op.results)
-        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
+        self.ops.append(defining(with_operands(op, operands), results))
 
 
 def _is_fp32(value: Value) -> bool:

@@ -30,7 +30,7 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
             level.ops.append(_loop(level, op))
             continue
         key = key_of(op)
-        if key is not None and key in seen:
+        if key in seen:
             level.replace(op.results, seen[key])
             continue
         if key is not None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import signs
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs
 from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
 
@@ -30,23 +28,21 @@ def doubled(graph: Graph) -> Graph:
 
 def _doubled(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """y + y, or the sum of y and a sum with y; nothing for any other op."""
+    made = Builder(loc=op.loc)
     if signs(op) != _PLUS or op.result.type.dtype not in _TYPES:
-        return []
+        return made.ops
     for total, y in (op.operands, op.operands[::-1]):
-        made = producers.get(total)
+        inner = producers.get(total)
         if total is y:
-            return _scaled(y, 2.0, op)
-        if made is not None and signs(made) == _PLUS and y in made.operands:
-            rest = made.operands[1 - made.operands.index(y)]
-            half = _scaled(rest, 0.5, op)
-            once = make_op("add", (half[-1].result, y), loc=op.loc)
-            return [*half, once, *_scaled(once.result, 2.0, op)]
-    return []
+            _scaled(made, y, 2.0)
+            break
+        if inner is not None and signs(inner) == _PLUS and y in inner.operands:
+            rest = inner.operands[1 - inner.operands.index(y)]
+            _scaled(made, made.add(_scaled(made, rest, 0.5), y), 2.0)
+            break
+    return made.ops
 
 
-def _scaled(y: Value, factor: float, op: Op) -> list[Op]:
-    number = make_op("constant", (), constant_attrs(factor, y.type.dtype), loc=op.loc)
-    wide = make_op(
-        "broadcast_in_dim", (number.result,), BroadcastInDimAttrs((), y.type.shape), loc=op.loc
-    )
-    return [number, wide, make_op("multiply", (y, wide.result), loc=op.loc)]
+def _scaled(made: Builder, y: Value, factor: float) -> Value:
+    number = made.constant(factor, y.type.dtype)
+    return made.multiply(y, made.broadcast(number, y.type.shape))

@@ -19,7 +19,7 @@ from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions
 from shardwright.compiler.ir.traits import of
-from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.empties import of_nothing
 
 MAX_FOLDED_ELEMENTS = 64
@@ -113,7 +113,7 @@ def _fold_loop(level: _Fold, op: Op) -> None:
             continue
         level.replace([op.results[i]], [op.operands[i]])
         attrs = level.constant(op.operands[i])
-        if attrs is not None and _is_small(attrs):
+        if attrs and (attrs.is_splat or attrs.type.num_elements <= MAX_FOLDED_ELEMENTS):
             known[body.inputs[i]] = attrs
     folded = _fold_level(body, known)
     outputs = [
@@ -122,10 +122,6 @@ def _fold_loop(level: _Fold, op: Op) -> None:
     ]
     region = with_ops(folded, folded.ops, tuple(outputs))
     level.emit(with_regions(op, (region,)))
-
-
-def _is_small(attrs: ConstantAttrs) -> bool:
-    return attrs.is_splat or attrs.type.num_elements <= MAX_FOLDED_ELEMENTS
 
 
 def _compute(level: _Fold, op: Op) -> Value | None:
@@ -296,7 +292,7 @@ def _multiply(level: _Fold, op: Op) -> Value | None:
 
 def _iota(level: _Fold, op: Op) -> Value | None:
     """An iota along a dim of size one is zero."""
-    type: TensorType = op.result.type
+    type = op.result.type
     if type.shape[op.attrs.dim] != 1 or not type.num_elements:
         return None
     return level.make_constant(ConstantAttrs.full(0, type), op.loc)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import CompileOptions
 
 _GENERATIONS = ("v1", "v2", "v3", "v4")
@@ -20,7 +20,10 @@ def check_formats(graph: Graph, options: CompileOptions, generation: str) -> Gra
     for op in graph.walk() if refused else ():
         for value in (*op.operands, *op.results):
             if value.type.dtype in refused:
-                raise _refusal(op, value.type.dtype, *refused[value.type.dtype])
+                code, advice = refused[value.type.dtype]
+                given = value.type.dtype.value
+                message = f"{op.name} requires another fp8 format on this target, got {given}"
+                raise CompileError(code, message, op.loc, advice)
     return graph
 
 
@@ -36,12 +39,3 @@ def _refused(options: CompileOptions, generation: str) -> dict[DType, tuple[str,
     if generation in ("v1", "v2", "v3") and not options.experimental_unsafe_fp8e4m3fn_as_fp8e4m3:
         return {DType.F8E4M3FN: ("NCC_EVRF051", advice)}
     return {}
-
-
-def _refusal(op: Op, dtype: DType, code: str, advice: str) -> CompileError:
-    return CompileError(
-        code,
-        f"{op.name} requires another fp8 format on this target, got {dtype.value}",
-        op.loc,
-        advice,
-    )

@@ -39,7 +39,8 @@ def check_integers(graph: Graph, options: CompileOptions, generation: str) -> Gr
     allowed = permitted(options.implicit_integer_downcast)
     native = options.native_int64 == "enabled" and generation != "v2"
     for op in wide_operations(graph) if native else ():
-        raise CompileError("SW_INT64", _needs(op), op.loc, _ADVICE)
+        message = f"{op.name} requires integers known to fit 32 bits, got {_wide_type(op)}"
+        raise CompileError("SW_INT64", message, op.loc, _ADVICE)
     for op in graph.walk():
         rounded = _ROUNDED.get(op.name)
         if rounded and rounded.kind not in allowed and _loses(op, rounded, generation):
@@ -91,10 +92,6 @@ def _fits(value: Value, ranges: dict[Value, Interval]) -> bool:
     found = ranges.get(value)
     infinite = found is not None and found[0] == found[1] and found[0] in limits(value.type.dtype)
     return infinite or (found is not None and low <= found[0] <= found[1] <= high)
-
-
-def _needs(op: Op) -> str:
-    return f"{op.name} requires integers known to fit 32 bits, got {_wide_type(op)}"
 
 
 def _wide_type(op: Op) -> str:

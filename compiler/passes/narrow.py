@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.build import defining
 from shardwright.compiler.ir.facts import splat, stored
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs
@@ -163,7 +164,7 @@ class _Level:
     def run(self, graph: Graph) -> Graph:
         """The level of a graph whose inputs keep their types."""
         self._add_all(graph.ops)
-        outputs = tuple(self._as_it_was(v) for v in graph.outputs)
+        outputs = tuple(map(self._as_it_was, graph.outputs))
         return with_ops(graph, self.ops, outputs)
 
     def _add_all(self, ops: Sequence[Op]) -> None:
@@ -184,7 +185,7 @@ class _Level:
         if op.name in CASTS and op.result in self.narrow and self.dtype in given:
             self._rounded(op.result)
             return
-        operands = tuple(self._as_it_was(v) for v in op.operands)
+        operands = tuple(map(self._as_it_was, op.operands))
         self.ops.append(with_operands(op, operands))
         self.there.update(op.results)
 
@@ -199,9 +200,10 @@ class _Level:
 
     def _barrier(self, op: Op) -> None:
         pairs = list(zip(op.operands, op.results, strict=True))
-        operands = [self._rounded(v) if r in self.narrow else self._as_it_was(v) for v, r in pairs]
-        results = [self._new(r) if r in self.narrow else r for _, r in pairs]
-        self.ops.append(Op(op.name, tuple(operands), tuple(results), op.attrs, (), op.loc))
+        read = (self._rounded(v) if r in self.narrow else self._as_it_was(v) for v, r in pairs)
+        barrier = with_operands(op, tuple(read))
+        results = (self._new(r) if r in self.narrow else r for _, r in pairs)
+        self.ops.append(defining(barrier, tuple(results)))
 
     def _loop(self, op: Op) -> None:
         """A loop whose narrow carries are short, in and out."""

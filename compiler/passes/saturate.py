@@ -12,10 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.compiler.dtypes import LARGEST
-from shardwright.compiler.ir.build import constant_attrs
+from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import permutation
-from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -23,31 +22,25 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 
 def saturate_infinity(graph: Graph) -> Graph:
     """`graph` (loop-free) with finite operands in front of everything that may be transposed."""
-    ops: list[Op] = []
+    made = Builder()
     clamped: dict[Value, Value] = {}
 
     def finite(value: Value) -> Value:
         if value.type.dtype not in LARGEST:
             return value
         if value not in clamped:
-            limit = LARGEST[value.type.dtype]
-            low, high = (_limit(value, sign * limit, ops) for sign in (-1, 1))
-            ops.append(make_op("clamp", (low, value, high)))
-            clamped[value] = ops[-1].result
+            limit = np.float32(LARGEST[value.type.dtype])
+            ends = (np.broadcast_to(end, value.type.shape) for end in (-limit, limit))
+            low, high = (made.constant(end, value.type.dtype) for end in ends)
+            clamped[value] = made.op("clamp", low, value, high)
         return clamped[value]
 
     for op in graph.ops:
         operands = tuple(map(finite, op.operands)) if _may_transpose(op) else op.operands
-        ops.append(with_operands(op, operands))
-    return with_ops(graph, ops)
+        made.append(with_operands(op, operands))
+    return with_ops(graph, made.ops)
 
 
 def _may_transpose(op: Op) -> bool:
     extreme = op.name in REDUCTIONS and op.attrs.kind in EXTREMES
     return extreme or op.name in CONTRACTIONS or permutation(op) is not None
-
-
-def _limit(value: Value, number: float, ops: list[Op]) -> Value:
-    array = np.broadcast_to(np.float32(number), value.type.shape)
-    ops.append(make_op("constant", (), constant_attrs(array, value.type.dtype)))
-    return ops[-1].result

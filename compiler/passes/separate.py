@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
@@ -34,8 +35,7 @@ class Cut:
 
     def spans(self) -> list[tuple[int, int]]:
         """(first, end) of the pieces."""
-        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-        return [(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        return list(pairwise(accumulate(self.sizes, initial=0)))
 
     def holding(self, first: int, end: int) -> int | None:
         """The piece that holds elements `first` to `end`."""
@@ -108,13 +108,9 @@ def _joins(op: Op) -> Cut | None:
     """The pieces an op puts side by side."""
     if (dim := joined_dim(op)) is not None:
         sizes = tuple(v.type.shape[dim] for v in op.operands)
-    elif isinstance(attrs := op.attrs, PadAttrs):
-        shape = op.operands[0].type.shape
-        dims = [d for d in range(len(shape)) if attrs.low[d] or attrs.high[d]]
-        if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
-            return None
-        (dim,) = dims
-        sizes = tuple(n for n in (attrs.low[dim], shape[dim], attrs.high[dim]) if n)
+    elif isinstance(attrs := op.attrs, PadAttrs) and (dim := attrs.only_dim) is not None:
+        whole = op.operands[0].type.shape[dim]
+        sizes = tuple(n for n in (attrs.low[dim], whole, attrs.high[dim]) if n)
     else:
         return None
     return Cut(dim, sizes) if 1 < len(sizes) <= MAX_PIECES and all(sizes) else None
@@ -151,12 +147,9 @@ class _Writer:
                 self.ops.append(op)
         return with_ops(self.graph, self.ops)
 
-    def _add(self, op: Op) -> Value:
-        self.ops.append(op)
-        return op.result
-
     def _make(self, like: Op, name: str, operands: Sequence[Value], attrs: Any = None) -> Value:
-        return self._add(make_op(name, operands, attrs, loc=like.loc))
+        self.ops.append(make_op(name, operands, attrs, loc=like.loc))
+        return self.ops[-1].result
 
     def _first(self, op: Op) -> list[Value]:
         """The pieces of a concatenation or pad."""

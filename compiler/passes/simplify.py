@@ -9,6 +9,7 @@ which moves every element once instead of three times.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from shardwright.compiler.ir.facts import is_sum, stored
@@ -40,11 +41,11 @@ def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
 
 def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """Reduce only dims with more than one element."""
-    shape, attrs = op.operands[0].type.shape, op.attrs
+    value, attrs = op.operands[0], op.attrs
+    shape = value.type.shape
     if all(shape[d] != 1 for d in attrs.dims):
         return []
     made: list[Op] = []
-    value = op.operands[0]
     if long := tuple(d for d in attrs.dims if shape[d] != 1):
         made.append(make_op("reduce", (value,), ReduceAttrs(attrs.kind, long), loc=op.loc))
         value = made[0].result
@@ -53,34 +54,28 @@ def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
 
 def _add(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """Two pieces padded with zeros along one dim, one behind the other."""
-    pads = [producers.get(v) for v in op.operands]
-    found = [
-        (p, _padded_dim(p, producers))
-        for p in pads
-        if p is not None and isinstance(p.attrs, PadAttrs)
-    ]
-    if len(found) != 2 or found[0][1] != found[1][1] or found[0][1] < 0:
+    pads = [pad for v in op.operands if (pad := producers.get(v)) is not None]
+    dims = {_padded_dim(pad, producers) for pad in pads}
+    dim = dims.pop() if len(pads) == 2 and len(dims) == 1 else None
+    if dim is None:
         return []
-    (first, dim), (second, _) = sorted(found, key=lambda f: f[0].attrs.low[f[1]])
+    first, second = sorted(pads, key=lambda pad: pad.attrs.low[dim])
     if first.attrs.low[dim] + first.operands[0].type.shape[dim] != second.attrs.low[dim]:
         return []
     pieces = (first.operands[0], second.operands[0])
     joined = make_op("concatenate", pieces, ConcatenateAttrs(dim), loc=op.loc)
     if joined.result.type == op.result.type:
         return [joined]
-    attrs = PadAttrs(first.attrs.low, second.attrs.high, first.attrs.interior)
+    attrs = replace(first.attrs, high=second.attrs.high)
     return [joined, make_op("pad", (joined.result, first.operands[1]), attrs, loc=op.loc)]
 
 
-def _padded_dim(pad: Op, producers: Mapping[Value, Op]) -> int:
-    """The one dim a pad with zeros makes longer, -1 when it does anything else."""
-    attrs, zero = pad.attrs, stored(producers.get(pad.operands[1]))
-    if zero is None or zero.array().any():
-        return -1
-    dims = [d for d in range(len(attrs.low)) if attrs.low[d] or attrs.high[d]]
-    if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
-        return -1
-    return dims[0]
+def _padded_dim(op: Op, producers: Mapping[Value, Op]) -> int | None:
+    """The one dim a pad with zeros makes longer; None when it does anything else, or is none."""
+    if not isinstance(op.attrs, PadAttrs):
+        return None
+    zero = stored(producers.get(op.operands[1]))
+    return None if zero is None or zero.array().any() else op.attrs.only_dim
 
 
 def _concatenate(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
@@ -94,8 +89,7 @@ def _concatenate(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
         return []
     if op.result.type == source.type:
         return [make_op("reshape", (source,), ReshapeAttrs(source.type.shape), loc=op.loc)]
-    first, last = cuts[0].attrs, cuts[-1].attrs
-    attrs = SliceAttrs(first.start, last.limit, first.stride)
+    attrs = replace(cuts[0].attrs, limit=cuts[-1].attrs.limit)
     return [make_op("slice", (source,), attrs, loc=op.loc)]
 
 

@@ -8,7 +8,7 @@ needs no memory, and their counters and keys fold away.
 from __future__ import annotations
 
 from shardwright.compiler.ir.analysis import is_light
-from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.build import cloned
 from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
 
@@ -42,8 +42,6 @@ def _written_out(level: Level, loop: Op) -> tuple[Value, ...]:
     for _ in range(loop.attrs.trip):
         now = dict(zip(body.inputs, carries, strict=True))
         for op in body.ops:
-            made = fresh(op, [now[v] for v in op.operands])
-            level.ops.append(made)
-            now.update(zip(op.results, made.results, strict=True))
+            level.ops.append(cloned(op, now))
         carries = [now[v] for v in body.outputs]
     return tuple(carries)

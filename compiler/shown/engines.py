@@ -61,7 +61,7 @@ def _collectives(function: Function) -> Iterator[str]:
 
 
 def _call(call: CollectiveCall) -> str:
-    shapes = " ".join("x".join(map(str, shape)) for shape in call.parts or (call.source_shape,))
+    shapes = " ".join("x".join(map(str, shape)) for shape in call.shapes)
     over = "+".join(call.axes) or "the host link"
     return f"{call.kind} over {over} of {call.dtype.value}[{shapes}]"
 

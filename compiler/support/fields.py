@@ -26,7 +26,7 @@ def plain(value: Any, kind: type[Any] | None = None) -> Any:
     mappings is kept, that of sets is theirs no more."""
     if is_dataclass(value):
         own: object = kind or type(value)
-        return {name: plain(getattr(value, name)) for name in _hints(own)}
+        return {name: plain(getattr(value, name)) for name in hints(own)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -41,8 +41,8 @@ def made(hint: Any, value: Any) -> Any:
     is, for `check_fields` to find."""
     origin, args, kind = typing.get_origin(hint), typing.get_args(hint), hint
     if is_dataclass(hint):
-        hints = _hints(kind)
-        return kind(**{name: made(hints.get(name), item) for name, item in value.items()})
+        known = hints(kind)
+        return kind(**{name: made(known.get(name), item) for name, item in value.items()})
     if isinstance(hint, enum.EnumType):
         return kind(value)
     if origin is frozenset:
@@ -59,12 +59,13 @@ def check_fields(value: Any, where: str = "") -> None:
     class declares."""
     name = type(value).__name__
     kind: object = type(value)
-    for field, hint in _hints(kind).items():
+    for field, hint in hints(kind).items():
         _check(getattr(value, field), hint, f"{where or name}.{field}")
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def hints(kind: Any) -> dict[str, Any]:
+    """Field -> annotation of a dataclass."""
     found = typing.get_type_hints(kind)
     return {f.name: found[f.name] for f in fields(kind)}
 

@@ -13,6 +13,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from shardwright.compiler.support.families import Families
+from shardwright.compiler.support.walks import reached
+
 Node = TypeVar("Node", bound=Hashable)
 UNCUTTABLE = 1 << 62
 
@@ -29,10 +32,10 @@ class FlowNetwork(Generic[Node]):
     ) -> None:
         self.weights = weights
         self.after: dict[Node, list[Node]] = {node: [] for node in weights}
-        self.before: dict[Node, list[Node]] = {node: [] for node in weights}
+        self.families = Families[Node]()
         for a, b in edges:
             self.after[a].append(b)
-            self.before[b].append(a)
+            self.families.join(a, b)
         self.sources = set(sources)
         self.sinks = set(sinks)
 
@@ -41,33 +44,11 @@ class FlowNetwork(Generic[Node]):
 
         Raises ValueError when a path has only uncuttable nodes. Order: that of `weights`.
         """
-        cut: list[Node] = []
-        for component in self._components():
-            cut.extend(self._cut_component(component))
-        position = {node: i for i, node in enumerate(self.weights)}
-        return sorted(cut, key=position.__getitem__)
-
-    def _components(self) -> Iterable[list[Node]]:
-        """Nodes joined by edges in any direction."""
-        seen: set[Node] = set()
-        for root in self.weights:
-            if root in seen:
-                continue
-            seen.add(root)
-            component, todo = [], [root]
-            while todo:
-                node = todo.pop()
-                component.append(node)
-                fresh = [n for n in self.after[node] + self.before[node] if n not in seen]
-                seen.update(fresh)
-                todo.extend(dict.fromkeys(fresh))
-            yield component
-
-    def _cut_component(self, component: Sequence[Node]) -> list[Node]:
-        """Maximum flow, then the full nodes at the border of what still reaches a sink."""
-        flow = _Flow(self, component)
-        flow.saturate()
-        return flow.cut_nearest_sinks()
+        components: dict[Node, list[Node]] = {}
+        for node in self.weights:
+            components.setdefault(self.families.of(node), []).append(node)
+        cut = {node for nodes in components.values() for node in _Flow(self, nodes).cut()}
+        return [node for node in self.weights if node in cut]
 
 
 class _Flow(Generic[Node]):
@@ -87,7 +68,18 @@ class _Flow(Generic[Node]):
         self.room.setdefault(a, {})[b] = room
         self.room.setdefault(b, {}).setdefault(a, 0)
 
-    def saturate(self) -> None:
+    def cut(self) -> set[Node]:
+        """Maximum flow, then the full nodes at the border of what still reaches a sink: their exit
+        does, their entry does not.
+        """
+        self._saturate()
+        reaches = reached([(n, 1) for n in self.sinks], self._with_room_to)
+        return {n for n in self.component if (n, 1) in reaches and (n, 0) not in reaches}
+
+    def _with_room_to(self, at: tuple[Node, int]) -> Iterable[tuple[Node, int]]:
+        return (origin for origin in self.room[at] if self.room[origin][at] > 0)
+
+    def _saturate(self) -> None:
         """Push flow along shortest augmenting paths until there is none."""
         while (path := self._augmenting_path()) is not None:
             steps = list(pairwise(path))
@@ -111,18 +103,6 @@ class _Flow(Generic[Node]):
                     came[target] = at
                     todo.append(target)
         return None
-
-    def cut_nearest_sinks(self) -> list[Node]:
-        """Nodes whose exit still reaches a sink and whose entry does not."""
-        reaches = {(n, 1) for n in self.sinks}
-        todo = list(reaches)
-        while todo:
-            at = todo.pop()
-            for origin in self.room[at]:
-                if origin not in reaches and self.room[origin][at] > 0:
-                    reaches.add(origin)
-                    todo.append(origin)
-        return [n for n in self.component if (n, 1) in reaches and (n, 0) not in reaches]
 
 
 def _walk_back(

@@ -8,10 +8,10 @@ text. No op has a rule of its own here.
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
-from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
+from shardwright.compiler.support.fields import hints
 from shardwright.compiler.text.lexer import Cursor, Token
 
 Given = dict[str, tuple[Token, Any]]
@@ -26,13 +26,6 @@ def field_values(item: Any) -> dict[str, Any]:
 
 def _is_default(field: Field[Any], value: object) -> bool:
     return type(field.default) is type(value) and bool(field.default == value)
-
-
-@cache
-def hints(cls: type) -> dict[str, Any]:
-    """Field -> annotation."""
-    known = get_type_hints(cls)
-    return {f.name: known[f.name] for f in fields(cls)}
 
 
 def from_fields(cursor: Cursor, start: Token, cls: type, given: Given, what: str) -> Any:

@@ -90,6 +90,14 @@ class PadAttrs:
     high: tuple[int, ...] = field(metadata=per_dim(0))
     interior: tuple[int, ...] = field(metadata=per_dim(0))
 
+    @property
+    def only_dim(self) -> int | None:
+        """The one dim that it makes longer, at its ends; None when it does anything else."""
+        dims = [d for d, ends in enumerate(zip(self.low, self.high, strict=True)) if any(ends)]
+        if len(dims) != 1 or any(self.interior) or min(*self.low, *self.high) < 0:
+            return None
+        return dims[0]
+
 
 @dataclass(frozen=True, slots=True)
 class ReverseAttrs:

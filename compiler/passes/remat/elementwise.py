@@ -18,6 +18,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
 from shardwright.compiler.passes.remat.recipes import Recipe, free_values, is_cheap
 from shardwright.compiler.passes.remat.stacks import Stack
+from shardwright.compiler.support.families import Families
 from shardwright.compiler.support.min_cut import FlowNetwork
 
 MIN_SAVED = 0.125
@@ -125,14 +126,14 @@ class Zone:
         """Targets that follow from common values: what is kept of them is kept once, so that they
         pay together or not at all.
         """
-        groups: list[tuple[dict[Value, Recipe], set[Value]]] = []
+        families = Families[Value]()
         for target, recipe in made.items():
-            group, leaves = {target: recipe}, set(recipe.leaves) - self.outside
-            for other in [g for g in groups if g[1] & leaves]:
-                groups.remove(other)
-                group, leaves = other[0] | group, other[1] | leaves
-            groups.append((group, leaves))
-        return [group for group, _ in groups]
+            for leaf in set(recipe.leaves) - self.outside:
+                families.join(target, leaf)
+        groups: dict[Value, dict[Value, Recipe]] = {}
+        for target, recipe in made.items():
+            groups.setdefault(families.of(target), {})[target] = recipe
+        return list(groups.values())
 
     def _pays(self, made: Mapping[Value, Recipe]) -> bool:
         """True when keeping what `made` follows from saves enough."""
@@ -147,12 +148,10 @@ class Zone:
 
     def _repeated(self, made: Mapping[Value, Recipe]) -> int:
         """Elements of arithmetic that are computed at both places."""
-        repeated = {op for recipe in made.values() for op in recipe.ops}
-        needed, wanted = 0, self._wanted_here(set(made))
-        for op in repeated & wanted:
-            if op.name not in _FREE:
-                needed += sum(v.type.num_elements for v in op.results)
-        return needed
+        again = {op for recipe in made.values() for op in recipe.ops}
+        both = again & self._wanted_here(set(made))
+        computed = (v for op in both if op.name not in _FREE for v in op.results)
+        return sum(v.type.num_elements for v in computed)
 
     def _wanted_here(self, dropped: set[Value]) -> set[Op]:
         """Ops that `graph` itself needs once `dropped` are not kept."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.remat.recipes import RATIO, contracts, is_cheap
+from shardwright.compiler.passes.remat.recipes import RATIO, contracts, is_cheap, shrinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,9 @@ class Readers:
     """Who reads the values of one level, and how far apart."""
 
     def __init__(self, graph: Graph, values: Sequence[Value]) -> None:
-        users = graph.uses()
-        self.users = users
-        chosen = [v for v in values if len(users.get(v, ())) > 1]
-        chosen.sort(key=lambda v: v.type.num_bytes)
+        users = self.users = graph.uses()
+        shared = (v for v in values if len(users.get(v, ())) > 1)
+        chosen = sorted(shared, key=lambda v: v.type.num_bytes)
         self.values = chosen  # those with several readers, smallest first
         self._sizes = [v.type.num_bytes for v in chosen for _ in users[v]]
         edges = [Edge(v, op) for v in chosen for op in users[v]]
@@ -64,9 +64,9 @@ class Readers:
             self._far[op] = distant
             if not close | distant:
                 continue
-            shrinks = contracts(op)
+            contracted = contracts(op)
             for result in op.results:
-                moved = close & self._at_least(result.type.num_bytes * RATIO) if shrinks else 0
+                moved = close & self._at_least(result.type.num_bytes * RATIO) if contracted else 0
                 near[result], far[result] = close & ~moved, distant | moved
 
     def _delay(self, graph: Graph) -> None:
@@ -80,10 +80,7 @@ class Readers:
             if not readers or not is_cheap(op) or any(v in stored for v in op.results):
                 continue
             self._place[op] = min(self._place[u] for u in readers)
-            common = self._far[readers[0]]
-            for reader in readers:
-                common &= self._far[reader]
-            self._far[op] |= common
+            self._far[op] |= reduce(and_, (self._far[u] for u in readers))
 
     def _at_least(self, size: int) -> int:
         """Bits of the edges of values of `size` bytes or more."""
@@ -140,8 +137,3 @@ def lasting(graph: Graph) -> set[Value]:
             if result in found:
                 found.update(v for v in op.operands if not shrinks(v, result))
     return found
-
-
-def shrinks(value: Value, result: Value) -> bool:
-    """True when `result` takes at most a quarter of the bytes of `value`."""
-    return result.type.num_bytes * RATIO <= value.type.num_bytes

@@ -26,11 +26,9 @@ def remake_invariants(graph: Graph) -> Graph:
 
 def _served(loop: Op, recipes: Recipes) -> Op:
     """`loop` with its quadratic invariants made inside."""
-    wanted: dict[int, Recipe] = {}
-    for i in invariant_carries(loop):
-        recipe = _recipe(loop.operands[i], recipes) if i != loop.attrs.induction else None
-        if recipe is not None:
-            wanted[i] = recipe
+    carries = [i for i in invariant_carries(loop) if i != loop.attrs.induction]
+    found = ((i, _recipe(loop.operands[i], recipes)) for i in carries)
+    wanted = {i: recipe for i, recipe in found if recipe is not None}
     return _with_copies(loop, wanted) if wanted else loop
 
 

@@ -16,8 +16,15 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.rewrite import reading, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
-from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
-from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
+from shardwright.compiler.passes.remat.groups import Edge, Readers, lasting
+from shardwright.compiler.passes.remat.recipes import (
+    Recipe,
+    Recipes,
+    is_cheap,
+    may_repeat,
+    repeat,
+    shrinks,
+)
 
 
 def remake_at_level(graph: Graph, short_row: int) -> Graph:
@@ -94,8 +101,7 @@ class _Remaker:
             for place in self.places.get(leaf, ())
             if not self._apart(place.edges, edges)
         )
-        known = [(sum(leaf in place.now for leaf in recipe.leaves), place) for place in near]
-        place = max(known, key=lambda pair: pair[0], default=(0, _Place()))[1]
+        place = max(near, key=lambda p: sum(v in p.now for v in recipe.leaves), default=_Place())
         place.edges += edges
         return place
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.analysis import invariant_carries
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.ops import ReshapeAttrs
 from shardwright.compiler.ir.rewrite import carrying, with_invariants, with_ops
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.passes.placement import place_late
@@ -122,31 +122,30 @@ class Writer:
         """First values of the new stacks, then the loop that fills them."""
         if not self.added:
             return [self.loop]
-        zeros = [_zeros(result) for _, result in self.added]
-        inputs = [Value(result.type) for _, result in self.added]
-        ops: list[Op] = list(self.body.ops)
-        outputs: list[Value] = []
-        for (leaf, _), stack in zip(self.added, inputs, strict=True):
-            written = _write_row(stack, leaf, self.counter)
-            ops += written
-            outputs.append(written[-1].result)
+        leaves, results = zip(*self.added, strict=True)
+        inputs = [Value(result.type) for result in results]
+        before, inside = Builder(), Builder()
+        first = [_zeros(before, result) for result in results]
+        pairs = zip(inputs, leaves, strict=True)
+        outputs = [_write_row(inside, stack, leaf, self.counter) for stack, leaf in pairs]
         body = with_ops(
-            self.body, ops, (*self.body.outputs, *outputs), (*self.body.inputs, *inputs)
+            self.body,
+            (*self.body.ops, *inside.ops),
+            (*self.body.outputs, *outputs),
+            (*self.body.inputs, *inputs),
         )
-        results = [result for _, result in self.added]
-        return [*zeros, carrying(self.loop, [op.result for op in zeros], results, body)]
+        return [*before.ops, carrying(self.loop, first, results, body)]
 
 
-def _zeros(like: Value) -> Op:
-    return make_op("constant", (), ConstantAttrs.full(0, like.type))
+def _zeros(level: Builder, like: Value) -> Value:
+    return level.full(like.type.shape, 0, like.type.dtype)
 
 
-def _write_row(stack: Value, leaf: Value, counter: Value) -> list[Op]:
-    """Ops that write `leaf` into row `counter` of `stack`; the last one makes the new stack."""
-    zero = _zeros(counter)
-    row = make_op("reshape", (leaf,), ReshapeAttrs((1, *leaf.type.shape)))
-    starts = (counter, *[zero.result] * leaf.type.rank)
-    return [zero, row, make_op("dynamic_update_slice", (stack, row.result, *starts))]
+def _write_row(level: Builder, stack: Value, leaf: Value, counter: Value) -> Value:
+    """`stack` with `leaf` written into row `counter`."""
+    zero = _zeros(level, counter)
+    row = level.reshape(leaf, (1, *leaf.type.shape))
+    return level.dynamic_update_slice(stack, row, (counter, *[zero] * leaf.type.rank))
 
 
 @dataclass(slots=True)
@@ -155,7 +154,7 @@ class _Reader:
 
     loop: Op
     writer: Writer
-    copies: list[Op] = field(default_factory=list)
+    copies: Builder = field(default_factory=Builder)
     replaced: set[Op] = field(default_factory=set)
     inputs: dict[Value, Value] = field(default_factory=dict)  # outside -> in the body, in addition
     now: dict[Value, dict[Value, Value]] = field(default_factory=dict)  # per row start
@@ -166,7 +165,7 @@ class _Reader:
         for leaf in recipe.leaves:
             if leaf not in now:
                 now[leaf] = self._leaf(leaf, read.row)
-        self.copies += repeat(recipe.ops, now)
+        self.copies.ops += repeat(recipe.ops, now)
         shape = ReshapeAttrs(read.op.result.type.shape)
         made = now[stack.value]
         self.copies.append(Op("reshape", (made,), read.op.results, shape, (), read.op.loc))
@@ -175,21 +174,16 @@ class _Reader:
     def _leaf(self, leaf: Value, row: Value) -> Value:
         """What `leaf` of iteration `row` is in this body."""
         if leaf is self.writer.counter:
-            return self._add(make_op("convert", (row,), ConvertAttrs(leaf.type.dtype)))
+            return self.copies.convert(row, leaf.type.dtype)
         outside = self.writer.outside(leaf)
         if outside is not None:
             return self._inside(outside)
         stack, dim = self.writer.rows[leaf]
-        zero = self._add(_zeros(row))
+        zero = _zeros(self.copies, row)
         sizes = tuple(1 if d == dim else n for d, n in enumerate(stack.type.shape))
         starts = tuple(row if d == dim else zero for d in range(stack.type.rank))
-        operands = (self._inside(stack), *starts)
-        sliced = self._add(make_op("dynamic_slice", operands, DynamicSliceAttrs(sizes)))
-        return self._add(make_op("reshape", (sliced,), ReshapeAttrs(leaf.type.shape)))
-
-    def _add(self, op: Op) -> Value:
-        self.copies.append(op)
-        return op.result
+        sliced = self.copies.dynamic_slice(self._inside(stack), starts, sizes)
+        return self.copies.reshape(sliced, leaf.type.shape)
 
     def _inside(self, outside: Value) -> Value:
         """The invariant carry that holds `outside`."""
@@ -203,7 +197,7 @@ class _Reader:
         """The loop that makes rows again."""
         body = self.loop.regions[0]
         ops = [op for op in body.ops if op not in self.replaced]
-        placed = place_late([*self.copies, *ops], set(self.copies))
+        placed = place_late([*self.copies.ops, *ops], set(self.copies.ops))
         return with_invariants(self.loop, self.inputs, placed)
 
 

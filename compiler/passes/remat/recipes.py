@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass
 from functools import partial
 
-from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.build import cloned, fresh
 from shardwright.compiler.ir.combinations import EXTREMES
 from shardwright.compiler.ir.facts import (
     behind,
@@ -169,23 +169,20 @@ class Recipes:
 
     def _ends(self, value: Value, x: Value) -> bool:
         """Whether a recipe for `value` ends at `x`: what is small, and is not of short rows."""
-        return self._is_small(value, x) and not self._is_of_short_rows(value, x)
+        return shrinks(value, x) and not self._is_of_short_rows(value, x)
 
     def _is_of_short_rows(self, value: Value, x: Value) -> bool:
         """Whether `x` is a figure of short rows as large as `value`, or follows from such figures
         alone.
         """
         op = self.producers.get(x)
-        if op is None or not self._is_small(value, x):
+        if op is None or not shrinks(value, x):
             return False
         if op.name in REDUCTIONS and combination(op) in self.figures:
             row = op.operands[0].type.num_elements // x.type.num_elements
-            return row <= self.short_row and not self._is_small(value, op.operands[0])
+            return row <= self.short_row and not shrinks(value, op.operands[0])
         given = [v for v in operands_of(op, x) if v not in self.free]
         return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
-
-    def _is_small(self, value: Value, x: Value) -> bool:
-        return x.type.num_bytes * RATIO <= value.type.num_bytes
 
     def _search(
         self,
@@ -222,6 +219,9 @@ class Recipes:
             todo += operands_of(op, x)
         if value in leaves or todo:
             return None
+        return self._in_order(ops, leaves)
+
+    def _in_order(self, ops: Iterable[Op], leaves: Iterable[Value]) -> Recipe:
         return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
 
     def _with_cheap_leaves(self, recipe: Recipe, resident: Question, available: Question) -> Recipe:
@@ -244,7 +244,7 @@ class Recipes:
                 continue
             ops.update(longer.ops)
             todo += reversed(longer.leaves)
-        return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
+        return self._in_order(ops, leaves)
 
     def _cheap(self, leaf: Value, resident: Question, there: Question) -> Recipe | None:
         """Cheap ops that make `leaf` from what is there; or from values small beside it when it is
@@ -252,7 +252,7 @@ class Recipes:
         """
         if leaf in self.inputs and resident(leaf):
             return None
-        is_small = partial(self._is_small, self._behind_views(leaf))
+        is_small = partial(shrinks, self._behind_views(leaf))
         found = self._search(leaf, is_small, is_cheap)
         if found is not None and all(map(is_small, found.leaves)):
             return found
@@ -270,7 +270,7 @@ class Recipes:
             return False
         kept = [x for x in recipe.leaves if x in self.inputs and resident(x)]
         made = [x for x in recipe.leaves if x not in kept]
-        if not all(self._is_small(value, x) for x in made):
+        if not all(shrinks(value, x) for x in made):
             return False
         stored = sum(x.type.num_bytes for x in made if not available(x))
         read = sum(x.type.num_bytes for x in kept)
@@ -281,6 +281,11 @@ def _all_there(leaf: Value, recipe: Recipe, there: Question) -> bool:
     """True when `recipe` makes `leaf` from what is there, without reading much more than it."""
     size = sum(x.type.num_bytes for x in recipe.leaves)
     return all(there(x) for x in recipe.leaves) and size <= 2 * leaf.type.num_bytes
+
+
+def shrinks(value: Value, result: Value) -> bool:
+    """True when `result` takes at most a quarter of the bytes of `value`."""
+    return result.type.num_bytes * RATIO <= value.type.num_bytes
 
 
 def free_values(graph: Graph) -> set[Value]:
@@ -302,22 +307,15 @@ def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:
                 if operand in now:
                     now.setdefault(result, now[operand])
         elif any(result not in now for result in op.results):
-            made.append(_again(op, now))
+            made.append(fresh(op, [now[v] for v in op.operands], tuple(map(copied, op.regions))))
             for old, new in zip(op.results, made[-1].results, strict=True):
                 now.setdefault(old, new)
     return made
 
 
-def _again(op: Op, now: Mapping[Value, Value]) -> Op:
-    return fresh(op, [now[v] for v in op.operands], tuple(map(copied, op.regions)))
-
-
 def copied(graph: Graph) -> Graph:
     """The same graph with values of its own."""
     now = {v: Value(v.type) for v in graph.inputs}
-    ops: list[Op] = []
-    for op in graph.ops:
-        ops.append(_again(op, now))
-        now.update(zip(op.results, ops[-1].results, strict=True))
+    ops = [cloned(op, now, tuple(map(copied, op.regions))) for op in graph.ops]
     inputs, outputs = tuple(now[v] for v in graph.inputs), tuple(now[v] for v in graph.outputs)
     return with_ops(graph, ops, outputs, inputs)

@@ -8,7 +8,7 @@ be had from other stacks at the same row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.ir.analysis import invariant_carries
@@ -42,7 +42,7 @@ class RowRead:
 def stacks(loop: Op) -> list[Stack]:
     """The carries of `loop` whose rows are all written, in the order of the values' ops."""
     body = loop.regions[0]
-    known = counted(loop)
+    known, counter = counted(loop), parameter(0, 0, loop.attrs.trip - 1)
     producers = body.producers()
     uses = body.uses()
     position = {v: i for i, op in enumerate(body.ops) for v in op.results}
@@ -55,10 +55,10 @@ def stacks(loop: Op) -> list[Stack]:
             continue
         window, starts = op.operands[1].type.shape, places_of(op)
         dim = row_dim(before.type.shape, window, [known.get(v) for v in starts])
-        if dim is None or not _counts(known[starts[dim]], loop):
+        if dim is None or known[starts[dim]] != counter:
             continue
         if before.type.shape[dim] == loop.attrs.trip:
-            found.append(Stack(carry, dim, _behind_reshapes(op.operands[1], producers)))
+            found.append(Stack(carry, dim, behind(op.operands[1], producers, _adds_units)))
     return sorted(found, key=lambda s: position.get(s.value, -1))
 
 
@@ -67,11 +67,6 @@ def counted(loop: Op) -> dict[Value, Known]:
     body = loop.regions[0]
     counter = body.inputs[loop.attrs.induction]
     return known_scalars(body, {counter: parameter(0, 0, max(0, loop.attrs.trip - 1))})
-
-
-def _counts(known: Known, loop: Op) -> bool:
-    """True for the counter itself."""
-    return known == parameter(0, 0, loop.attrs.trip - 1)
 
 
 def row_dim(
@@ -90,12 +85,8 @@ def row_dim(
     return dim
 
 
-def _behind_reshapes(value: Value, producers: Mapping[Value, Op]) -> Value:
-    """What `value` is before dims of size one were added."""
-    return behind(value, producers, _adds_units)
-
-
 def _adds_units(op: Op) -> bool:
+    """True for an op that only adds dims of size one, or drops them."""
     before, after = op.operands[:1], op.results[:1]
     units = [[n for v in values for n in v.type.shape if n != 1] for values in (before, after)]
     return keeps_order(op) and units[0] == units[1]

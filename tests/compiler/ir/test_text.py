@@ -21,7 +21,8 @@ from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.types import Graph, Op, tensor_type
 from shardwright.compiler.ir.verify import verify
-from shardwright.compiler.text.fields import conforms, hints
+from shardwright.compiler.support.fields import hints
+from shardwright.compiler.text.fields import conforms
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
 from tests.support.building import Builder
