@@ -92,7 +92,7 @@ def test_a_long_timeline_keeps_its_highest_moments() -> None:
 def test_tensors_at_the_peak_have_file_and_line(memory) -> None:
     rows = memory["largest"]
     assert [r["bytes"] for r in rows] == sorted((r["bytes"] for r in rows), reverse=True)
-    assert sum("frontend/models/" in r["loc"] for r in rows) > len(rows) // 2
+    assert sum("orchestrator/models/" in r["loc"] for r in rows) > len(rows) // 2
     assert {r["category"] for r in rows} <= set(memory["categories"])
 
 
