@@ -41,7 +41,7 @@ _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
 _FROZEN = "<frozen "  # Python's own machinery of imports
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in ("capture.py", "state.py")}
-_MODELS = os.path.join(_PACKAGE, "frontend", "models", "")
+_MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
 
 
 class LocationReader:
@@ -159,7 +159,7 @@ def _is_below(folders: Iterable[str], path: str) -> bool:
 
 def _is_ours(path: str) -> bool:
     """True for our own code but the models, which count as the user's."""
-    return _is_below(_OWN, path) and not path.startswith(_MODELS)
+    return _is_below(_OWN, path) and not _is_below((_MODELS,), path)
 
 
 @cache
@@ -184,7 +184,7 @@ def _library_roots() -> tuple[str, ...]:
 def _is_user(loc: Loc) -> bool:
     """True when the location is in code the user can edit, which includes our models."""
     return bool(loc.file) and (
-        not loc.file.startswith("pkg:") or loc.file.startswith("pkg:orchestrator/models/")
+        not loc.file.startswith("pkg:") or loc.file.startswith("pkg:" + _MODELS)
     )
 
 
