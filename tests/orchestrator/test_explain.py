@@ -61,7 +61,8 @@ def test_sharding_of_one_leaf(job, capsys) -> None:
     assert {c["kind"] for c in found["collectives"]} >= {"all_gather"}
 
 
-def test_sharding_on_the_screen(job, capsys) -> None:
+def test_sharding_on_the_screen(job, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # where a line is broken depends on the names in it
     assert main([*job, "--explain", "sharding"]) == 0
     text = capsys.readouterr().out
     assert "decided by" in text and "collectives" in text and "sums over" in text
