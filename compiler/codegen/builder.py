@@ -76,8 +76,9 @@ class Held:
         """The part of it at some position; atoms it does not span move nothing."""
         offset = self.offset
         for atom, place in index.items():
-            offset = offset + place * self.strides.get(atom, 0)
-        return replace(self, offset=offset)
+            if stride := self.strides.get(atom, 0):
+                offset = offset + place * stride
+        return Held(self.tile, self.strides, offset)
 
 
 class Builder:

@@ -33,7 +33,7 @@ class Operands:
     @property
     def elements(self) -> int:
         """N: the largest number of elements per partition of any operand."""
-        return max(math.prod(p.shape[1:]) for p in self.patterns)
+        return max(math.prod(size for _, size in p.dims[1:]) for p in self.patterns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,22 +34,12 @@ class Life:
     first: int
     last: int
 
-    def meets(self, other: Life) -> bool:
-        """Whether both can hold values at the same time."""
-        if self.home == other.home:
-            return self.first <= other.last and other.first <= self.last
-        depth = 0
-        shared = min(len(self.home), len(other.home))
-        while depth < shared and self.home[depth] == other.home[depth]:
-            depth += 1
-        a, b = self._within(depth), other._within(depth)
-        return a[0] <= b[1] and b[0] <= a[1]
-
-    def _within(self, depth: int) -> tuple[int, int]:
-        """First and last element at a body `depth` levels down the home path."""
-        if len(self.home) > depth:
-            return self.home[depth], self.home[depth]
-        return self.first, self.last
+    @property
+    def span(self) -> tuple[Path, Path]:
+        """Its first element, and the one behind its last: paths sort in the order of the code, what
+        is inside an element behind it and before the next one.
+        """
+        return (*self.home, self.first), (*self.home, self.last + 1)
 
 
 def allocate(region: Region, limits: Limits) -> None:
@@ -145,10 +135,10 @@ class _Memory:
         """Each tile at an address free of tiles that live at the same time."""
         cursor = 0
         small, capacity = self._small() if in_turn else ([], self.capacity)
-        placed: list[tuple[Life, tuple[int, int]]] = []
+        placed: list[tuple[Path, Path, tuple[int, int]]] = []
         for n in sorted(self.sizes.keys() - {*small}, key=lambda n: (-self.sizes[n], n)):
-            size, life = self.sizes[n], lives[n]
-            taken = sorted([span for other, span in placed if life.meets(other)])
+            size, (first, end) = self.sizes[n], lives[n].span
+            taken = sorted([at for other, until, at in placed if other < end and first < until])
             address = _first_gap(taken, size, cursor)
             if address + size > capacity:
                 address = _first_gap(taken, size, 0)
@@ -156,7 +146,7 @@ class _Memory:
                 raise self._overflow(n, address + size, capacity)
             cursor = address + size if in_turn else 0
             self.region.tiles[n].address = address
-            placed.append((life, (address, address + size)))
+            placed.append((first, end, (address, address + size)))
 
     def _small(self) -> tuple[list[int], int]:
         """(small tiles, where they start): placed side by side at the end of SBUF, as sharing them

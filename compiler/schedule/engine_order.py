@@ -343,16 +343,22 @@ def _shared_bytes(
     sharing = [(n, others) for n, others in memory.sharing.items() if ("tile", n) in users]
     queues = {n: _by_queue(users["tile", n]) for n, _ in sharing}
     for n, others in sharing:
+        used: dict[Engine, list[int]] = {}  # elements that use any of the others
         for other in others:
             for engine, places in queues.get(other, {}).items():
-                for at, mine, _ in users["tile", n]:
-                    if mine is engine:
-                        continue
+                used.setdefault(engine, []).extend(places)
+        for engine, places in used.items():
+            places.sort()
+            last = places[-1]
+            for mine, elements in queues[n].items():
+                if mine is engine:
+                    continue
+                for at in elements:
                     earlier = bisect_left(places, at)
                     if earlier:
                         waits.add(places[earlier - 1], engine, at, mine, 0)
-                    if is_loop and places[-1] > at:
-                        waits.add(places[-1], engine, at, mine, 1)
+                    if is_loop and last > at:
+                        waits.add(last, engine, at, mine, 1)
 
 
 def _by_queue(accesses: Sequence[Use]) -> dict[Engine, list[int]]:

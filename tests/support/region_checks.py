@@ -26,6 +26,7 @@ def overlaps(region: Region) -> list[str]:
         for m in range(n):
             b = region.tiles[m]
             apart = not share_bytes(a, b) or lives[n].last < 0 or lives[m].last < 0
-            if not apart and lives[n].meets(lives[m]):
+            (first, end), (others_first, others_end) = lives[n].span, lives[m].span
+            if not apart and first < others_end and others_first < end:
                 found.append(f"{region.program.name}: tiles {b.name} and {a.name} overlap")
     return found
