@@ -150,8 +150,7 @@ class Builder:
 
 def _copied(body: Sequence[Instr | Loop]) -> Code:
     return [
-        Loop(i.register, i.trip, _copied(i.body)) if isinstance(i, Loop) else replace(i)
-        for i in body
+        Loop(i.register, i.trip, _copied(i.body)) if isinstance(i, Loop) else i.copy() for i in body
     ]
 
 

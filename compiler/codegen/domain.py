@@ -108,6 +108,10 @@ class Value:
         assert self.walk is not None, self
         return self.walk
 
+    def reading(self, inputs: Numbers) -> Value:
+        """The same of other inputs."""
+        return Value(self.op, inputs, self.atoms, self.dtype, self.walk, self.over, self.attrs)
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -203,7 +207,9 @@ class Rewriting:
         """The new space."""
         for n, value in enumerate(self.old.values):
             inputs = tuple(self.read(n, i) for i in value.inputs)
-            self.number[n] = self.made(n, replace(value, inputs=inputs))
+            self.number[n] = self.made(
+                n, value if inputs == value.inputs else value.reading(inputs)
+            )
         return replace(self.old, values=self.values)
 
     def read(self, n: int, i: int) -> int:

@@ -48,7 +48,7 @@ def _body(
 def _instr(instr: Instr, tensors: Mapping[int, int], register: Rename) -> Instr:
     def affine(value: Affine) -> Affine:
         # Registers of the region stay behind those of the function, so the terms stay sorted.
-        return replace(value, terms=tuple((register(r), c) for r, c in value.terms))
+        return Affine(value.const, tuple((register(r), c) for r, c in value.terms))
 
     def buffer(p: AccessPattern) -> int:
         return tensors[p.buffer] if p.space is Space.HBM else p.buffer
@@ -79,4 +79,5 @@ def renamed(
     dst = pattern(instr.dst) if instr.dst else None
     row_sum = pattern(instr.row_sum) if instr.row_sum else None
     srcs = tuple(map(pattern, instr.srcs))
-    return replace(instr, dst=dst, srcs=srcs, attrs=attrs, row_sum=row_sum)
+    tokens = instr.waits, instr.signals, instr.borders
+    return Instr(instr.opcode, instr.engine, dst, srcs, attrs, *tokens, row_sum)

@@ -121,6 +121,13 @@ class Instr:
     borders: tuple[int, ...] = ()
     row_sum: AccessPattern | None = None
 
+    def copy(self) -> Instr:
+        """An equal one, for code that is edited in place."""
+        tokens = self.waits, self.signals, self.borders
+        return Instr(
+            self.opcode, self.engine, self.dst, self.srcs, self.attrs, *tokens, self.row_sum
+        )
+
     @property
     def dsts(self) -> tuple[AccessPattern, ...]:
         """What the instruction writes."""
