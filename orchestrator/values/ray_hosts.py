@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardwright.orchestrator.service import logs
-from shardwright.orchestrator.service.ray_session import RaySession, check_cpus, hired, lost_errors
+from shardwright.orchestrator.service.ray_session import (
+    RaySession,
+    check_cpus,
+    lost_errors,
+    start_actor,
+)
 from shardwright.orchestrator.values.serving import Answered, late, serve
 from shardwright.sim_cluster.values.rank_host import SENDING, RankHost
 from shardwright.sim_cluster.values.run_values import Handle, HostLostError
@@ -124,4 +129,4 @@ class RayHosts:
         return False
 
     def _hired(self, host: int) -> Any:
-        return hired(self._ray, RankActor, self._packed[host])
+        return start_actor(self._ray, RankActor, self._packed[host])
