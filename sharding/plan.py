@@ -148,8 +148,8 @@ def prepare(
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
     note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
-    is_pinned = recipe.predicted is not None
-    folded = FOLDED(recipe.graph, recipe.specs, inputs, outputs) if is_pinned else None
+    is_decided = recipe.predicted is not None
+    folded = FOLDED(recipe.graph, recipe.specs, inputs, outputs) if is_decided else None
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,

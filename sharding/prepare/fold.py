@@ -1,9 +1,10 @@
 """A smaller graph that partitions like the whole one: one part of code per structural class.
 
-Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, pins, readers and what
-they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates of equal
-weights, terms of a norm. `fold` keeps a few ops of each class and joins their loose ends to kept
-values of the same class; it knows neither layers nor chains. `unfold.py` carries the answer back.
+Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, constraints, readers
+and what they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates
+of equal weights, terms of a norm. `fold` keeps a few ops of each class and joins their loose ends
+to kept values of the same class; it knows neither layers nor chains. `unfold.py` carries the answer
+back.
 """
 
 from __future__ import annotations
@@ -109,18 +110,18 @@ def number_nodes(
     outputs: Sequence[Slot],
 ) -> Nodes:
     """The nodes of `graph` with their classes."""
-    pinned = {value: specs[key] for key, value in value_ids(graph) if key in specs}
+    constrained = {value: specs[key] for key, value in value_ids(graph) if key in specs}
     place: dict[Value, tuple[int, int]] = {v: (i, 0) for i, v in enumerate(graph.inputs)}
     reads: list[Sequence[tuple[int, int]]] = [()] * len(graph.inputs)
     own: list[Hashable] = [
-        ("input", v.type, pinned.get(v), slot.role)
+        ("input", v.type, constrained.get(v), slot.role)
         for v, slot in zip(graph.inputs, inputs, strict=True)
     ]
     for node, op in enumerate(graph.ops, len(own)):
         reads.append([place[v] for v in op.operands])
         for k, value in enumerate(op.results):
             place[value] = (node, k)
-        own.append(_look(op, pinned, node))
+        own.append(_look(op, constrained, node))
     for i, (value, slot) in enumerate(zip(graph.outputs, outputs, strict=True)):
         reads.append([place[value]])
         own.append(("output", value.type, specs.get((OUTPUT, i)), slot.role))
@@ -132,12 +133,12 @@ def number_nodes(
     return Nodes(graph, reads, users, _classes(own, reads))
 
 
-def _look(op: Op, pinned: Mapping[Value, ShardingSpec], node: int) -> Hashable:
+def _look(op: Op, constrained: Mapping[Value, ShardingSpec], node: int) -> Hashable:
     """What tells an op from others but for its neighbours; one with regions is like no other."""
     if op.regions:
         return node
     types = [v.type for v in op.operands]
-    made = [(v.type, pinned.get(v)) for v in op.results]
+    made = [(v.type, constrained.get(v)) for v in op.results]
     return op.name, op.attrs, *types, *made
 
 
@@ -273,8 +274,8 @@ def _build(
     inputs = tuple(whole.inputs[node] for node in taken)
     outputs = tuple(value(joined[node][0]) for node in given)
     graph = with_ops(whole, ops, outputs, inputs)
-    pinned = {v: specs[key] for key, v in value_ids(whole) if key in specs}
-    short = {key: pinned[v] for key, v in value_ids(graph) if v in pinned}
+    constrained = {v: specs[key] for key, v in value_ids(whole) if key in specs}
+    short = {key: constrained[v] for key, v in value_ids(graph) if v in constrained}
     for i, node in enumerate(given):
         key = (OUTPUT, node - nodes.first_output)
         if key in specs:

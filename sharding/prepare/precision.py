@@ -26,7 +26,7 @@ from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.pins import (
+from shardwright.sharding.strategies.constraints import (
     CARRYING,
     NARROWING,
     GatherUse,

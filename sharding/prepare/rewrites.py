@@ -52,7 +52,7 @@ FOLDED = Rewrite(
     fold,
     "one copy of repeated code, which is what the partitioner gets",
     besides="what the strategy asks for, value by value",
-    remark=shown.pins,
+    remark=shown.constraints,
 )
 
 UNFOLDED = Rewrite(

@@ -15,8 +15,8 @@ from shardwright.compiler.ir.types import Graph, Op
 from shardwright.sharding.indices.dims import Dim, Factor, factors
 from shardwright.sharding.indices.inner import contracted, cut
 from shardwright.sharding.strategies import Predicted
+from shardwright.sharding.strategies.constraints import GatherUse
 from shardwright.sharding.strategies.layout import UsedLayout
-from shardwright.sharding.strategies.pins import GatherUse
 
 
 def reductions(graph: Graph, layout: UsedLayout) -> Counter[Predicted]:

@@ -24,7 +24,7 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
 from shardwright.sharding.indices.layers import visited_layers
 from shardwright.sharding.partition.spec import ShardingSpec
-from shardwright.sharding.strategies.pins import NARROWING
+from shardwright.sharding.strategies.constraints import NARROWING
 
 Key = tuple[Value, int, tuple[object, ...], tuple[object, ...]]
 """A stacked weight, the dim of its layers, what is done to a layer, and how the result lies."""
@@ -41,12 +41,12 @@ class _Gather:
 
 @dataclass(slots=True)
 class Keeper:
-    """Rewrites a graph with gather points. `pins` gains the layouts of what is added; `dropped` are
-    the points that gather nothing any more.
+    """Rewrites a graph with gather points. `constraints` gains the layouts of what is added;
+    `dropped` are the points that gather nothing any more.
     """
 
     points: frozenset[Op]
-    pins: dict[Value, ShardingSpec]
+    constraints: dict[Value, ShardingSpec]
     stacks: dict[Key, Value] = field(default_factory=dict)
     dropped: set[Op] = field(default_factory=set)
 
@@ -79,7 +79,7 @@ class Keeper:
                 continue
             stack, start = loop.operands[kept[op.operands[0]]], op.operands[1 + dim]
             weight, dim, before = _origin(outside, stack, dim)
-            layout = _laid_out(point.result, self.pins[point.result])
+            layout = _laid_out(point.result, self.constraints[point.result])
             yield _Gather(point, start, (weight, dim, path + before, layout))
 
     def _rewritten(self, loop: Op, gathers: Sequence[_Gather], later: set[Key]) -> list[Op]:
@@ -195,7 +195,7 @@ class _Body:
         row = build.reshape(made, (1, *layer))
         written = build.dynamic_update_slice(inside, row, starts)
         self.instead[gather.point] = [gather.point, *build.ops]
-        layered = ShardingSpec(((), *self.owner.pins[made].dims))
+        layered = ShardingSpec(((), *self.owner.constraints[made].dims))
         return self._carry(empty, inside, written, layered)
 
     def read(self, gather: _Gather, stack: Value) -> None:
@@ -205,13 +205,13 @@ class _Body:
         taken = build.dynamic_slice(inside, starts, (1, *stack.type.shape[1:]))
         row = Op("reshape", (taken,), (made,), ReshapeAttrs(made.type.shape), loc=build.loc)
         self.instead[gather.point] = [*build.ops, row]
-        self._carry(stack, inside, inside, self.owner.pins[stack])
+        self._carry(stack, inside, inside, self.owner.constraints[stack])
 
     def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
         """Add a carry; returns its value behind the loop."""
         result = Value(first.type)
         self.carries.append((first, inside, after, result))
-        self.owner.pins.update(dict.fromkeys((first, inside, after, result), spec))
+        self.owner.constraints.update(dict.fromkeys((first, inside, after, result), spec))
         return result
 
     def finish(self) -> list[Op]:
@@ -233,9 +233,9 @@ def _starts(build: Builder, gather: _Gather, stack: Value) -> list[Value]:
 
 
 def keep_gathered(
-    graph: Graph, points: Sequence[Op], pins: Mapping[Value, ShardingSpec]
+    graph: Graph, points: Sequence[Op], constraints: Mapping[Value, ShardingSpec]
 ) -> tuple[Graph, dict[Value, ShardingSpec], list[Op]]:
     """(graph, layouts, gather points that are left) with weights kept across layer loops."""
-    keeper = Keeper(frozenset(points), dict(pins))
+    keeper = Keeper(frozenset(points), dict(constraints))
     kept = keeper.run(graph)
-    return kept, keeper.pins, [op for op in points if op not in keeper.dropped]
+    return kept, keeper.constraints, [op for op in points if op not in keeper.dropped]

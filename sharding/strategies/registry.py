@@ -20,7 +20,7 @@ from shardwright.sharding.prepare.rewrites import (
 )
 from shardwright.sharding.settings import MANUAL, STRATEGIES, StrategySettings
 from shardwright.sharding.strategies import Recipe
-from shardwright.sharding.strategies.activations import gather_operands, pin_activations
+from shardwright.sharding.strategies.activations import constrain_activations, gather_operands
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic
@@ -78,19 +78,19 @@ def recipe_of(
 RECIPE = Rewrite(
     "recipe",
     recipe_of,
-    "what the strategy asks the partitioner for, value by value (`// pinned`)",
+    "what the strategy asks the partitioner for, value by value (`// constraint`)",
     besides="the role and name of every input and result",
-    remark=shown.pins,
+    remark=shown.constraints,
 )
 
 
 def _lay_out(step: Decisions) -> None:
-    """What follows from the choices of a strategy: where to gather, reduce, and pin."""
+    """What follows from the choices of a strategy: where to gather, reduce and constrain."""
     place_batch(step)
     gather_operands(step)
     reduce_gradients(step)
     join_layouts(step)
-    pin_activations(step)
+    constrain_activations(step)
     place_results(step)
 
 
