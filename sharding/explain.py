@@ -1,6 +1,6 @@
 """Who decided where every tensor lies, and why every collective is there.
 
-The step is partitioned again, unfolded, with ops that carry their number instead of their location:
+The step is partitioned again, whole, with ops that carry their number instead of their location:
 so each value of the answer is known in the graph that was asked about. Collectives are those of the
 per-core graph, with what they move, how often, and the op that needs it.
 """

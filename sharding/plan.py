@@ -1,8 +1,8 @@
 """From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
 
 `prepare`, `partitioned` and `complete` are its parts, for callers that time them and run the
-partition unit (bytes to bytes) elsewhere. A graph with repeats is partitioned in its folded form
-(`prepare/fold.py`). The plan is what compilation, the loader and the report read.
+partition unit (bytes to bytes) elsewhere. A graph with repeats is partitioned in its deduplicated
+form (`prepare/dedup.py`). The plan is what compilation, the loader and the report read.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
-from shardwright.sharding.prepare.fold import Folded
+from shardwright.sharding.prepare.dedup import Deduped
+from shardwright.sharding.prepare.expand import ExpandError
 from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin
 from shardwright.sharding.prepare.rewrites import (
-    FOLDED,
+    DEDUPED,
+    EXPANDED,
     REDUCE_DTYPE,
     ROUNDED,
     STAGED,
-    UNFOLDED,
     WITHOUT_TWIN,
 )
-from shardwright.sharding.prepare.unfold import UnfoldError
 from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import RECIPE, padded_step
@@ -78,7 +78,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A decided strategy, ready for the partition unit; `folded` is None for a graph without
+    """A decided strategy, ready for the partition unit; `deduped` is None for a graph without
     repeats, `staged` for a mesh without `pp`; `stacks` are the user's leaves in stacks of layers;
     with `has_twin` the mesh has a rank for a second sample (`one_sample.py`).
 
@@ -90,7 +90,7 @@ class Prepared:
     recipe: Recipe
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    folded: Folded | None
+    deduped: Deduped | None
     stacks: Mapping[str, tuple[str, ...]]
     num_stages: int = 1
     staged: Staged | None = None
@@ -126,8 +126,8 @@ def prepare(
     user: ModuleShardings | None = None,
     twins: Twins | None = None,
 ) -> Prepared:
-    """Share layers out over stages, pad what does not divide, run the recipe and fold what it
-    annotated.
+    """Share layers out over stages, pad what does not divide, run the recipe and deduplicate what
+    it annotated.
 
     Raises ShardingError.
     """
@@ -149,14 +149,14 @@ def prepare(
     note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     is_decided = recipe.predicted is not None
-    folded = FOLDED(recipe.graph, recipe.specs, inputs, outputs) if is_decided else None
+    deduped = DEDUPED(recipe.graph, recipe.specs, inputs, outputs) if is_decided else None
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,
         recipe=recipe,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        folded=folded,
+        deduped=deduped,
         stacks=stacks,
         num_stages=stages,
         staged=staged,
@@ -165,17 +165,17 @@ def prepare(
 
 
 def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
-    """What the partition unit makes of the step: of its folded form, or of the whole graph when
-    that is refused or does not carry over, so that refusals name the user's lines.
+    """What the partition unit makes of the step: of its deduplicated form, or of the whole graph
+    when that is refused or does not carry over, so that refusals name the user's lines.
 
     Raises ShardingError.
     """
     inputs, outputs, recipe = prepared.inputs, prepared.outputs, prepared.recipe
-    if (folded := prepared.folded) is not None:
-        short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
+    if (deduped := prepared.deduped) is not None:
+        short = (deduped.graph, prepared.mesh, deduped.specs, deduped.inputs, deduped.outputs)
         note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
-        with suppress(DiagnosticError, UnfoldError):
-            return UNFOLDED(folded, PARTITIONED(*short, unit=unit), inputs, outputs)
+        with suppress(DiagnosticError, ExpandError):
+            return EXPANDED(deduped, PARTITIONED(*short, unit=unit), inputs, outputs)
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
     return PARTITIONED(*whole, unit)

@@ -56,11 +56,11 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.SORTED_ROWS,
             preparing.OWN_COUNTS,
             RECIPE,
-            preparing.FOLDED,
+            preparing.DEDUPED,
         ),
         "a partitioned step": (
             cutting.PARTITIONED,
-            preparing.UNFOLDED,
+            preparing.EXPANDED,
             cutting.REWRITTEN,
             preparing.REDUCE_DTYPE,
             cutting.LOCALIZED,

@@ -7,13 +7,13 @@ from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import NO_CONSTRAINTS, every_op
 from shardwright.sharding import shown
 from shardwright.sharding.cut.pipeline.unstack import stage_layers
-from shardwright.sharding.prepare.fold import fold
+from shardwright.sharding.prepare.dedup import dedup
+from shardwright.sharding.prepare.expand import expand
 from shardwright.sharding.prepare.one_sample import TWIN_AXIS, without_twin
 from shardwright.sharding.prepare.padding import pad_indices
 from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.prepare.reroll import reroll
 from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
-from shardwright.sharding.prepare.unfold import unfold
 from shardwright.sharding.strategies.counts import own_counts
 
 REROLLED = Rewrite(
@@ -47,19 +47,19 @@ SORTED_ROWS = Rewrite(
     "rows of all samples that are sorted as one list are sorted sample by sample",
 )
 OWN_COUNTS = Rewrite("own_counts", own_counts, "every reader of a count gets a count of its own")
-FOLDED = Rewrite(
-    "folded",
-    fold,
+DEDUPED = Rewrite(
+    "deduped",
+    dedup,
     "one copy of repeated code, which is what the partitioner gets",
     besides="what the strategy asks for, value by value",
     remark=shown.constraints,
 )
 
-UNFOLDED = Rewrite(
-    "unfolded",
-    unfold,
+EXPANDED = Rewrite(
+    "expanded",
+    expand,
     "the partitioner's answer carried over to the whole step",
-    besides="what was folded, and where the partitioner placed it",
+    besides="what was deduplicated, and where the partitioner placed it",
     remark=shown.places,
 )
 REDUCE_DTYPE = Rewrite(

@@ -1,9 +1,9 @@
-"""A smaller graph that partitions like the whole one: one part of code per structural class.
+"""Structural deduplication: a smaller graph, one op per class, that partitions like the whole.
 
 Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, constraints, readers
 and what they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates
-of equal weights, terms of a norm. `fold` keeps a few ops of each class and joins their loose ends
-to kept values of the same class; it knows neither layers nor chains. `unfold.py` carries the answer
+of equal weights, terms of a norm. `dedup` keeps a few ops of each class and joins their loose ends
+to kept values of the same class; it knows neither layers nor chains. `expand.py` carries the answer
 back.
 """
 
@@ -30,8 +30,8 @@ choice; design note 0003 has the measurements)."""
 OWN = 16
 """Weights keep their own code up to this many nodes behind a kept reader (our choice)."""
 WORTH = 2
-"""A folded graph is used when the whole one has at least this many times its ops (our choice)."""
-ORIGIN = "node"  # file name of the locations that say which node an op of a folded graph is
+"""How many times the ops of a deduplicated graph the whole one has at least (our choice)."""
+ORIGIN = "node"  # file name of the locations that say which node an op of a deduplicated graph is
 
 Colours = npt.NDArray[np.uint64]
 
@@ -66,8 +66,8 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """A folded graph.
+class Deduped:
+    """A deduplicated graph.
 
     `graph` keeps inputs, ops and outputs of the whole graph (their nodes are `kept`, in order); the
     location of each op says which node it is. `joined` holds what its kept nodes read, as nodes of
@@ -84,13 +84,13 @@ class Folded:
     outputs: tuple[Slot, ...]
 
 
-def fold(
+def dedup(
     graph: Graph,
     specs: Mapping[ValueId, ShardingSpec],
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
-) -> Folded | None:
-    """The folded form of `graph`; None when repeats are too few to pay for it."""
+) -> Deduped | None:
+    """The deduplicated form of `graph`; None when repeats are too few to pay for it."""
     nodes = number_nodes(graph, specs, inputs, outputs)
     if len(nodes.classes) < WORTH * len(set(nodes.classes)):
         return None
@@ -255,8 +255,8 @@ def _build(
     standing: Mapping[int, int],
     specs: Mapping[ValueId, ShardingSpec],
     slots: tuple[Sequence[Slot], Sequence[Slot]],
-) -> Folded:
-    """The folded graph: values are those of the whole graph, locations are node numbers."""
+) -> Deduped:
+    """The deduplicated graph: values are those of the whole graph, locations are node numbers."""
     whole = nodes.graph
 
     def value(place: tuple[int, int]) -> Value:
@@ -281,7 +281,7 @@ def _build(
         if key in specs:
             short[OUTPUT, i] = specs[key]
     assert all((INPUT, i) in short for i in range(len(taken)) if (INPUT, taken[i]) in specs)
-    return Folded(
+    return Deduped(
         nodes=nodes,
         graph=graph,
         kept=kept,
