@@ -26,7 +26,7 @@ from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.plan import Prepared
-from shardwright.sharding.prepare.rewrites import WITHOUT_TWIN
+from shardwright.sharding.prepare.rewrites import WITHOUT_PHANTOM
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
 NODE = "node"  # file name of the locations that number the ops
@@ -111,8 +111,8 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     predicted = recipe.predicted
     found = [] if predicted is None else surprises(part.graph, predicted)
     unasked = {op.loc for op in found}
-    if prepared.has_twin:
-        local, _ = WITHOUT_TWIN(local)
+    if prepared.has_phantom:
+        local, _ = WITHOUT_PHANTOM(local)
         part = local.source
     values = (*local.graph.inputs, *local.graph.outputs)
     named = zip((*part.inputs, *part.outputs), values, strict=True)

@@ -46,14 +46,14 @@ from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
 from shardwright.sharding.prepare.dedup import Deduped
 from shardwright.sharding.prepare.expand import ExpandError
-from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin
+from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, MeanProof, with_phantom
 from shardwright.sharding.prepare.rewrites import (
     DEDUPED,
     EXPANDED,
     REDUCE_DTYPE,
     ROUNDED,
     STAGED,
-    WITHOUT_TWIN,
+    WITHOUT_PHANTOM,
 )
 from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
@@ -80,7 +80,7 @@ class Traffic:
 class Prepared:
     """A decided strategy, ready for the partition unit; `deduped` is None for a graph without
     repeats, `staged` for a mesh without `pp`; `stacks` are the user's leaves in stacks of layers;
-    with `has_twin` the mesh has a rank for a second sample (`one_sample.py`).
+    with `has_phantom` the mesh has a rank for a second sample (`phantom_replica.py`).
 
     `mesh` is that of one stage: stages partition alike.
     """
@@ -94,7 +94,7 @@ class Prepared:
     stacks: Mapping[str, tuple[str, ...]]
     num_stages: int = 1
     staged: Staged | None = None
-    has_twin: bool = False
+    has_phantom: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +124,15 @@ def prepare(
     mesh: Mesh,
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
-    twins: Twins | None = None,
+    proof: MeanProof | None = None,
 ) -> Prepared:
     """Share layers out over stages, pad what does not divide, run the recipe and deduplicate what
     it annotated.
 
     Raises ShardingError.
     """
-    if twins is not None:
-        twins.check(graph, inputs, mesh)
+    if proof is not None:
+        proof.check(graph, inputs, mesh)
     graph = ROUNDED(graph, inputs, settings)
     stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
@@ -142,7 +142,7 @@ def prepare(
         staged = STAGED(graph, inputs, outputs, parts, settings.stage_balance)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
-    mesh = with_twin(mesh) if twins is not None else mesh
+    mesh = with_phantom(mesh) if proof is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = RECIPE(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
@@ -160,7 +160,7 @@ def prepare(
         stacks=stacks,
         num_stages=stages,
         staged=staged,
-        has_twin=twins is not None,
+        has_phantom=proof is not None,
     )
 
 
@@ -184,13 +184,13 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
 def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int = 1) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
-    dropped = (TWIN_AXIS,) if prepared.has_twin else ()
+    dropped = (PHANTOM_AXIS,) if prepared.has_phantom else ()
     found = with_findings(REWRITTEN(answer), prepared.recipe, dropped)
     source = REDUCE_DTYPE(found, settings)
     local, context = RING(LOCALIZED(source), settings.context)
     partial = None
-    if prepared.has_twin:
-        local, partial = WITHOUT_TWIN(local)
+    if prepared.has_phantom:
+        local, partial = WITHOUT_PHANTOM(local)
     last = num_microbatches > 1 and settings.gradient_reduction != "each"
     if last:
         in_own_type = settings.gradient_reduction == "last" or settings.reduce_dtype != "auto"

@@ -65,7 +65,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.REDUCE_DTYPE,
             cutting.LOCALIZED,
             cutting.RING,
-            preparing.WITHOUT_TWIN,
+            preparing.WITHOUT_PHANTOM,
             cutting.REDUCTIONS_LAST,
         ),
         "programs": (

@@ -9,8 +9,8 @@ from shardwright.sharding import shown
 from shardwright.sharding.cut.pipeline.unstack import stage_layers
 from shardwright.sharding.prepare.dedup import dedup
 from shardwright.sharding.prepare.expand import expand
-from shardwright.sharding.prepare.one_sample import TWIN_AXIS, without_twin
 from shardwright.sharding.prepare.padding import pad_indices
+from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, without_phantom
 from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.prepare.reroll import reroll
 from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
@@ -69,13 +69,14 @@ REDUCE_DTYPE = Rewrite(
     besides="where every value lives",
     remark=shown.places,
 )
-WITHOUT_TWIN = Rewrite(
-    "without_twin",
-    without_twin,
+WITHOUT_PHANTOM = Rewrite(
+    "without_phantom",
+    without_phantom,
     "one sample per micro-batch again, after it was proven with two",
     leaves=(
         every_op(
-            f"nothing over {TWIN_AXIS}", lambda op: TWIN_AXIS not in getattr(op.attrs, "axes", ())
+            f"nothing over {PHANTOM_AXIS}",
+            lambda op: PHANTOM_AXIS not in getattr(op.attrs, "axes", ()),
         ),
     ),
     besides="where every value lives",
