@@ -24,7 +24,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.outline import pieces
-from shardwright.compiler.outline.borders import narrow_borders
+from shardwright.compiler.outline.live_across import shrink_live_across
 from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
@@ -42,8 +42,8 @@ _OWN = -1
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its
-    register inputs, `ranges` what those of its inputs stay in that masks depend on.
+    """A call to be: ops, and the values that cross its boundary (bases, not views). `scalars` are
+    its register inputs, `ranges` what those of its inputs stay in that masks depend on.
     """
 
     ops: list[Op]
@@ -105,9 +105,9 @@ SINK_INVARIANTS = Rewrite(
     keeps=(NO_RANKS,),
 )
 
-NARROW_BORDERS = Rewrite(
-    "narrow_borders",
-    narrow_borders,
+SHRINK_LIVE_ACROSS = Rewrite(
+    "shrink_live_across",
+    shrink_live_across,
     "less waits in memory while a loop inside a loop runs",
 )
 
@@ -116,7 +116,7 @@ def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> L
     """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
     what inputs stay in.
     """
-    sunk = NARROW_BORDERS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
+    sunk = SHRINK_LIVE_ACROSS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
     return _Cutter(sunk, {}, integer_ranges(sunk, numbers), count(), name).level()
 
 

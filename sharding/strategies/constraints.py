@@ -55,7 +55,7 @@ def _makers(graph: Graph) -> dict[Value, Op]:
     return {value: op for op in graph.walk() for value in op.results}
 
 
-def layout_borders(
+def layout_boundaries(
     graph: Graph, batch: Mapping[Value, int], spec_of: Callable[[Value], ShardingSpec | None]
 ) -> Iterator[tuple[list[GatherUse], list[Value]]]:
     """Ops without batch values that end or begin a weight's layout: (operands to gather, results to

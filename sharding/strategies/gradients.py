@@ -10,7 +10,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.strategies.constraints import (
     REDUCING,
     Users,
-    layout_borders,
+    layout_boundaries,
     reduction_ops,
 )
 from shardwright.sharding.strategies.decisions import Decisions
@@ -62,7 +62,7 @@ def join_layouts(step: Decisions) -> None:
     """Gather before, and lay out after, ops that cut the stored dim of a weight or of its
     gradient.
     """
-    for uses, results in layout_borders(step.graph, step.labels.dims, step.stored):
+    for uses, results in layout_boundaries(step.graph, step.labels.dims, step.stored):
         step.gathers += uses
         for value in results:
             spec = step.stored(value)

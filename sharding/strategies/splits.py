@@ -58,8 +58,8 @@ def _find_sequence(step: Decisions) -> None:
     batch, weights = map(step.values, ("batch", "parameter"))
     given = {f for v in batch for d, f in indices.families(v) if d != samples.get(v)}
     weighty = {f for v in weights for _, f in indices.families(v)}
-    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.borders]
-    crossing += [value for run in step.runs for border in run.borders for value in border]
+    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.boundaries]
+    crossing += [value for run in step.runs for boundary in run.boundaries for value in boundary]
     found = {
         family
         for value in crossing

@@ -1,4 +1,4 @@
-"""Borders of sorted segments, read as keys.
+"""Segment offsets of sorted rows, read as comparisons of their keys.
 
 How many rows have which key is a histogram of the keys; sums of it say where segments begin and
 end: row p of the sorted list is in front of "as many rows as have keys below k" exactly when its

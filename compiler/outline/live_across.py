@@ -1,4 +1,4 @@
-"""What waits in memory while a loop inside a level runs: no more than all behind it follows from.
+"""Less memory live across a loop inside a level: stores go before it, light code is made again.
 
 A level is cut at the loops in it (`cut.py`), and every value that is made before one of them and
 read behind it lies in memory meanwhile, beside what the loop itself needs. So what is written to a
@@ -21,9 +21,9 @@ from shardwright.compiler.passes.remat.elementwise import Zone
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, repeat
 
 
-def narrow_borders(graph: Graph) -> Graph:
+def shrink_live_across(graph: Graph) -> Graph:
     """`graph` whose loop bodies keep less in memory while the loops in them run."""
-    graph = within(graph, narrow_borders)
+    graph = within(graph, shrink_live_across)
     return with_ops(graph, [_narrowed(op) if _holds_loops(op) else op for op in graph.ops])
 
 
