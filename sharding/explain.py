@@ -20,7 +20,7 @@ from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN, RING
-from shardwright.sharding.indices.inner import contracted
+from shardwright.sharding.indices.tensor_parallel import contracted
 from shardwright.sharding.partition.findings import surprises
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
