@@ -24,7 +24,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.outline import pieces
-from shardwright.compiler.outline.live_across import shrink_live_across
+from shardwright.compiler.outline.live_ranges import shrink_live_ranges
 from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
@@ -105,9 +105,9 @@ SINK_INVARIANTS = Rewrite(
     keeps=(NO_RANKS,),
 )
 
-SHRINK_LIVE_ACROSS = Rewrite(
-    "shrink_live_across",
-    shrink_live_across,
+SHRINK_LIVE_RANGES = Rewrite(
+    "shrink_live_ranges",
+    shrink_live_ranges,
     "less waits in memory while a loop inside a loop runs",
 )
 
@@ -116,7 +116,7 @@ def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> L
     """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
     what inputs stay in.
     """
-    sunk = SHRINK_LIVE_ACROSS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
+    sunk = SHRINK_LIVE_RANGES(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
     return _Cutter(sunk, {}, integer_ranges(sunk, numbers), count(), name).level()
 
 

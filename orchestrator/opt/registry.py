@@ -20,7 +20,7 @@ from shardwright.compiler.driver import FUNCTION
 from shardwright.compiler.ir.spelling import spelled
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower import rewrites as lowering
-from shardwright.compiler.outline.cut import SHRINK_LIVE_ACROSS, SINK_INVARIANTS
+from shardwright.compiler.outline.cut import SHRINK_LIVE_RANGES, SINK_INVARIANTS
 from shardwright.compiler.passes import pipeline as passes
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.opt.settings import ON_TEXTS
@@ -80,7 +80,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             cutting.SHIFTED,
             cutting.THREADED,
             SINK_INVARIANTS,
-            SHRINK_LIVE_ACROSS,
+            SHRINK_LIVE_RANGES,
         ),
         "a function": (
             FUNCTION,

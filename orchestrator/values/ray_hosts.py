@@ -89,7 +89,7 @@ class RayHosts:
         try:
             check_cpus(self._ray, "run.hosts", len(packed))
             self._packed = [self._ray.put(np.frombuffer(data, np.uint8)) for data in packed]
-            self._actors = [self._hired(host) for host in range(len(packed))]
+            self._actors = [self._start(host) for host in range(len(packed))]
         except BaseException:
             RaySession.leave()
             raise
@@ -113,7 +113,7 @@ class RayHosts:
         for number, actor in enumerate(self._actors):
             if number == host or (tickets[number] in told and self._is_gone(tickets[number])):
                 self._ray.kill(actor)
-                self._actors[number] = self._hired(number)
+                self._actors[number] = self._start(number)
 
     def close(self) -> None:
         """See Hosts."""
@@ -128,5 +128,5 @@ class RayHosts:
             return True
         return False
 
-    def _hired(self, host: int) -> Any:
+    def _start(self, host: int) -> Any:
         return start_actor(self._ray, RankActor, self._packed[host])

@@ -1,4 +1,4 @@
-"""Structural deduplication: a smaller graph, one op per class, that partitions like the whole.
+"""Structural deduplication: a smaller graph that partitions like the whole one.
 
 Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, constraints, readers
 and what they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates
@@ -30,7 +30,7 @@ choice; design note 0003 has the measurements)."""
 OWN = 16
 """Weights keep their own code up to this many nodes behind a kept reader (our choice)."""
 WORTH = 2
-"""How many times the ops of a deduplicated graph the whole one has at least (our choice)."""
+"""A deduplicated graph is used when it has at most one in `WORTH` of the ops (our choice)."""
 ORIGIN = "node"  # file name of the locations that say which node an op of a deduplicated graph is
 
 Colours = npt.NDArray[np.uint64]

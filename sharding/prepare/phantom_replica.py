@@ -37,8 +37,8 @@ MIXED_SAMPLES = "SW_ONE_SAMPLE"
 def needs_phantom(
     mesh: Mesh, settings: StrategySettings, samples: int, num_microbatches: int
 ) -> bool:
-    """True for a step that has to be cut and has one sample (`samples`) in all: several
-    micro-batches, or stages. The meshes of strategy manual are the user's.
+    """True for a step that has to be cut (several micro-batches, or stages) and is asked to be
+    traced with one sample in all. The meshes of strategy manual are the user's.
     """
     needs_cut = num_microbatches > 1 or mesh.sizes.get(STAGE_AXIS, 1) > 1
     return samples == 1 and mesh.size(DATA_AXES) == 1 and needs_cut and settings.name != "manual"

@@ -73,8 +73,8 @@ def _find_sequence(step: Decisions) -> None:
 
 
 def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> None:
-    """Split the tensor-parallel dims of the weights over `axis`; and the hidden values along its
-    sequence, when asked.
+    """Split the tensor-parallel dims of the weights over `axis`; and, when asked, values with the
+    hidden dim along their sequence.
     """
     ways = step.mesh.sizes.get(axis, 1)
     if ways == 1:

@@ -205,7 +205,7 @@ def test_a_missing_op_of_the_answer_is_refused() -> None:
         gather.loc = kept
 
 
-def test_a_refused_fold_falls_back_to_the_whole_graph() -> None:
+def test_a_refused_deduplicated_graph_falls_back_to_the_whole_graph() -> None:
     ready = prepared(flax, 6, FSDP)
     calls: list[int] = []
 

@@ -38,7 +38,7 @@ def weights_of(graph: Graph, inputs: tuple[Slot, ...]) -> set:
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
-def test_scanned_layers_have_one_border_and_all_stacked_weights(remat: str) -> None:
+def test_scanned_layers_have_one_boundary_and_all_stacked_weights(remat: str) -> None:
     graph, inputs, _ = captured_graph(train_task(SIZES, seq_len=8, remat=remat), 4)
     forward, backward = scanned_layers(graph)
     stacked = {i.name for i in inputs if i.role == "parameter" and "/layers/" in i.name}

@@ -29,8 +29,8 @@ def build_plan(
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
 
     `unit` runs the partition unit; by default a child process of this one. `user` is what the
-    module of the step says about its distribution, `proof` the proof that it may be traced with two
-    samples where a micro-batch has one.
+    module of the step says about its distribution, `proof` that it may be traced with two samples
+    where a micro-batch has one.
     """
     prepared = prepare(graph, inputs, outputs, mesh, settings, user, proof)
     return complete(prepared, partitioned(prepared, unit), num_microbatches)

@@ -130,16 +130,16 @@ class Backward:
         """All ops."""
         self.near = {v: set(parts) for v, parts in self.forward.near.items() if parts}
         sums = _linear_to(self.graph, self.gradients)
-        terms = PartialSums(self.placed.emit, self.accumulators)
+        partial_sums = PartialSums(self.placed.emit, self.accumulators)
         for op in self.graph.ops:
             if op.results and op.results[0] in self.forward.computed:
                 self.placed.put(op, None)
-            elif not self._sum(op, sums, terms):
+            elif not self._sum(op, sums, partial_sums):
                 self._whole(op)
                 self._place(op)
         return self.placed
 
-    def _sum(self, op: Op, sums: set[Value], terms: PartialSums) -> bool:
+    def _sum(self, op: Op, sums: set[Value], partial_sums: PartialSums) -> bool:
         """Keep a sum over parts in terms where all that follows is linear."""
         if not sums.issuperset(op.results):
             return False
@@ -147,9 +147,9 @@ class Backward:
         at = [p.stages for p in placements if isinstance(p, At)]
         found = None
         if any(isinstance(p, Partial) for p in placements):
-            found = terms.apply(op, placements)
+            found = partial_sums.apply(op, placements)
         elif JOINING.get(op.name) == "add" and len(at) == 2 and not at[0] & at[1]:
-            found = terms.joined(op, "add", placements)
+            found = partial_sums.joined(op, "add", placements)
         if found is None:
             return False
         self.placed.of[op.result] = found

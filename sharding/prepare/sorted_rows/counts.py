@@ -28,7 +28,7 @@ _SMALL = 1 << 20  # elements of a value times keys, up to which it is followed
 
 
 class Thresholds:
-    """The borders of segments of one sort, found when first asked for."""
+    """The offsets of segments of one sort, found when first asked for."""
 
     def __init__(self, level: Level, sort: Op) -> None:
         self.level = level
