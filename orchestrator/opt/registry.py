@@ -54,7 +54,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.PADDED,
             preparing.WITHOUT_CONSTRAINTS,
             preparing.SORTED_ROWS,
-            preparing.OWN_COUNTS,
+            preparing.IOTA_DE_CSE,
             RECIPE,
             preparing.DEDUPED,
         ),

@@ -14,7 +14,7 @@ from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, without_p
 from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.prepare.reroll import reroll
 from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
-from shardwright.sharding.strategies.counts import own_counts
+from shardwright.sharding.strategies.iotas import iota_de_cse
 
 REROLLED = Rewrite(
     "rerolled",
@@ -46,7 +46,7 @@ SORTED_ROWS = Rewrite(
     sorted_per_sample,
     "rows of all samples that are sorted as one list are sorted sample by sample",
 )
-OWN_COUNTS = Rewrite("own_counts", own_counts, "every reader of a count gets a count of its own")
+IOTA_DE_CSE = Rewrite("iota_de_cse", iota_de_cse, "every reader of an iota gets its own")
 DEDUPED = Rewrite(
     "deduped",
     dedup,

@@ -13,7 +13,7 @@ from shardwright.sharding import shown
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.prepare.rewrites import (
-    OWN_COUNTS,
+    IOTA_DE_CSE,
     PADDED,
     SORTED_ROWS,
     WITHOUT_CONSTRAINTS,
@@ -64,7 +64,7 @@ def recipe_of(
     decisions = Decisions(free, inputs, outputs, mesh)
     by_expert = mesh.sizes.get("ep", 1) > 1
     alike, notes = SORTED_ROWS(free, decisions.batch_dims(), by_expert=by_expert)
-    decisions.graph = OWN_COUNTS(alike)
+    decisions.graph = IOTA_DE_CSE(alike)
     decisions.findings += notes
     if free is not graph or (user is not None and user.meshes):
         decisions.findings.append(_not_read(name))
