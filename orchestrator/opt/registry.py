@@ -78,7 +78,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             cutting.GROUPED,
             cutting.BUCKETED,
             cutting.SHIFTED,
-            cutting.THREADED,
+            cutting.PRIORITISED,
             SINK_INVARIANTS,
             SHRINK_LIVE_RANGES,
         ),
