@@ -14,8 +14,8 @@ from itertools import count
 
 from shardwright.compiler.ir.analysis import structure
 from shardwright.compiler.ir.build import cloned, subgraph
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import operands_of, places_of
-from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
@@ -322,7 +322,7 @@ class _Cutter:
         """
         results = {r for op in ops for r in op.results}
         wanted = {r for r in results if r in leaving or users.get(r, set()) - {number}}
-        wanted |= {r for op in ops if joins_stages(op) for r in op.results}
+        wanted |= {r for op in ops if is_cross_stage(op) for r in op.results}
         piece = Piece(ops, [], [], name=self.name)
         self._fill(piece, wanted)
         return piece

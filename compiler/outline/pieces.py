@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from shardwright.compiler.ir.joins import consecutive
+from shardwright.compiler.ir.cross_stage import consecutive
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.ops.host import TRANSFERS
 from shardwright.compiler.ir.traits import MOVES, TRAFFIC, of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.ir.build import subgraph
-from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
@@ -83,7 +83,7 @@ class _Piece:
         for op, stages in reversed(self.code):
             if stages is not None and self.key not in stages:
                 continue
-            if joins_stages(op) or any(v in needed for v in op.results):
+            if is_cross_stage(op) or any(v in needed for v in op.results):
                 kept.append(op)
                 needed.update(op.operands)
                 made.update(op.results)
