@@ -29,8 +29,8 @@ from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import WEIGHTS
 from shardwright.sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
 from shardwright.sharding.strategies.constraints import Annotator, GatherUse
-from shardwright.sharding.strategies.kept import keep_gathered
 from shardwright.sharding.strategies.layout import UsedLayout
+from shardwright.sharding.strategies.save_gathered import save_gathered
 
 SHARD_AXES = ("dp_shard", "ep", "cp")
 """State is spread over the ranks that hold the same `used` weights."""
@@ -53,7 +53,7 @@ class Decisions:
     scans: list[ScannedLayers] = field(init=False)
     runs: list[UnrolledLayers] = field(init=False)
     zero: int = WEIGHTS
-    keep_gathered: bool = False
+    saves_gathered: bool = False
     roots: set[Dim] = field(default_factory=set)
     constraints: dict[Value, ShardingSpec] = field(default_factory=dict)
     results: list[ShardingSpec] = field(default_factory=list)
@@ -175,8 +175,8 @@ class Decisions:
         annotator = Annotator(uses, self.layouts, self.layout.of)
         graph = annotator.run(self.graph)
         constraints, points = self.constraints | annotator.specs, annotator.points
-        if self.keep_gathered:
-            graph, constraints, points = keep_gathered(graph, points, constraints)
+        if self.saves_gathered:
+            graph, constraints, points = save_gathered(graph, points, constraints)
         for point in points:
             source, whole = point.operands[0], constraints[point.result]
             before = self.stored(source) or constraints.get(source, self.layout.of(source))

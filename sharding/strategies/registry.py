@@ -69,7 +69,7 @@ def recipe_of(
     if free is not graph or (user is not None and user.meshes):
         decisions.findings.append(_not_read(name))
     decisions.read_graph()
-    decisions.keep_gathered = not settings.reshard_after_forward
+    decisions.saves_gathered = not settings.reshard_after_forward
     decide(decisions, settings)
     _lay_out(decisions)
     return decisions.recipe()
