@@ -49,7 +49,7 @@ from shardwright.sharding.prepare.expand import ExpandError
 from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, MeanProof, with_phantom
 from shardwright.sharding.prepare.rewrites import (
     DEDUPED,
-    EXPANDED,
+    EXPANDED_REPEATS,
     REDUCE_DTYPE,
     ROUNDED,
     STAGED,
@@ -175,7 +175,7 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
         short = (deduped.graph, prepared.mesh, deduped.specs, deduped.inputs, deduped.outputs)
         note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
         with suppress(DiagnosticError, ExpandError):
-            return EXPANDED(deduped, PARTITIONED(*short, unit=unit), inputs, outputs)
+            return EXPANDED_REPEATS(deduped, PARTITIONED(*short, unit=unit), inputs, outputs)
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
     return PARTITIONED(*whole, unit)

@@ -60,7 +60,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
         ),
         "a partitioned step": (
             cutting.PARTITIONED,
-            preparing.EXPANDED,
+            preparing.EXPANDED_REPEATS,
             cutting.REWRITTEN,
             preparing.REDUCE_DTYPE,
             cutting.LOCALIZED,

@@ -55,8 +55,8 @@ DEDUPED = Rewrite(
     remark=shown.constraints,
 )
 
-EXPANDED = Rewrite(
-    "expanded",
+EXPANDED_REPEATS = Rewrite(
+    "expanded_repeats",
     expand,
     "the partitioner's answer carried over to the whole step",
     besides="what was deduplicated, and where the partitioner placed it",
