@@ -211,7 +211,7 @@ def _layer_families(step: Decisions) -> set[Class]:
 
 
 def _candidates(step: Decisions) -> set[Class]:
-    """Families of weight dims that may be split: not samples, sequence, layers or hidden."""
+    """Families of weight dims that may be split: not samples, sequence, layers, hidden dim."""
     indices = step.layout.indices
     kept_whole = _layer_families(step) | step.layout.hidden | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
