@@ -1,6 +1,6 @@
 """Who decided where every tensor lies, and why every collective is there.
 
-The step is partitioned again, unfolded, with ops that carry their number instead of their location:
+The step is partitioned again, whole, with ops that carry their number instead of their location:
 so each value of the answer is known in the graph that was asked about. Collectives are those of the
 per-core graph, with what they move, how often, and the op that needs it.
 """
@@ -20,13 +20,13 @@ from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC, of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN, RING
-from shardwright.sharding.indices.inner import contracted
+from shardwright.sharding.indices.tensor_parallel import contracted
 from shardwright.sharding.partition.findings import surprises
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.plan import Prepared
-from shardwright.sharding.prepare.rewrites import WITHOUT_TWIN
+from shardwright.sharding.prepare.rewrites import WITHOUT_PHANTOM
 from shardwright.sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
 NODE = "node"  # file name of the locations that number the ops
@@ -111,8 +111,8 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     predicted = recipe.predicted
     found = [] if predicted is None else surprises(part.graph, predicted)
     unasked = {op.loc for op in found}
-    if prepared.has_twin:
-        local, _ = WITHOUT_TWIN(local)
+    if prepared.has_phantom:
+        local, _ = WITHOUT_PHANTOM(local)
         part = local.source
     values = (*local.graph.inputs, *local.graph.outputs)
     named = zip((*part.inputs, *part.outputs), values, strict=True)

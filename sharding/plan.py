@@ -1,8 +1,8 @@
 """From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
 
 `prepare`, `partitioned` and `complete` are its parts, for callers that time them and run the
-partition unit (bytes to bytes) elsewhere. A graph with repeats is partitioned in its folded form
-(`prepare/fold.py`). The plan is what compilation, the loader and the report read.
+partition unit (bytes to bytes) elsewhere. A graph with repeats is partitioned in its deduplicated
+form (`prepare/dedup.py`). The plan is what compilation, the loader and the report read.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
-from shardwright.sharding.prepare.fold import Folded
-from shardwright.sharding.prepare.one_sample import TWIN_AXIS, Twins, with_twin
+from shardwright.sharding.prepare.dedup import Deduped
+from shardwright.sharding.prepare.expand import ExpandError
+from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, MeanProof, with_phantom
 from shardwright.sharding.prepare.rewrites import (
-    FOLDED,
+    DEDUPED,
+    EXPANDED_REPEATS,
     REDUCE_DTYPE,
     ROUNDED,
     STAGED,
-    UNFOLDED,
-    WITHOUT_TWIN,
+    WITHOUT_PHANTOM,
 )
-from shardwright.sharding.prepare.unfold import UnfoldError
 from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import RECIPE, padded_step
@@ -78,9 +78,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A decided strategy, ready for the partition unit; `folded` is None for a graph without
+    """A decided strategy, ready for the partition unit; `deduped` is None for a graph without
     repeats, `staged` for a mesh without `pp`; `stacks` are the user's leaves in stacks of layers;
-    with `has_twin` the mesh has a rank for a second sample (`one_sample.py`).
+    with `has_phantom` the mesh has a rank for a second sample (`phantom_replica.py`).
 
     `mesh` is that of one stage: stages partition alike.
     """
@@ -90,11 +90,11 @@ class Prepared:
     recipe: Recipe
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    folded: Folded | None
+    deduped: Deduped | None
     stacks: Mapping[str, tuple[str, ...]]
     num_stages: int = 1
     staged: Staged | None = None
-    has_twin: bool = False
+    has_phantom: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +124,15 @@ def prepare(
     mesh: Mesh,
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
-    twins: Twins | None = None,
+    proof: MeanProof | None = None,
 ) -> Prepared:
-    """Share layers out over stages, pad what does not divide, run the recipe and fold what it
-    annotated.
+    """Share layers out over stages, pad what does not divide, run the recipe and deduplicate what
+    it annotated.
 
     Raises ShardingError.
     """
-    if twins is not None:
-        twins.check(graph, inputs, mesh)
+    if proof is not None:
+        proof.check(graph, inputs, mesh)
     graph = ROUNDED(graph, inputs, settings)
     stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
@@ -142,40 +142,40 @@ def prepare(
         staged = STAGED(graph, inputs, outputs, parts, settings.stage_balance)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
-    mesh = with_twin(mesh) if twins is not None else mesh
+    mesh = with_phantom(mesh) if proof is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = RECIPE(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
     note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
-    is_pinned = recipe.predicted is not None
-    folded = FOLDED(recipe.graph, recipe.specs, inputs, outputs) if is_pinned else None
+    is_decided = recipe.predicted is not None
+    deduped = DEDUPED(recipe.graph, recipe.specs, inputs, outputs) if is_decided else None
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,
         recipe=recipe,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        folded=folded,
+        deduped=deduped,
         stacks=stacks,
         num_stages=stages,
         staged=staged,
-        has_twin=twins is not None,
+        has_phantom=proof is not None,
     )
 
 
 def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
-    """What the partition unit makes of the step: of its folded form, or of the whole graph when
-    that is refused or does not carry over, so that refusals name the user's lines.
+    """What the partition unit makes of the step: of its deduplicated form, or of the whole graph
+    when that is refused or does not carry over, so that refusals name the user's lines.
 
     Raises ShardingError.
     """
     inputs, outputs, recipe = prepared.inputs, prepared.outputs, prepared.recipe
-    if (folded := prepared.folded) is not None:
-        short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
+    if (deduped := prepared.deduped) is not None:
+        short = (deduped.graph, prepared.mesh, deduped.specs, deduped.inputs, deduped.outputs)
         note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
-        with suppress(DiagnosticError, UnfoldError):
-            return UNFOLDED(folded, PARTITIONED(*short, unit=unit), inputs, outputs)
+        with suppress(DiagnosticError, ExpandError):
+            return EXPANDED_REPEATS(deduped, PARTITIONED(*short, unit=unit), inputs, outputs)
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
     return PARTITIONED(*whole, unit)
@@ -184,13 +184,13 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
 def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int = 1) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
-    dropped = (TWIN_AXIS,) if prepared.has_twin else ()
+    dropped = (PHANTOM_AXIS,) if prepared.has_phantom else ()
     found = with_findings(REWRITTEN(answer), prepared.recipe, dropped)
     source = REDUCE_DTYPE(found, settings)
     local, context = RING(LOCALIZED(source), settings.context)
     partial = None
-    if prepared.has_twin:
-        local, partial = WITHOUT_TWIN(local)
+    if prepared.has_phantom:
+        local, partial = WITHOUT_PHANTOM(local)
     last = num_microbatches > 1 and settings.gradient_reduction != "each"
     if last:
         in_own_type = settings.gradient_reduction == "last" or settings.reduce_dtype != "auto"

@@ -26,10 +26,11 @@ class Asked(Protocol):
         """Where values have to live."""
 
 
-def pins(asked: Asked | None) -> Remark:
+def constraints(asked: Asked | None) -> Remark:
     """What a recipe asks for; what has no remark is the partitioner's choice."""
     pairs = value_ids(asked.graph) if asked else ()
-    found = {v: f"pinned {asked.specs[key]}" for key, v in pairs if asked and key in asked.specs}
+    specs = asked.specs if asked else {}
+    found = {v: f"constraint {specs[key]}" for key, v in pairs if key in specs}
     return lambda value: found.get(value, "")
 
 

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import is_constant_like, keeps_order, places_of, takes_at
-from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.rewrite import reading
@@ -364,11 +364,11 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
 
 def _depend(graph: Graph, value: Value, ops: Sequence[Op]) -> bool:
     """True when one of `ops` is computed from `value`, or starts behind a collective that is."""
-    reached, waiting, joined = {value}, set(ops), False
+    reached, waiting, crossed = {value}, set(ops), False
     for op in graph.ops if ops else ():
-        joins = joins_stages(op)
-        if any(v in reached for v in op.operands) or (joins and joined):
-            joined |= joins
+        crosses = is_cross_stage(op)
+        if any(v in reached for v in op.operands) or (crosses and crossed):
+            crossed |= crosses
             reached.update(op.results)
             if op in waiting:
                 return True

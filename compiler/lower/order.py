@@ -1,14 +1,14 @@
 """Which task must run before which, and who reads what: the dependency graph of a body.
 
 Static edges (data, targets, registers) are worked out once per task; `Task.after` holds the edges
-that sharing memory adds later. Collectives over stages start in program order (`joins.py`).
+that sharing memory adds later. Collectives over stages start in program order (`cross_stage.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.body import Body
@@ -72,7 +72,7 @@ class Order:
         """Take in tasks that were added since the last question."""
         for task in self.body.tasks[len(self._static) :]:
             self._static.append(self._of(task))
-            if joins_stages(task.op):
+            if is_cross_stage(task.op):
                 if self._last_join is not None:
                     self._queued[task.number] = self._last_join
                 self._last_join = task.number

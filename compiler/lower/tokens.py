@@ -1,9 +1,9 @@
-"""Dependency tokens: collectives that give way start behind those a layer waits for itself.
+"""Dependency tokens: collectives of low priority start behind those a layer waits for itself.
 
-A stream serves its collectives in the order in which they start. What partitioning marks as
-yielding (gathers of weights, reductions of gradients) is often ready early and would stand in front
-of the layer's own collectives. Here each gets a token from one of those: it starts right behind it,
-and runs beside the code up to the next one.
+A stream serves its collectives in the order in which they start. What partitioning gives low
+priority (gathers of weights, reductions of gradients) is often ready early and would stand in front
+of the layer's own collectives. Here each gets a token from one of those, an edge of the order of
+regions: it starts right behind it, and runs beside the code up to the next one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class DependencyTokens:
         self.tasks, self.order, self.before, self.idle = tasks, order, before, idle
         self.place = {region: at for at, region in enumerate(order)}
         flying = [r for r in order if self.tasks[r][0].kind == COLLECTIVE]
-        self.giving = [r for r in flying if getattr(self._op(r).attrs, "yields", False)]
-        behind = self._following([r for r in self.giving if r in self.idle])
-        self.own = [r for r in flying if r not in self.giving and r not in behind]
+        self.low_priority = [r for r in flying if getattr(self._op(r).attrs, "low_priority", False)]
+        behind = self._following([r for r in self.low_priority if r in self.idle])
+        self.own = [r for r in flying if r not in self.low_priority and r not in behind]
         self.starts = [self.place[r] for r in self.own]
 
     def tokens(self) -> dict[int, int]:
-        """Region of a collective that gives way -> region it starts behind.
+        """Region of a collective of low priority -> region it starts behind.
 
         Those that need nothing of this function are shared out over the windows by the work there:
         first what is needed here, which waits for the first of the layer's collectives at most, so
@@ -52,10 +52,10 @@ class DependencyTokens:
         if not self.own:
             return {}
         computed = self._following([r for r in self.order if self._computes(r)])
-        early = [r for r in self.giving if r not in computed]
+        early = [r for r in self.low_priority if r not in computed]
         early.sort(key=lambda r: r in self.idle)
         window = dict(zip(early, self._shared(early), strict=True))
-        for region in self.giving:
+        for region in self.low_priority:
             if region in self.idle and region in computed:
                 made = max(self.place[r] for r in self.before[region])
                 window[region] = bisect_right(self.starts, made) + 1

@@ -1,6 +1,6 @@
 """A step as functions and calls: loops become repeats, repeated code is compiled once.
 
-`borders.py` sees to it that little crosses from one to the next, `cut.py` finds the functions,
+`live_ranges.py` sees to it that little crosses from one to the next, `cut.py` finds the functions,
 `buffers.py` gives every value between them memory. What comes out is one list of distinct compile
 units for the whole step, and per program the calls that `linking/link.py` turns into a `Program`.
 """

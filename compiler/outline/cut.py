@@ -14,8 +14,8 @@ from itertools import count
 
 from shardwright.compiler.ir.analysis import structure
 from shardwright.compiler.ir.build import cloned, subgraph
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import operands_of, places_of
-from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
@@ -24,7 +24,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.outline import pieces
-from shardwright.compiler.outline.borders import narrow_borders
+from shardwright.compiler.outline.live_ranges import shrink_live_ranges
 from shardwright.compiler.outline.overwritten import Slices, is_read, slices_of, written
 from shardwright.compiler.outline.sink import sink_invariants
 from shardwright.compiler.passes.ranges import integer_ranges
@@ -42,8 +42,8 @@ _OWN = -1
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its
-    register inputs, `ranges` what those of its inputs stay in that masks depend on.
+    """A call to be: ops, and the values that cross its boundary (bases, not views). `scalars` are
+    its register inputs, `ranges` what those of its inputs stay in that masks depend on.
     """
 
     ops: list[Op]
@@ -105,9 +105,9 @@ SINK_INVARIANTS = Rewrite(
     keeps=(NO_RANKS,),
 )
 
-NARROW_BORDERS = Rewrite(
-    "narrow_borders",
-    narrow_borders,
+SHRINK_LIVE_RANGES = Rewrite(
+    "shrink_live_ranges",
+    shrink_live_ranges,
     "less waits in memory while a loop inside a loop runs",
 )
 
@@ -116,7 +116,7 @@ def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> L
     """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
     what inputs stay in.
     """
-    sunk = NARROW_BORDERS(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
+    sunk = SHRINK_LIVE_RANGES(SINK_INVARIANTS(graph, integer_ranges(graph, numbers)))
     return _Cutter(sunk, {}, integer_ranges(sunk, numbers), count(), name).level()
 
 
@@ -322,7 +322,7 @@ class _Cutter:
         """
         results = {r for op in ops for r in op.results}
         wanted = {r for r in results if r in leaving or users.get(r, set()) - {number}}
-        wanted |= {r for op in ops if joins_stages(op) for r in op.results}
+        wanted |= {r for op in ops if is_cross_stage(op) for r in op.results}
         piece = Piece(ops, [], [], name=self.name)
         self._fill(piece, wanted)
         return piece

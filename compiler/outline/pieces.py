@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from shardwright.compiler.ir.joins import consecutive
+from shardwright.compiler.ir.cross_stage import consecutive
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.ops.host import TRANSFERS
 from shardwright.compiler.ir.traits import MOVES, TRAFFIC, of
@@ -153,7 +153,7 @@ def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
     if found is None:
         return [ops] if ops else []
     start, period, length = found
-    first = _cheapest_border(ops, level, start, period, length)
+    first = _cheapest_cut(ops, level, start, period, length)
     count = (start + length - first) // period
     windows = [ops[first + i * period : first + (i + 1) * period] for i in range(count)]
     if count < 2 or not _are_layers(windows, ops, level):
@@ -218,7 +218,7 @@ def _candidate_periods(symbols: Sequence[int]) -> list[int]:
     return [d for _, d in sorted(usable, key=lambda x: (-x[0], x[1]))[:MAX_PERIODS]]
 
 
-def _cheapest_border(ops: Sequence[Op], level: Level, start: int, period: int, length: int) -> int:
+def _cheapest_cut(ops: Sequence[Op], level: Level, start: int, period: int, length: int) -> int:
     """The first cut: the phase of the period at which fewest bytes cross, keeping the number of
     repetitions.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.rewrite import with_ops, with_results
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -26,7 +26,7 @@ def _sweep(graph: Graph, needed: set[Value]) -> tuple[list[Op], set[Value]]:
     """The live ops for the needed values, and all values needed in the end."""
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        if joins_stages(op) or any(v in needed for v in op.results):
+        if is_cross_stage(op) or any(v in needed for v in op.results):
             op = _narrow(op, needed)
             needed.update(op.operands)
             ops.append(op)

@@ -271,7 +271,7 @@ def _reduce_each(now: Situation) -> Ideas:
         yield Idea(_strategy(reduce_gradients="each"))
 
 
-def _keep_gathered(now: Situation) -> Ideas:
+def _save_gathered(now: Situation) -> Ideas:
     if now.strategy.reshard_after_forward and now.zero == WEIGHTS and now.size("dp_shard") > 1:
         more = {"parameters": now.size("dp_shard") / 2.0}  # gathered in half of their type
         yield Idea(_strategy(reshard_after_forward=False), more)
@@ -387,7 +387,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _buckets,
             _late_reductions,
             _second_stream,
-            _keep_gathered,
+            _save_gathered,
             _more_samples,
         ),
         "bubble": (_smaller_micro_batch, _fewer_stages, _interleaved, _more_samples),

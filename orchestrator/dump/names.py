@@ -63,7 +63,7 @@ Where to read
              functions), functions/NAME/*-memory.txt (between regions), tiles: *-tiling.txt
   overlap    functions/NAME/*-overlap.txt (engines, and collectives beside them), *-time.txt here
              (what is hidden in the end); programs/NAME: graphs behind `grouped`, `bucketed`,
-             `shifted` and `threaded` are those with layers moved
+             `shifted` and `prioritised` are those with layers moved
 
 Files
 """

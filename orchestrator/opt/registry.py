@@ -20,7 +20,7 @@ from shardwright.compiler.driver import FUNCTION
 from shardwright.compiler.ir.spelling import spelled
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.lower import rewrites as lowering
-from shardwright.compiler.outline.cut import NARROW_BORDERS, SINK_INVARIANTS
+from shardwright.compiler.outline.cut import SHRINK_LIVE_RANGES, SINK_INVARIANTS
 from shardwright.compiler.passes import pipeline as passes
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.opt.settings import ON_TEXTS
@@ -54,18 +54,18 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.PADDED,
             preparing.WITHOUT_CONSTRAINTS,
             preparing.SORTED_ROWS,
-            preparing.OWN_COUNTS,
+            preparing.IOTA_DE_CSE,
             RECIPE,
-            preparing.FOLDED,
+            preparing.DEDUPED,
         ),
         "a partitioned step": (
             cutting.PARTITIONED,
-            preparing.UNFOLDED,
+            preparing.EXPANDED_REPEATS,
             cutting.REWRITTEN,
             preparing.REDUCE_DTYPE,
             cutting.LOCALIZED,
             cutting.RING,
-            preparing.WITHOUT_TWIN,
+            preparing.WITHOUT_PHANTOM,
             cutting.REDUCTIONS_LAST,
         ),
         "programs": (
@@ -78,9 +78,9 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             cutting.GROUPED,
             cutting.BUCKETED,
             cutting.SHIFTED,
-            cutting.THREADED,
+            cutting.PRIORITISED,
             SINK_INVARIANTS,
-            NARROW_BORDERS,
+            SHRINK_LIVE_RANGES,
         ),
         "a function": (
             FUNCTION,

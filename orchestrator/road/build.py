@@ -31,12 +31,12 @@ from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
-from shardwright.sharding.prepare.one_sample import (
+from shardwright.sharding.prepare.phantom_replica import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
     check_means,
-    is_alone,
+    needs_phantom,
 )
 from shardwright.sharding.prepare.reroll import Rerolled
 
@@ -104,14 +104,15 @@ class Candidate:
 
 def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
     """How the step of a job may be traced, in the order in which that is tried. One sample alone
-    gets a twin (`sharding/prepare/one_sample.py`), unless samples mix or are summed."""
+    gets a phantom replica (`sharding/prepare/phantom_replica.py`), unless samples mix or are
+    summed."""
     asked = Candidate(samples=layout.captured_batch)
-    if not is_alone(layout.mesh, job.strategy, asked.samples, layout.num_microbatches):
+    if not needs_phantom(layout.mesh, job.strategy, asked.samples, layout.num_microbatches):
         return (asked,)
-    twins = Candidate(
+    phantom = Candidate(
         samples=TRACED_SAMPLES, proof_samples=PROOF_SAMPLES, set_aside_by=MIXED_SAMPLES
     )
-    return twins, asked
+    return phantom, asked
 
 
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
@@ -165,13 +166,13 @@ def _planned(
     stages: Stages,
 ) -> Planned:
     """The plan of a task that is traced in one way."""
-    traced, twins = stages.trace(job, task, candidate.samples), None
+    traced, proof = stages.trace(job, task, candidate.samples), None
     if candidate.proof_samples:
         with within("proof"):
             more = stages.trace(job, task, candidate.proof_samples)
-        twins = check_means(traced.step.graph, more.step.graph)
+        proof = check_means(traced.step.graph, more.step.graph)
     with stages.timed("recipe"):
-        prepared = prepare(*traced.step.parts, layout.mesh, job.strategy, traced.user, twins)
+        prepared = prepare(*traced.step.parts, layout.mesh, job.strategy, traced.user, proof)
     with stages.timed("partition"):
         answer = partitioned(prepared, partition_unit(job, layout, service))
     with stages.timed("localize"):

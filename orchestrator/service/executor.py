@@ -2,8 +2,8 @@
 
 A unit is a pure function of its payload (`orchestrator/service/units.py`), so an executor may run
 it anywhere, again, and in any order. Executors know nothing of graphs, caches or reports:
-`flight.py` keeps a bounded number of units with them, `service.py` caches, `seats.py` replaces lost
-workers. Other executors: `process_backend.py` and `ray_backend.py`.
+`flight.py` keeps a bounded number of units with them, `service.py` caches, `worker_pool.py`
+replaces lost workers. Other executors: `process_backend.py` and `ray_backend.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Executor(Protocol):
     observe: Emit  # to be told of everything that happens, for the metrics of the back end
 
     @property
-    def slots(self) -> int:
+    def capacity(self) -> int:
         """Units that keep all workers busy; `submit` takes more, but they only wait."""
 
     def submit(self, unit: WorkUnit) -> None:
@@ -116,7 +116,7 @@ class InlineExecutor:
     debug. Nothing can end a unit here but its end, so it takes no time limit."""
 
     name = "inline"
-    slots = 1
+    capacity = 1
 
     def __init__(self, limits: Limits = NO_LIMITS) -> None:
         self.emit: Emit = silent

@@ -34,7 +34,7 @@ def fly(executor: Callable[[], Executor], source: Source) -> Generator[Outcome, 
     flying = 0
     try:
         while True:
-            while flying == 0 or flying < executor().slots:
+            while flying == 0 or flying < executor().capacity:
                 unit = source.take()
                 if unit is None:
                     break

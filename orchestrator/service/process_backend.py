@@ -1,4 +1,4 @@
-"""The process executor: worker processes of this machine, one unit at a time each (`seats.py`).
+"""The process executor: a `worker_pool.py` of processes, one unit at a time each.
 
 A worker is a fresh interpreter that loads the compiler and no jax; units and outcomes cross a
 socket. It is a session of its own, so that an interrupt at the terminal reaches the job alone,
@@ -30,7 +30,7 @@ from shardwright.orchestrator.service.executor import (
     WorkUnit,
     attempt,
 )
-from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
+from shardwright.orchestrator.service.worker_pool import PoolExecutor, WorkerLostError
 
 _MODULE = "shardwright.orchestrator.service.process_backend"
 MAX_WORKERS = 8  # by default: a step has one or two units that outlast all others
@@ -67,7 +67,7 @@ def start_worker(module: str, *settings: object) -> Worker:
     return Worker(process, ours)
 
 
-class ProcessExecutor(SeatedExecutor):
+class ProcessExecutor(PoolExecutor):
     """See the module. `workers` 0: one per CPU, at most `MAX_WORKERS`. A worker is the ticket of
     what it says next: that it has started, or the outcome of its one unit."""
 
@@ -76,7 +76,7 @@ class ProcessExecutor(SeatedExecutor):
     def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
         super().__init__(workers or min(num_cpus(), MAX_WORKERS), limits)
 
-    def _hire(self, number: int) -> Worker:
+    def _start(self, number: int) -> Worker:
         """A new worker; it loads the compiler while we go on."""
         return start_worker(_MODULE, f"{self.name}-{number}", self.limits.memory_bytes)
 
@@ -98,7 +98,7 @@ class ProcessExecutor(SeatedExecutor):
         except (EOFError, OSError) as error:
             raise WorkerLostError from error
 
-    def _dismiss(self, worker: Worker) -> None:
+    def _stop(self, worker: Worker) -> None:
         worker.end()
 
 

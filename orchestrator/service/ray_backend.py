@@ -1,4 +1,4 @@
-"""The Ray executor: long-lived compile actors that hold no state between units (`seats.py`).
+"""The Ray executor: long-lived compile actors that hold no state between units (`worker_pool.py`).
 
 At most two units are in flight per actor. Payloads and results cross as uint8 arrays, through the
 object store when they are large, so that nodes need no common disk.
@@ -18,11 +18,11 @@ from shardwright.orchestrator.service.executor import NO_LIMITS, Limits, Outcome
 from shardwright.orchestrator.service.ray_session import (
     RaySession,
     check_cpus,
-    hired,
     lost_errors,
     num_cpus_of,
+    start_actor,
 )
-from shardwright.orchestrator.service.seats import SeatedExecutor, WorkerLostError
+from shardwright.orchestrator.service.worker_pool import PoolExecutor, WorkerLostError
 
 # Ray prefixes them with `ray_`, and counters with `_total`.
 _COUNTED = {
@@ -53,7 +53,7 @@ class CompileActor:
         return replace(outcome, unit=unit, result=None), result
 
 
-class RayExecutor(SeatedExecutor):
+class RayExecutor(PoolExecutor):
     """See the module. Raises UsageError for more workers than the cluster has CPUs."""
 
     name = "ray"
@@ -70,12 +70,12 @@ class RayExecutor(SeatedExecutor):
             RaySession.leave()
             raise
 
-    def _hire(self, number: int) -> Any:
+    def _start(self, number: int) -> Any:
         """A new actor; none while the nodes that are left have no CPU for it."""
         if len(self.workers()) >= num_cpus_of(self._ray):
             return None
         name = f"{self.name}-{number}"
-        return hired(self._ray, CompileActor, name, self.limits.memory_bytes)
+        return start_actor(self._ray, CompileActor, name, self.limits.memory_bytes)
 
     def _arrival(self, worker: Any) -> Any:
         return worker.start.remote()
@@ -98,7 +98,7 @@ class RayExecutor(SeatedExecutor):
         outcome, result = answer
         return replace(outcome, result=None if result is None else result.tobytes())
 
-    def _dismiss(self, worker: Any) -> None:
+    def _stop(self, worker: Any) -> None:
         self._ray.kill(worker)
 
     def _count(self, event: str, **fields: Any) -> None:

@@ -172,7 +172,7 @@ def check_cpus(ray: Any, key: str, wanted: int) -> int:
     return cpus
 
 
-def hired(ray: Any, actor: type[Any], *given: object) -> Any:
+def start_actor(ray: Any, actor: type[Any], *given: object) -> Any:
     """A new actor with a CPU of its own, wherever there is one; Ray does not start it again."""
     remote: Any = ray.remote(actor)
     options = remote.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")

@@ -32,9 +32,9 @@ class Lease:
         self._flying = 0
 
     @property
-    def slots(self) -> int:
+    def capacity(self) -> int:
         """See Executor. For each job, because another may have none to run."""
-        return self._shared.slots
+        return self._shared.capacity
 
     def submit(self, unit: WorkUnit) -> None:
         """See Executor."""
@@ -80,9 +80,9 @@ class SharedExecutor:
         return Lease(self)
 
     @property
-    def slots(self) -> int:
+    def capacity(self) -> int:
         """Units that keep all workers busy."""
-        return self._executor.slots if self._executor else 1
+        return self._executor.capacity if self._executor else 1
 
     def observe(self, event: str, **fields: Any) -> None:
         """Pass on what happens, for the metrics of the back end."""

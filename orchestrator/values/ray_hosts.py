@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardwright.orchestrator.service import logs
-from shardwright.orchestrator.service.ray_session import RaySession, check_cpus, hired, lost_errors
+from shardwright.orchestrator.service.ray_session import (
+    RaySession,
+    check_cpus,
+    lost_errors,
+    start_actor,
+)
 from shardwright.orchestrator.values.serving import Answered, late, serve
 from shardwright.sim_cluster.values.rank_host import SENDING, RankHost
 from shardwright.sim_cluster.values.run_values import Handle, HostLostError
@@ -84,7 +89,7 @@ class RayHosts:
         try:
             check_cpus(self._ray, "run.hosts", len(packed))
             self._packed = [self._ray.put(np.frombuffer(data, np.uint8)) for data in packed]
-            self._actors = [self._hired(host) for host in range(len(packed))]
+            self._actors = [self._start(host) for host in range(len(packed))]
         except BaseException:
             RaySession.leave()
             raise
@@ -108,7 +113,7 @@ class RayHosts:
         for number, actor in enumerate(self._actors):
             if number == host or (tickets[number] in told and self._is_gone(tickets[number])):
                 self._ray.kill(actor)
-                self._actors[number] = self._hired(number)
+                self._actors[number] = self._start(number)
 
     def close(self) -> None:
         """See Hosts."""
@@ -123,5 +128,5 @@ class RayHosts:
             return True
         return False
 
-    def _hired(self, host: int) -> Any:
-        return hired(self._ray, RankActor, self._packed[host])
+    def _start(self, host: int) -> Any:
+        return start_actor(self._ray, RankActor, self._packed[host])

@@ -13,7 +13,7 @@ from shardwright.sharding.cut.overlap.deferred import hoisted
 from shardwright.sharding.cut.overlap.ends import reduced_in_last, stored_in_first
 from shardwright.sharding.cut.overlap.groups import grouped
 from shardwright.sharding.cut.overlap.pipelined import shifted
-from shardwright.sharding.cut.overlap.streams import threaded
+from shardwright.sharding.cut.overlap.streams import prioritised
 from shardwright.sharding.cut.pipeline.divide import divide
 from shardwright.sharding.cut.ring import with_context
 from shardwright.sharding.cut.stages import split_step
@@ -126,9 +126,9 @@ SHIFTED = Rewrite(
     "layer loops become software pipelines: weights are gathered early, gradients late",
     keeps=PROGRAM,
 )
-THREADED = Rewrite(
-    "threaded",
-    threaded,
-    "gathers of weights and reductions give way to what a layer itself waits for",
+PRIORITISED = Rewrite(
+    "prioritised",
+    prioritised,
+    "gathers of weights and reductions have low priority: they start behind what a layer waits for",
     keeps=PROGRAM,
 )

@@ -36,7 +36,7 @@ from shardwright.sharding.linearity import Kind, label_values
 from shardwright.sharding.localize import Localized
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.prepare.one_sample import TRACED_SAMPLES, check_partial
+from shardwright.sharding.prepare.phantom_replica import TRACED_SAMPLES, check_partial
 
 STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
 
@@ -54,7 +54,7 @@ def split_step(
 
     With `reduce_last` accumulators hold gradients in front of their reductions, where they can;
     without `wide` they have the type of the gradients, else fp32. `partial` are values that hold a
-    part of a sum, of a step without its twin (`one_sample.py`).
+    part of a sum, of a step without its phantom replica (`phantom_replica.py`).
     Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
     with a finding in `metadata["findings"]`.
     Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names

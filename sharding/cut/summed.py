@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import resized, resized_dim, splat
-from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops
@@ -138,7 +138,7 @@ def _following(graph: Graph, value: Value, write: Op) -> list[Op]:
 def _is_local(op: Op, walked: Collection[int]) -> bool:
     """Whether `op` does to slices along `walked` what it does to the whole."""
     if op.name in REDUCTIONS_OF_RANKS:
-        return not joins_stages(op) and resized_dim(op) not in walked
+        return not is_cross_stage(op) and resized_dim(op) not in walked
     return OPS[op.name].elementwise
 
 

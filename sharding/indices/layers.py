@@ -3,7 +3,7 @@ unrolled code.
 
 Nothing here reads names or compares sizes with those of a known model. A scanned layer is the body
 of a loop that slices weights by its counter; an unrolled layer is one period of the sequence of
-weight uses, compared by hashes of the code that leads to each use. Borders are the values that
+weight uses, compared by hashes of the code that leads to each use. Boundaries are the values that
 connect one layer to the next.
 """
 
@@ -27,23 +27,23 @@ from shardwright.sharding.indices.dims import reached
 class ScannedLayers:
     """A loop whose body is a layer.
 
-    `borders` are the carries that connect iterations, `weights` maps a carry that is only read to
-    the dim its slices walk along, `stacks` maps a carry written slice by slice (saved activations,
-    gradients) to that dim.
+    `boundaries` are the carries that connect iterations, `weights` maps a carry that is only read
+    to the dim its slices walk along, `stacks` maps a carry written slice by slice (saved
+    activations, gradients) to that dim.
     """
 
     loop: Op
-    borders: tuple[int, ...]
+    boundaries: tuple[int, ...]
     weights: Mapping[int, int]
     stacks: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class UnrolledLayers:
-    """Repeats of one sub-graph at one level; `borders[i]` connects repeat `i` to repeat `i + 1`."""
+    """Repeats of one sub-graph at one level; `boundaries[i]` joins repeats `i` and `i + 1`."""
 
     repeats: tuple[tuple[Op, ...], ...]
-    borders: tuple[tuple[Value, ...], ...]
+    boundaries: tuple[tuple[Value, ...], ...]
 
 
 def scanned_layers(graph: Graph) -> list[ScannedLayers]:
@@ -75,8 +75,8 @@ def scan_of(loop: Op) -> ScannedLayers:
         elif op.name in UPDATES:
             stacks[target] = dim
     skipped = read_only | stacks.keys() | {loop.attrs.induction}
-    borders = tuple(i for i in range(len(body.inputs)) if i not in skipped)
-    return ScannedLayers(loop, borders, weights, stacks)
+    boundaries = tuple(i for i in range(len(body.inputs)) if i not in skipped)
+    return ScannedLayers(loop, boundaries, weights, stacks)
 
 
 def _walked_dim(op: Op, counted: set[Value]) -> int | None:
@@ -126,7 +126,7 @@ def unrolled_layers(
 
     found = sorted(_runs(tokens, 0, len(tokens)))
     rotations = ([_unrolled(placed, {*uses}, run, batch) for run in runs] for runs in found)
-    return [min(layers, key=_border_bytes) for layers in rotations]
+    return [min(layers, key=_boundary_bytes) for layers in rotations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,32 +236,32 @@ def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
 def _unrolled(
     placed: Sequence[tuple[Op, int]], uses: set[Op], run: Run, batch: Mapping[Value, int]
 ) -> UnrolledLayers:
-    """Ops and borders of one run."""
+    """Ops and boundaries of one run."""
     first, period, repeats = run
     groups: list[list[Op]] = [[] for _ in range(repeats)]
     for op, at in placed:
         if first <= at < first + period * repeats:
             groups[(at - first) // period].append(op)
     ends = [{*groups[i]} for i in range(repeats)]
-    borders = tuple(_borders(groups[i], ends[i + 1], uses, batch) for i in range(repeats - 1))
-    return UnrolledLayers(tuple(tuple(g) for g in groups), borders)
+    boundaries = tuple(_boundaries(groups[i], ends[i + 1], uses, batch) for i in range(repeats - 1))
+    return UnrolledLayers(tuple(tuple(g) for g in groups), boundaries)
 
 
-def _border_bytes(layers: UnrolledLayers) -> int:
-    """Bytes of all borders: of the rotations of a run, the one with the fewest is taken."""
-    return sum(v.type.num_bytes for border in layers.borders for v in border)
+def _boundary_bytes(layers: UnrolledLayers) -> int:
+    """Bytes of all boundaries: of the rotations of a run, the one with the fewest is taken."""
+    return sum(v.type.num_bytes for boundary in layers.boundaries for v in boundary)
 
 
-def _borders(
+def _boundaries(
     before: Sequence[Op], after: set[Op], uses: set[Op], batch: Mapping[Value, int]
 ) -> tuple[Value, ...]:
-    """Values of `before` that `after` reads, without those that follow from another border by
+    """Values of `before` that `after` reads, without those that follow from another boundary by
     weightless code.
     """
     made = {v: op for op in before for v in op.results}
     read = {v for op in after for v in op.operands if v in made}
 
-    follows: set[Value] = set()  # values that are computed from other borders alone
+    follows: set[Value] = set()  # values that are computed from other boundaries alone
     for op in before:
         sources = [v for v in op.operands if v in batch]
         known = all(v in made and (v in read or v in follows) for v in sources)

@@ -24,7 +24,7 @@ from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 from shardwright.sharding.indices.dims import Dim, factors
 from shardwright.sharding.indices.indices import Class, IndexClasses
-from shardwright.sharding.indices.inner import contracted
+from shardwright.sharding.indices.tensor_parallel import contracted
 
 Shape = tuple[int, ...]
 WHOLE = of(Kind.WINDOW, Kind.SORT)

@@ -1,7 +1,7 @@
 """The precision policy of a strategy: types of weights where they are used, of reduced gradients,
 and of what layers hand on.
 
-The names and the meaning follow PyTorch's `MixedPrecisionPolicy`. Weights and layer borders are
+The names and the meaning follow PyTorch's `MixedPrecisionPolicy`. Weights and layer boundaries are
 rounded in the captured graph, before any strategy looks at it, so that gathers move the short type
 by themselves; gradients are converted around the collectives that reduce them. The optimizer and
 what is stored keep their types.
@@ -26,7 +26,7 @@ from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import StrategySettings
-from shardwright.sharding.strategies.pins import (
+from shardwright.sharding.strategies.constraints import (
     CARRYING,
     NARROWING,
     GatherUse,
@@ -41,7 +41,7 @@ REPLICATING = frozenset(("dp_replicate", "dp_shard"))
 
 def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettings) -> Graph:
     """The captured graph with weights rounded where they meet samples (`param_dtype`) and layer
-    borders rounded (`output_dtype`); activations that lose nothing by it are kept short.
+    boundaries rounded (`output_dtype`); activations that lose nothing by it are kept short.
 
     Raises ShardingError for a step in which there is nothing to round.
     """
@@ -51,11 +51,11 @@ def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettin
     batch = {value: slot.batch_dim or 0 for slot, value in slots if slot.role == "batch"}
     samples = batch_labels(graph, batch).dims
     given = reached(graph, [value for slot, value in slots if slot.role == "parameter"])
-    borders: set[Value] = set()
+    boundaries: set[Value] = set()
     if settings.output_dtype != "auto":
-        borders = {v for v in _borders(graph, samples, given) if v in samples}
-        if not borders:
-            raise _nothing("output_dtype", "repeated layers, whose borders it rounds", "layers")
+        boundaries = {v for v in _boundaries(graph, samples, given) if v in samples}
+        if not boundaries:
+            raise _nothing("output_dtype", "repeated layers, whose boundaries it rounds", "layers")
     weights = given - reached(graph, batch)
     uses = {(use.op, use.index): use for use in gather_uses(graph, samples, weights)}
     if settings.param_dtype != "auto" and not uses:
@@ -63,9 +63,9 @@ def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettin
     rounder = _Rounder(
         samples=samples,
         uses=uses,
-        borders=borders,
+        boundaries=boundaries,
         weight_type=TYPES.get(settings.param_dtype),
-        border_type=TYPES.get(settings.output_dtype, DType.F32),
+        boundary_type=TYPES.get(settings.output_dtype, DType.F32),
     )
     rounded = rounder.run(graph)
     return narrow(rounded, DType.BF16, reached(rounded, batch))
@@ -80,13 +80,13 @@ def _nothing(key: str, required: str, found: str) -> ShardingError:
     )
 
 
-def _borders(graph: Graph, samples: Mapping[Value, int], given: set[Value]) -> Iterable[Value]:
+def _boundaries(graph: Graph, samples: Mapping[Value, int], given: set[Value]) -> Iterable[Value]:
     """What one layer hands to the next, in either direction."""
     for scan in scanned_layers(graph):
         body = scan.loop.regions[0]
-        yield from (body.outputs[i] for i in scan.borders)
+        yield from (body.outputs[i] for i in scan.boundaries)
     for run in unrolled_layers(graph, samples, given):
-        yield from (value for border in run.borders for value in border)
+        yield from (value for boundary in run.boundaries for value in boundary)
 
 
 def _wider(value: Value, dtype: DType) -> bool:
@@ -100,9 +100,9 @@ class _Rounder:
 
     samples: Mapping[Value, int]
     uses: Mapping[tuple[Op, int], GatherUse]
-    borders: set[Value]
+    boundaries: set[Value]
     weight_type: DType | None
-    border_type: DType
+    boundary_type: DType
 
     def run(self, graph: Graph) -> Graph:
         """`graph` with conversions; inputs and outputs keep their types."""
@@ -115,8 +115,8 @@ class _Rounder:
                 now = with_operands(op, reads)
             level.ops.append(with_regions(now, tuple(map(self.run, op.regions))))
             for value in op.results:
-                if value in self.borders and _wider(value, self.border_type):
-                    short = level.converted(value, self.border_type)
+                if value in self.boundaries and _wider(value, self.boundary_type):
+                    short = level.converted(value, self.boundary_type)
                     level.replace((value,), (level.converted(short, value.type.dtype),))
         return level.finish(graph)
 

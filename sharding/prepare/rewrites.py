@@ -7,14 +7,14 @@ from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import NO_CONSTRAINTS, every_op
 from shardwright.sharding import shown
 from shardwright.sharding.cut.pipeline.unstack import stage_layers
-from shardwright.sharding.prepare.fold import fold
-from shardwright.sharding.prepare.one_sample import TWIN_AXIS, without_twin
+from shardwright.sharding.prepare.dedup import dedup
+from shardwright.sharding.prepare.expand import expand
 from shardwright.sharding.prepare.padding import pad_indices
+from shardwright.sharding.prepare.phantom_replica import PHANTOM_AXIS, without_phantom
 from shardwright.sharding.prepare.precision import rounded_graph, with_reduce_dtype
 from shardwright.sharding.prepare.reroll import reroll
 from shardwright.sharding.prepare.sorted_rows import sorted_per_sample
-from shardwright.sharding.prepare.unfold import unfold
-from shardwright.sharding.strategies.counts import own_counts
+from shardwright.sharding.strategies.iotas import iota_de_cse
 
 REROLLED = Rewrite(
     "rerolled",
@@ -46,20 +46,20 @@ SORTED_ROWS = Rewrite(
     sorted_per_sample,
     "rows of all samples that are sorted as one list are sorted sample by sample",
 )
-OWN_COUNTS = Rewrite("own_counts", own_counts, "every reader of a count gets a count of its own")
-FOLDED = Rewrite(
-    "folded",
-    fold,
+IOTA_DE_CSE = Rewrite("iota_de_cse", iota_de_cse, "every reader of an iota gets its own")
+DEDUPED = Rewrite(
+    "deduped",
+    dedup,
     "one copy of repeated code, which is what the partitioner gets",
     besides="what the strategy asks for, value by value",
-    remark=shown.pins,
+    remark=shown.constraints,
 )
 
-UNFOLDED = Rewrite(
-    "unfolded",
-    unfold,
+EXPANDED_REPEATS = Rewrite(
+    "expanded_repeats",
+    expand,
     "the partitioner's answer carried over to the whole step",
-    besides="what was folded, and where the partitioner placed it",
+    besides="what was deduplicated, and where the partitioner placed it",
     remark=shown.places,
 )
 REDUCE_DTYPE = Rewrite(
@@ -69,13 +69,14 @@ REDUCE_DTYPE = Rewrite(
     besides="where every value lives",
     remark=shown.places,
 )
-WITHOUT_TWIN = Rewrite(
-    "without_twin",
-    without_twin,
+WITHOUT_PHANTOM = Rewrite(
+    "without_phantom",
+    without_phantom,
     "one sample per micro-batch again, after it was proven with two",
     leaves=(
         every_op(
-            f"nothing over {TWIN_AXIS}", lambda op: TWIN_AXIS not in getattr(op.attrs, "axes", ())
+            f"nothing over {PHANTOM_AXIS}",
+            lambda op: PHANTOM_AXIS not in getattr(op.attrs, "axes", ()),
         ),
     ),
     besides="where every value lives",

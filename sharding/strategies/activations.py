@@ -1,7 +1,7 @@
 """Where activations lie and what is brought to them: gathered weights, sequences and rows.
 
-Every value with samples is pinned to the layout it is used in, so that the partitioner has nothing
-left to choose; what an op reads otherwise is gathered or sent right before it.
+Every value with samples is constrained to the layout it is used in, so that the partitioner has
+nothing left to choose; what an op reads otherwise is gathered or sent right before it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import WEIGHTS
+from shardwright.sharding.strategies.constraints import CARRYING, gather_uses
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.expected import (
     expert_uses,
@@ -18,7 +19,6 @@ from shardwright.sharding.strategies.expected import (
     sends_rows,
     sequence_uses,
 )
-from shardwright.sharding.strategies.pins import CARRYING, gather_uses
 
 
 def gather_operands(step: Decisions) -> None:
@@ -27,13 +27,13 @@ def gather_operands(step: Decisions) -> None:
     expert where they are read by sample.
     """
     state = step.values("parameter") + step.values("optimizer")
-    finer = [v for v in state if step.pins[v] != step.layout.of(v)]
+    finer = [v for v in state if step.constraints[v] != step.layout.of(v)]
     step.gathers += gather_uses(step.graph, step.labels.dims, reached(step.graph, finer))
     step.gathers += sequence_uses(step.graph, step.layout)
     step.gathers += expert_uses(step.graph, step.layout)
 
 
-def pin_activations(step: Decisions) -> None:
+def constrain_activations(step: Decisions) -> None:
     """Every value with samples lies where it is used; loop carries of weights like their
     weight.
     """
@@ -41,9 +41,9 @@ def pin_activations(step: Decisions) -> None:
     for op in step.graph.walk():
         for value in op.results:
             if value in step.labels.dims:
-                _pin_used(step, op, value)
+                _constrain_used(step, op, value)
             elif op.name in CARRYING and (spec := _carried(step, value, weights)) is not None:
-                step.pins[value] = spec
+                step.constraints[value] = spec
     step.predicted += reductions(step.graph, step.layout)
 
 
@@ -54,17 +54,17 @@ def _carried(step: Decisions, value: Value, weights: set[Value]) -> ShardingSpec
     return step.layout.of(value) if keeps else spec
 
 
-def _pin_used(step: Decisions, op: Op, value: Value) -> None:
-    """Pin a value where it is used; partial sums are made whole before they are spread, so that
-    the partitioner does not gather a table to spread what is looked up in it.
+def _constrain_used(step: Decisions, op: Op, value: Value) -> None:
+    """Constrain a value to where it is used; partial sums are made whole before they are spread, so
+    that the partitioner does not gather a table to spread what is looked up in it.
     """
     spec = step.layout.of(value)
     if partial_axes(op, step.layout) and value in step.layout.spread:
-        step.pins[value] = step.layout.unspread(value)
+        step.constraints[value] = step.layout.unspread(value)
         step.layouts[value] = spec
     elif value in step.layout.rows and sends_rows(op, step.layout):
-        step.pins[value] = step.layout.by_sample(value)
+        step.constraints[value] = step.layout.by_sample(value)
         step.layouts[value] = spec
-        step.predict("all_to_all", step.moved(step.pins[value], spec), value.type)
+        step.predict("all_to_all", step.moved(step.constraints[value], spec), value.type)
     else:
-        step.pins[value] = spec
+        step.constraints[value] = spec

@@ -28,9 +28,9 @@ from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.settings import WEIGHTS
 from shardwright.sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
-from shardwright.sharding.strategies.kept import keep_gathered
+from shardwright.sharding.strategies.constraints import Annotator, GatherUse
 from shardwright.sharding.strategies.layout import UsedLayout
-from shardwright.sharding.strategies.pins import Annotator, GatherUse
+from shardwright.sharding.strategies.save_gathered import save_gathered
 
 SHARD_AXES = ("dp_shard", "ep", "cp")
 """State is spread over the ranks that hold the same `used` weights."""
@@ -53,9 +53,9 @@ class Decisions:
     scans: list[ScannedLayers] = field(init=False)
     runs: list[UnrolledLayers] = field(init=False)
     zero: int = WEIGHTS
-    keep_gathered: bool = False
+    saves_gathered: bool = False
     roots: set[Dim] = field(default_factory=set)
-    pins: dict[Value, ShardingSpec] = field(default_factory=dict)
+    constraints: dict[Value, ShardingSpec] = field(default_factory=dict)
     results: list[ShardingSpec] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     predicted: Counter[Predicted] = field(default_factory=Counter)
@@ -174,16 +174,16 @@ class Decisions:
         uses = {(use.op, use.index): use for use in self.gathers}
         annotator = Annotator(uses, self.layouts, self.layout.of)
         graph = annotator.run(self.graph)
-        pins, points = self.pins | annotator.specs, annotator.points
-        if self.keep_gathered:
-            graph, pins, points = keep_gathered(graph, points, pins)
+        constraints, points = self.constraints | annotator.specs, annotator.points
+        if self.saves_gathered:
+            graph, constraints, points = save_gathered(graph, points, constraints)
         for point in points:
-            source, whole = point.operands[0], pins[point.result]
-            before = self.stored(source) or pins.get(source, self.layout.of(source))
+            source, whole = point.operands[0], constraints[point.result]
+            before = self.stored(source) or constraints.get(source, self.layout.of(source))
             gathered = tuple(a for a in before.axes if a not in whole.axes)
             self.predict("all_gather", gathered, point.result.type)
             self.predict("all_to_all", self.moved(before, whole), point.result.type)
-        specs = {key: pins[value] for key, value in value_ids(graph) if value in pins}
+        specs = {key: constraints[value] for key, value in value_ids(graph) if value in constraints}
         specs |= {(OUTPUT, i): spec for i, spec in enumerate(self.results)}
         assert all((INPUT, i) in specs for i in range(len(graph.inputs)))
         return Recipe(
@@ -201,5 +201,5 @@ class Decisions:
 
     def place(self, slot: Slot, value: Value, spec: ShardingSpec, why: str) -> None:
         """Decide one input."""
-        self.pins[value] = spec
+        self.constraints[value] = spec
         self.reasons[slot.name] = f"{spec}: {why}"

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.sharding.indices.dims import Dim, Factor, factors
-from shardwright.sharding.indices.inner import contracted, cut
+from shardwright.sharding.indices.tensor_parallel import contracted, cut
 from shardwright.sharding.strategies import Predicted
+from shardwright.sharding.strategies.constraints import GatherUse
 from shardwright.sharding.strategies.layout import UsedLayout
-from shardwright.sharding.strategies.pins import GatherUse
 
 
 def reductions(graph: Graph, layout: UsedLayout) -> Counter[Predicted]:
@@ -55,7 +55,7 @@ def ended_axes(op: Op, layout: UsedLayout) -> tuple[str, ...]:
 
 def sequence_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
     """Operands, at any depth, that must be gathered along their sequence before the op."""
-    axes = {*layout.sequence_axes, *layout.residual_axes}
+    axes = {*layout.sequence_axes, *layout.sequence_parallel_axes}
     for op in graph.walk() if axes else ():
         if op.regions or not any(axes & {*layout.of(v).axes} for v in op.operands):
             continue

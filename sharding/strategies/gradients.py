@@ -7,9 +7,14 @@ summed where it is. Ops that cut a stored dim get it whole and hand it back.
 from __future__ import annotations
 
 from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.strategies.constraints import (
+    REDUCING,
+    Users,
+    layout_boundaries,
+    reduction_ops,
+)
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.expected import ended_axes
-from shardwright.sharding.strategies.pins import REDUCING, Users, layout_borders, reduction_ops
 
 
 def reduce_gradients(step: Decisions) -> None:
@@ -28,7 +33,7 @@ def reduce_gradients(step: Decisions) -> None:
             )
             continue
         for value in op.results:
-            step.pins[value] = step.layout.of(value)
+            step.constraints[value] = step.layout.of(value)
             _scatter_gradient(step, op, value, users)
 
 
@@ -45,7 +50,7 @@ def _scatter_gradient(step: Decisions, op: Op, value: Value, users: Users) -> No
     if spec is None:
         step.predict("all_reduce", summed, value.type)
         return
-    step.pins.update({v: step.layout.of(v) for v in between})
+    step.constraints.update({v: step.layout.of(v) for v in between})
     step.layouts[target] = spec
     scattered = tuple(a for a in step.free_axes(step.layout.of(target)) if a in summed)
     step.predict("reduce_scatter", scattered, target.type)
@@ -57,10 +62,10 @@ def join_layouts(step: Decisions) -> None:
     """Gather before, and lay out after, ops that cut the stored dim of a weight or of its
     gradient.
     """
-    for uses, results in layout_borders(step.graph, step.labels.dims, step.stored):
+    for uses, results in layout_boundaries(step.graph, step.labels.dims, step.stored):
         step.gathers += uses
         for value in results:
             spec = step.stored(value)
             if spec is not None and value not in step.layouts:
-                step.pins[value] = step.layout.of(value)
+                step.constraints[value] = step.layout.of(value)
                 step.layouts[value] = spec

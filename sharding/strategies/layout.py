@@ -1,8 +1,9 @@
 """Where code computes: the `used` layout of every value, from the indices its dims walk along.
 
-Samples lie over the data axes, the sequence over `cp`, and inner indices over `tp`. Under sequence
-parallelism what holds the residual index, or only statistics of it, is split along the sequence by
-the tensor axis too. State that is stored more finely is the business of `strategies/state.py`.
+Samples lie over the data axes, the sequence over `cp`, and what tensor parallelism splits over
+`tp`. Under sequence parallelism what holds the hidden dim, or only statistics of it, is split along
+the sequence by the tensor axis too. State that is stored more finely is the business of
+`strategies/state.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, joins, propagate
 from shardwright.sharding.indices.indices import Class, IndexClasses
-from shardwright.sharding.indices.inner import contracted
+from shardwright.sharding.indices.tensor_parallel import contracted
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.spec import ShardingSpec
 
@@ -28,10 +29,10 @@ MOVING = VIEWS | CASTS
 class UsedLayout:
     """Axes by index. `samples` maps a value to its sample dim, `split` a class to its axes.
 
-    `residual_axes` lie along the sequence of the values in `spread`, `sequence_axes` of all others;
-    `queries` names the sequence dim of values that have several. `experts` maps a family to axes it
-    takes in weights, and before the samples do in `rows`, the samples that a router has sent to
-    experts.
+    `sequence_parallel_axes` lie along the sequence of the values in `spread`, `sequence_axes` of
+    all others; `queries` names the sequence dim of values that have several. `experts` maps a
+    family to axes it takes in weights, and before the samples do in `rows`, the samples that a
+    router has sent to experts.
     """
 
     mesh: Mesh
@@ -40,9 +41,9 @@ class UsedLayout:
     sample_axes: tuple[str, ...] = ()
     split: Mapping[Class, tuple[str, ...]] = field(default_factory=dict)
     sequence: frozenset[Class] = frozenset()
-    residual: frozenset[Class] = frozenset()
+    hidden: frozenset[Class] = frozenset()
     sequence_axes: tuple[str, ...] = ()
-    residual_axes: tuple[str, ...] = ()
+    sequence_parallel_axes: tuple[str, ...] = ()
     spread: frozenset[Value] = frozenset()
     queries: Mapping[Value, int] = field(default_factory=dict)
     experts: Mapping[Class, tuple[str, ...]] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class UsedLayout:
         return self._known[value]
 
     def unspread(self, value: Value) -> ShardingSpec:
-        """The used layout without the residual axes: where partial sums of them are made."""
+        """The used layout without sequence parallelism: where partial sums of them are made."""
         return self._lay(value, spread=False)
 
     def by_sample(self, value: Value) -> ShardingSpec:
@@ -64,7 +65,8 @@ class UsedLayout:
         return self._lay(value, experts=False)
 
     def _lay(self, value: Value, *, spread: bool = True, experts: bool = True) -> ShardingSpec:
-        """Experts first, then samples, inner indices and the sequence, as far as axes are left."""
+        """Experts first, then samples, tensor-parallel dims and the sequence, as far as axes are
+        left."""
         dims: list[tuple[str, ...]] = [()] * value.type.rank
         used: set[str] = set()
 
@@ -85,7 +87,7 @@ class UsedLayout:
         walked = self.sequence_dim(value)
         if walked is not None:
             shared = spread and (value not in self.samples or value in self.spread)
-            give(walked, (*self.sequence_axes, *(self.residual_axes if shared else ())))
+            give(walked, (*self.sequence_axes, *(self.sequence_parallel_axes if shared else ())))
             give(walked, self.sequence_axes)
         return ShardingSpec(tuple(dims))
 
@@ -102,27 +104,27 @@ class UsedLayout:
 
     def sequence_dims(self, value: Value) -> list[int]:
         """Every sequence dim of a value with samples (scores have two), or of a table of positions:
-        what has no samples but the residual index.
+        what has no samples but the hidden dim.
         """
         if not self.sequence:
             return []
         families = dict(self.indices.families(value))
         sample = self.samples.get(value)
-        if sample is None and not self.residual & {*families.values()}:
+        if sample is None and not self.hidden & {*families.values()}:
             return []
         return [d for d, f in families.items() if f in self.sequence and d != sample]
 
 
-def along_residual(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
+def sequence_parallel_values(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
     """The values that sequence parallelism spreads over the tensor axis.
 
-    These have a sequence dim and the residual index, or are made of nothing but such values: the
+    These have a sequence dim and the hidden dim, or are made of nothing but such values: the
     statistics of a norm. What holds a split index uses the axis for that.
     """
     found: set[Value] = set()
 
     def holds(value: Value) -> bool:
-        return any(f in layout.residual for _, f in layout.indices.families(value))
+        return any(f in layout.hidden for _, f in layout.indices.families(value))
 
     def free(value: Value) -> bool:
         split = any(c in layout.split for _, c in layout.indices.classes(value))

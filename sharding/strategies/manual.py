@@ -1,8 +1,8 @@
 """The user's own shardings, respected and completed.
 
 What the step says about its arguments, results and values inside (`with_sharding_constraint`,
-`in_shardings`, `out_shardings`, sdy text) is pinned; the partitioner completes the rest by
-propagation. State that the user leaves open comes back where it came in. Nothing is predicted: a
+`in_shardings`, `out_shardings`, sdy text) becomes a constraint; the partitioner completes the rest
+by propagation. State that the user leaves open comes back where it came in. Nothing is predicted: a
 collective is what the user's shardings ask for.
 """
 
@@ -160,19 +160,19 @@ class _Manual:
                 )
 
     def place(self, results: list[Given | None]) -> None:
-        """Pin what is closed; state lives in one place before and after the step."""
+        """Constrain what is closed; state lives in one place before and after the step."""
         numbers = {slot.name: j for j, slot in enumerate(self.outputs) if slot.role in STATE}
         for j, entry in enumerate(results):
             if entry is not None and not entry.attrs.open_dims:
                 self.specs[OUTPUT, j] = entry.spec
         for i, (slot, entry) in enumerate(zip(self.inputs, self.given, strict=True)):
             if entry is not None and not entry.attrs.open_dims:
-                self._pin(i, slot.name, entry)
+                self._constrain(i, slot.name, entry)
             if slot.role in STATE and slot.name in numbers:
                 j = numbers[slot.name]
                 self._join(i, j, slot.name, results[j])
 
-    def _pin(self, number: int, name: str, entry: Given) -> None:
+    def _constrain(self, number: int, name: str, entry: Given) -> None:
         self.specs[INPUT, number] = entry.spec
         at = f" at {entry.loc.file}:{entry.loc.line}" if entry.loc.line else ""
         self.reasons[name] = f"{entry.spec}: user, {entry.what}{at}"
@@ -190,7 +190,7 @@ class _Manual:
         if before is not None:
             self.specs[OUTPUT, j] = before
         elif after is not None and result is not None:
-            self._pin(i, name, result)
+            self._constrain(i, name, result)
         else:
             self.tied.append((i, j))
 

@@ -13,14 +13,14 @@ from shardwright.sharding import shown
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.prepare.rewrites import (
-    OWN_COUNTS,
+    IOTA_DE_CSE,
     PADDED,
     SORTED_ROWS,
     WITHOUT_CONSTRAINTS,
 )
 from shardwright.sharding.settings import MANUAL, STRATEGIES, StrategySettings
 from shardwright.sharding.strategies import Recipe
-from shardwright.sharding.strategies.activations import gather_operands, pin_activations
+from shardwright.sharding.strategies.activations import constrain_activations, gather_operands
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.fsdp import fsdp
 from shardwright.sharding.strategies.generic import generic
@@ -64,12 +64,12 @@ def recipe_of(
     decisions = Decisions(free, inputs, outputs, mesh)
     by_expert = mesh.sizes.get("ep", 1) > 1
     alike, notes = SORTED_ROWS(free, decisions.batch_dims(), by_expert=by_expert)
-    decisions.graph = OWN_COUNTS(alike)
+    decisions.graph = IOTA_DE_CSE(alike)
     decisions.findings += notes
     if free is not graph or (user is not None and user.meshes):
         decisions.findings.append(_not_read(name))
     decisions.read_graph()
-    decisions.keep_gathered = not settings.reshard_after_forward
+    decisions.saves_gathered = not settings.reshard_after_forward
     decide(decisions, settings)
     _lay_out(decisions)
     return decisions.recipe()
@@ -78,19 +78,19 @@ def recipe_of(
 RECIPE = Rewrite(
     "recipe",
     recipe_of,
-    "what the strategy asks the partitioner for, value by value (`// pinned`)",
+    "what the strategy asks the partitioner for, value by value (`// constraint`)",
     besides="the role and name of every input and result",
-    remark=shown.pins,
+    remark=shown.constraints,
 )
 
 
 def _lay_out(step: Decisions) -> None:
-    """What follows from the choices of a strategy: where to gather, reduce, and pin."""
+    """What follows from the choices of a strategy: where to gather, reduce and constrain."""
     place_batch(step)
     gather_operands(step)
     reduce_gradients(step)
     join_layouts(step)
-    pin_activations(step)
+    constrain_activations(step)
     place_results(step)
 
 

@@ -15,10 +15,10 @@ from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
-from shardwright.sharding.indices.inner import broken, cover, expert_families, prices
+from shardwright.sharding.indices.tensor_parallel import broken, cover, expert_families, prices
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import Decisions
-from shardwright.sharding.strategies.layout import along_residual, expert_rows, query_dims
+from shardwright.sharding.strategies.layout import expert_rows, query_dims, sequence_parallel_values
 from shardwright.sharding.strategies.split import Split, rooms, spread
 
 
@@ -48,8 +48,8 @@ def _split_sequence(step: Decisions, axis: str) -> None:
 
 
 def _find_sequence(step: Decisions) -> None:
-    """Read what crosses the layers as indices: the residual, a feature index that every layer reads
-    and adds to, and the sequence with its queries. A model without layers has neither.
+    """Read what crosses the layers as indices: the hidden dim, a feature index that every layer
+    reads and adds to, and the sequence with its queries. A model without layers has neither.
 
     A dim is a position when a batch input has it (a table of learned positions has it too), or when
     no weight has it.
@@ -58,8 +58,8 @@ def _find_sequence(step: Decisions) -> None:
     batch, weights = map(step.values, ("batch", "parameter"))
     given = {f for v in batch for d, f in indices.families(v) if d != samples.get(v)}
     weighty = {f for v in weights for _, f in indices.families(v)}
-    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.borders]
-    crossing += [value for run in step.runs for border in run.borders for value in border]
+    crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.boundaries]
+    crossing += [value for run in step.runs for boundary in run.boundaries for value in boundary]
     found = {
         family
         for value in crossing
@@ -68,13 +68,13 @@ def _find_sequence(step: Decisions) -> None:
         if dim != samples[value] and value.type.shape[dim] > 1
     }
     sequence = frozenset(f for f in found if f in given or f not in weighty)
-    step.layout = replace(step.layout, sequence=sequence, residual=frozenset(found - sequence))
+    step.layout = replace(step.layout, sequence=sequence, hidden=frozenset(found - sequence))
     step.layout = replace(step.layout, queries=query_dims(step.graph, step.layout))
 
 
 def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> None:
-    """Split the inner indices of the weights over `axis`; and the residual along its sequence,
-    when asked.
+    """Split the tensor-parallel dims of the weights over `axis`; and, when asked, values with the
+    hidden dim along their sequence.
     """
     ways = step.mesh.sizes.get(axis, 1)
     if ways == 1:
@@ -88,8 +88,8 @@ def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> No
     step.layout = replace(step.layout, mesh=step.mesh, split=split)
     _warn_of_uneven(step, axis, weights)
     if sequence_parallel and step.layout.sequence:
-        along = along_residual(step.graph, step.layout)
-        step.layout = replace(step.layout, residual_axes=atoms, spread=along)
+        along = sequence_parallel_values(step.graph, step.layout)
+        step.layout = replace(step.layout, sequence_parallel_axes=atoms, spread=along)
 
 
 def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fraction]:
@@ -126,8 +126,8 @@ def _shared_out(
     price = prices(step.graph, indices, step.labels.dims)
     ends = broken(step.graph, indices)
     found = rooms(indices, _candidates(step), ways)
-    inner = {f for f, room in found.items() if room > 1 or f in more}
-    chosen = cover(weights, indices, price, inner - ends)
+    splittable = {f for f, room in found.items() if room > 1 or f in more}
+    chosen = cover(weights, indices, price, splittable - ends)
     return chosen, spread(indices, chosen, ways, price, ends)
 
 
@@ -211,9 +211,9 @@ def _layer_families(step: Decisions) -> set[Class]:
 
 
 def _candidates(step: Decisions) -> set[Class]:
-    """Families of weight dims that may be split: not samples, sequence, layers or residual."""
+    """Families of weight dims that may be split: not samples, sequence, layers, hidden dim."""
     indices = step.layout.indices
-    kept_whole = _layer_families(step) | step.layout.residual | step.layout.sequence
+    kept_whole = _layer_families(step) | step.layout.hidden | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
     kept_whole |= step.layout.experts.keys()
     return {f for v in step.values("parameter") for _, f in indices.families(v)} - kept_whole

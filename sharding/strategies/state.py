@@ -110,7 +110,7 @@ def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
 def place_results(step: Decisions) -> None:
     """State results live where the state came in; metrics are whole."""
     names = (slot.name for slot in step.inputs)
-    state = dict(zip(names, map(step.pins.__getitem__, step.graph.inputs), strict=True))
+    state = dict(zip(names, map(step.constraints.__getitem__, step.graph.inputs), strict=True))
     for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
         spec = step.layout.of(value)
         if slot.role in ("parameter", "optimizer", "rng"):

@@ -138,7 +138,7 @@ def test_what_a_person_looks_for_can_be_found(dumped: Dumped) -> None:
     assert "all_gather over dp_shard" in overlap and "beside it" in overlap and "tensor " in overlap
     assert "hidden" in text("*-time.txt") and "peak:" in text("*-memory.txt")
     recipe = text("*-recipe.txt")
-    assert re.search(r"^// %in0: pinned \[dp_shard", recipe, re.MULTILINE)
+    assert re.search(r"^// %in0: constraint \[dp_shard", recipe, re.MULTILINE)
 
 
 def test_a_plan_says_the_same_when_its_answer_was_stored(dumped: Dumped) -> None:

@@ -24,7 +24,7 @@ from shardwright.orchestrator.service.executor import (
 from shardwright.orchestrator.service.flight import fly
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from shardwright.orchestrator.service.ray_backend import RayExecutor
-from shardwright.orchestrator.service.seats import MAX_ATTEMPTS, SeatedExecutor, WorkerLostError
+from shardwright.orchestrator.service.worker_pool import MAX_ATTEMPTS, PoolExecutor, WorkerLostError
 from tests.support.scripted_units import (
     Listed,
     answer,
@@ -215,11 +215,11 @@ def test_flight_is_bounded(executor: Executor) -> None:
     for outcome in fly(lambda: executor, source):
         assert outcome.result
         source.out -= 1
-    assert source.most == executor.slots
-    assert executor.slots <= 3 * WORKERS
+    assert source.most == executor.capacity
+    assert executor.capacity <= 3 * WORKERS
 
 
-class Scarce(SeatedExecutor):
+class Scarce(PoolExecutor):
     """One worker with two units in flight, in this process. A unit named poison ends it, and with
     it the result of the unit before, which had not come home yet."""
 
@@ -231,7 +231,7 @@ class Scarce(SeatedExecutor):
         self.before: list[list[str]] = []  # names in flight when poison came
         super().__init__(1)
 
-    def _hire(self, number: int) -> int:
+    def _start(self, number: int) -> int:
         self.given.append([])
         return len(self.given) - 1
 
@@ -240,7 +240,7 @@ class Scarce(SeatedExecutor):
 
     def _give(self, worker: int, unit: WorkUnit) -> tuple[int, str, int]:
         if unit.name == "poison":
-            self.before.append([other.unit.name for other in self._seats[0].given.values()])
+            self.before.append([other.unit.name for other in self._pool[0].given.values()])
         self.given[worker].append(unit.name)
         return worker, unit.name, len(self.given[worker])
 
@@ -255,7 +255,7 @@ class Scarce(SeatedExecutor):
             raise WorkerLostError
         return name and Outcome(unit(name, ""), b"done", None, "", 0.0, 0.0)
 
-    def _dismiss(self, worker: int) -> None:
+    def _stop(self, worker: int) -> None:
         return None
 
 

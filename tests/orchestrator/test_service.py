@@ -118,7 +118,7 @@ def test_what_was_refused_is_not_kept_and_a_defect_is(tmp_path: Path) -> None:
 class Telling(InlineExecutor):
     """Says when it is told to forget its units, and has always room for another."""
 
-    slots = 9
+    capacity = 9
 
     def __init__(self, told: list[str]) -> None:
         super().__init__()

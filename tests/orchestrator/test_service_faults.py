@@ -24,8 +24,8 @@ from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.service.executor import Executor, WorkUnit
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
 from shardwright.orchestrator.service.ray_backend import RayExecutor
-from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
 from shardwright.orchestrator.service.service import UnitService
+from shardwright.orchestrator.service.worker_pool import MAX_ATTEMPTS
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import answer, is_running, scripted, unit
 from tests.support.small_job import write_job
@@ -110,7 +110,7 @@ import sys
 from pathlib import Path
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.service.process_backend import ProcessExecutor
-from shardwright.orchestrator.service.seats import MAX_ATTEMPTS
+from shardwright.orchestrator.service.worker_pool import MAX_ATTEMPTS
 from shardwright.orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 

@@ -166,16 +166,16 @@ def _codes(step: StepPlan) -> set[str]:
 
 def test_only_state_gives_way_and_only_to_layers() -> None:
     """Tokens mark collectives of weights and gradients where a layer has its own beside them."""
-    threaded = overlap(_step("gqa", "fsdp tp 8"), Shifts(), tokens=True)
-    for program in threaded.programs:
+    prioritised = overlap(_step("gqa", "fsdp tp 8"), Shifts(), tokens=True)
+    for program in prioritised.programs:
         for op in program.graph.walk():
-            if getattr(op.attrs, "yields", False):
+            if getattr(op.attrs, "low_priority", False):
                 assert "dp_shard" in op.attrs.axes
-    body = next(op for op in threaded.programs[0].graph.ops if op.name == "loop").regions[0]
-    yields = [op.attrs.yields for op in body.ops if op.name == "all_gather"]
-    assert any(yields)
-    assert not all(yields)
-    assert _codes(threaded) == {"SW_OVERLAP_TOKENS"}, "no layer is ahead of its weights"
+    body = next(op for op in prioritised.programs[0].graph.ops if op.name == "loop").regions[0]
+    low = [op.attrs.low_priority for op in body.ops if op.name == "all_gather"]
+    assert any(low)
+    assert not all(low)
+    assert _codes(prioritised) == {"SW_OVERLAP_TOKENS"}, "no layer is ahead of its weights"
     ahead = overlap(_step("gqa", "fsdp tp 8"), Shifts(gather=1), tokens=True)
     assert "SW_OVERLAP_TOKENS" not in _codes(ahead)
     alone = overlap(_step("gqa", "fsdp 4"), Shifts(), tokens=True)

@@ -75,9 +75,9 @@ def test_one_weight_by_hand() -> None:
 def test_constraints_sit_after_the_conversion_and_after_the_gradient() -> None:
     recipe = fsdp(*linear_step(compute=DType.BF16), make_mesh({"dp_shard": 4}))
     made = recipe.graph.producers()
-    pins = [op for op in recipe.graph.ops if op.name == "sharding_constraint"]
-    assert [made[op.operands[0]].name for op in pins] == ["convert", "dot_general"]
-    assert [op.attrs.spec for op in pins] == [((), ()), ((), ("dp_shard",))]
+    constraints = [op for op in recipe.graph.ops if op.name == "sharding_constraint"]
+    assert [made[op.operands[0]].name for op in constraints] == ["convert", "dot_general"]
+    assert [op.attrs.spec for op in constraints] == [((), ()), ((), ("dp_shard",))]
 
 
 def test_the_layers_found_are_told() -> None:

@@ -151,8 +151,8 @@ def test_reductions_over_copies_follow_one_layer_later(shift: int) -> None:
     made = main.producers()
     found = [op for op in main.ops if op.name == "all_reduce"]
     assert len(found) == _count(_loops(_step("hsdp"), "backward")[0].regions[0], "all_reduce")
-    assert all(op.operands[0] not in made and op.attrs.yields for op in found)
-    assert not any(op.attrs.yields for op in main.ops if op.name == "reduce_scatter")
+    assert all(op.operands[0] not in made and op.attrs.low_priority for op in found)
+    assert not any(op.attrs.low_priority for op in main.ops if op.name == "reduce_scatter")
 
 
 def test_nothing_moves_where_no_reduction_waits_for_another() -> None:

@@ -38,18 +38,18 @@ def weights_of(graph: Graph, inputs: tuple[Slot, ...]) -> set:
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
-def test_scanned_layers_have_one_border_and_all_stacked_weights(remat: str) -> None:
+def test_scanned_layers_have_one_boundary_and_all_stacked_weights(remat: str) -> None:
     graph, inputs, _ = captured_graph(train_task(SIZES, seq_len=8, remat=remat), 4)
     forward, backward = scanned_layers(graph)
     stacked = {i.name for i in inputs if i.role == "parameter" and "/layers/" in i.name}
     for scan in (forward, backward):
-        borders = [scan.loop.results[i].type.shape for i in scan.borders]
-        assert (4, 8, 32) in borders
+        boundaries = [scan.loop.results[i].type.shape for i in scan.boundaries]
+        assert (4, 8, 32) in boundaries
         assert set(scan.weights.values()) == {0}
     weights = {forward.loop.operands[i] for i in forward.weights}
     named = {s.name for s, v in zip(inputs, graph.inputs, strict=True) if v in weights}
     assert named == stacked
-    assert len(forward.borders) == 1
+    assert len(forward.boundaries) == 1
     assert set(backward.stacks.values()) == {0} and len(backward.stacks) == len(stacked)
 
 
@@ -67,9 +67,9 @@ def test_unrolled_layers_forward_and_backward(task: object, samples: int, width:
     assert [len(run.repeats) for run in runs] == [4, 4]
     for run in runs:
         assert len({tuple(op.name for op in ops) for ops in run.repeats[:-1]}) == 1
-        for border in run.borders:
-            assert len(border) == 1, "one residual stream connects two layers"
-            assert width is None or border[0].type.shape == width
+        for boundary in run.boundaries:
+            assert len(boundary) == 1, "one residual stream connects two layers"
+            assert width is None or boundary[0].type.shape == width
 
 
 def test_code_without_repeats_has_no_layers() -> None:

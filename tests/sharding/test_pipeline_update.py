@@ -10,7 +10,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ReduceAttrs
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.sharding.cut.pipeline.terms import At, Partial
+from shardwright.sharding.cut.pipeline.partial_sums import At, Partial
 from shardwright.sharding.cut.pipeline.update import Update
 
 LINE = Loc("train.py", 31)
@@ -61,14 +61,14 @@ def test_a_reduction_over_all_weights_is_one_all_reduce(
     root = norms.op("sqrt", total)
     update = norms.placed(root)
     assert reductions(update) == [(reduction, frozenset((s,))) for s in range(STAGES)]
-    assert update.placed.place(root) == At(frozenset(range(STAGES)))
+    assert update.placed.placement(root) == At(frozenset(range(STAGES)))
 
 
 def test_what_is_linear_stays_in_terms() -> None:
     norms = Norms()
     total = norms.op("negate", norms.chained("add"))
     update = norms.placed(total)
-    assert isinstance(update.placed.place(total), Partial)
+    assert isinstance(update.placed.placement(total), Partial)
     assert reductions(update) == []
 
 
@@ -78,7 +78,7 @@ def test_a_product_with_what_one_stage_has_needs_the_sum_whole() -> None:
     scaled = norms.op("multiply", total, norms.op("negate", norms.scalars[0]))
     update = norms.placed(scaled)
     assert len(reductions(update)) == STAGES
-    assert update.placed.place(scaled) == At(frozenset((0,)))
+    assert update.placed.placement(scaled) == At(frozenset((0,)))
 
 
 @pytest.mark.parametrize("name", ["multiply", "divide", "power", "atan2"])
@@ -100,6 +100,6 @@ def test_a_scalar_of_one_stage_reaches_the_tensors_of_another() -> None:
     chosen = norms.op("clamp", scale, wide.result, scale)
     update = norms.placed(chosen)
     assert [kind for kind, _ in reductions(update)] == ["add"] * STAGES
-    assert update.placed.place(chosen) == At(frozenset((0,)))
+    assert update.placed.placement(chosen) == At(frozenset((0,)))
     zeros = [op for op, _ in update.placed.code if op.name == "constant"]
     assert [float(np.max(op.attrs.array())) for op in zeros] == [0.0, 0.0]

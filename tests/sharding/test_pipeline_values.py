@@ -28,10 +28,10 @@ from shardwright.sharding.cut.pipeline.divide import divide
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
-from shardwright.sharding.prepare.one_sample import (
+from shardwright.sharding.prepare.phantom_replica import (
     PROOF_SAMPLES,
     TRACED_SAMPLES,
-    Twins,
+    MeanProof,
     check_means,
 )
 from tests.support.cells import diagonals, long_in_matrix
@@ -247,7 +247,8 @@ def test_one_sample_in_all_and_one_micro_batch() -> None:
 
 
 def test_samples_that_mix_are_not_told_apart() -> None:
-    """A batch norm needs the statistics of the whole micro-batch, with a twin and without."""
+    """A batch norm needs the statistics of the whole micro-batch, with a phantom replica and
+    without."""
     graph, inputs, outputs = captured(mixing, TRACED_SAMPLES)
     mesh = distribution("llm-training", tp=2).mesh
     with pytest.raises(ShardingError, match="SW_ONE_SAMPLE") as caught:
@@ -258,27 +259,27 @@ def test_samples_that_mix_are_not_told_apart() -> None:
             mesh,
             num_microbatches=2,
             unit=answer_request,
-            twins=Twins(graph),  # whatever the proof says: `check_means` refuses this step
+            proof=MeanProof(graph),  # whatever the proof says: `check_means` refuses this step
         )
     assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
     with pytest.raises(ShardingError, match="SW_STAGES_CUT"):
         plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
 
 
-def test_one_list_of_the_rows_of_two_samples_has_no_twin() -> None:
+def test_one_list_of_the_rows_of_two_samples_has_no_phantom_replica() -> None:
     """Its proof compares traces before lists are sorted per sample: refused, with what to do."""
     with pytest.raises(ShardingError, match=r"micro_batch = 2"):
         plan_of(grouped, distribution("llm-training", tp=2), 2, 1)
 
 
-def test_a_twin_needs_the_proof_of_its_step() -> None:
+def test_a_phantom_replica_needs_the_proof_of_its_step() -> None:
     make, mesh = PIPELINE_MODELS["flax"], distribution("llm-training", tp=2).mesh
     (two, *slots), four = captured(make, TRACED_SAMPLES), captured(make, PROOF_SAMPLES)
     proof, plan = check_means(two, four[0]), functools.partial(build_plan, unit=answer_request)
     with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got another, samples \[4\]"):
-        plan(*four, mesh, twins=proof)
+        plan(*four, mesh, proof=proof)
     with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got it, .* and 2 data ranks"):
-        plan(two, *slots, distribution("fsdp", dp_shard=2).mesh, twins=proof)
+        plan(two, *slots, distribution("fsdp", dp_shard=2).mesh, proof=proof)
 
 
 def test_a_sequence_is_not_gathered_more_often_for_one_sample() -> None:

@@ -1,4 +1,5 @@
-"""Micro-batches of one sample: only steps that take means over samples are traced with a twin."""
+"""Micro-batches of one sample: only steps that take means over samples are traced with a phantom
+replica."""
 
 from __future__ import annotations
 

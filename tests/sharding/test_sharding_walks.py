@@ -38,7 +38,7 @@ def test_which_layer_a_turn_visits_is_told_in_one_walk() -> None:
     check_grows(made)
 
 
-def test_borders_between_layers_are_told_in_one_walk() -> None:
+def test_boundaries_between_layers_are_told_in_one_walk() -> None:
     """A residual stream, and a ladder on it that the next layer reads too."""
 
     def made(rungs: int) -> Callable[[], object]:

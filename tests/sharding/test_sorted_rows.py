@@ -326,7 +326,7 @@ def test_batch_inputs_with_other_numbers_of_samples(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(("dtype", "length"), [(jnp.int8, 15), (jnp.bfloat16, 32)])
-def test_counts_are_borders_while_their_type_holds_them(dtype: jnp.dtype, length: int) -> None:
+def test_counts_are_offsets_while_their_type_holds_them(dtype: jnp.dtype, length: int) -> None:
     """One more token per sample, and the rows are more than the type counts exactly."""
     for more, severity in ((0, "note"), (1, "warning")):
         found, notes = rewritten(graph_of(counted(dtype), length + more))

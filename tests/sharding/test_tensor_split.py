@@ -14,7 +14,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.indices.dims import batch_labels
 from shardwright.sharding.indices.indices import IndexClasses
-from shardwright.sharding.indices.inner import broken, cover, prices
+from shardwright.sharding.indices.tensor_parallel import broken, cover, prices
 from shardwright.sharding.strategies.split import rooms, spread
 
 

@@ -22,13 +22,13 @@ from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
-from shardwright.sharding.prepare.one_sample import (
+from shardwright.sharding.prepare.phantom_replica import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
-    Twins,
+    MeanProof,
     check_means,
-    is_alone,
+    needs_phantom,
 )
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
@@ -51,13 +51,13 @@ def captured(
 def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int = 2) -> Plan:
     """The plan of a step as jobs make it; `samples` per data-parallel rank and micro-batch."""
     micro = samples * how.mesh.size(DATA_AXES)
-    if not is_alone(how.mesh, how.settings, micro, num_microbatches):
+    if not needs_phantom(how.mesh, how.settings, micro, num_microbatches):
         return _plan(make, how, num_microbatches, micro)
     try:
         kept = _keeps_rows(how)
         both = (captured(make, n, kept)[0] for n in (TRACED_SAMPLES, PROOF_SAMPLES))
-        twins = check_means(*both)
-        return _plan(make, how, num_microbatches, TRACED_SAMPLES, twins)
+        proof = check_means(*both)
+        return _plan(make, how, num_microbatches, TRACED_SAMPLES, proof)
     except ShardingError as refused:
         assert refused.code == MIXED_SAMPLES
         return _plan(make, how, num_microbatches, micro)
@@ -72,7 +72,7 @@ def _plan(
     how: Distribution,
     num_microbatches: int,
     samples: int,
-    twins: Twins | None = None,
+    proof: MeanProof | None = None,
 ) -> Plan:
     graph, inputs, outputs = captured(make, samples, _keeps_rows(how))
     return build_plan(
@@ -83,7 +83,7 @@ def _plan(
         settings=how.settings,
         num_microbatches=num_microbatches,
         unit=answer_request,
-        twins=twins,
+        proof=proof,
     )
 
 

@@ -31,14 +31,14 @@ each of (outer, dim, inner) elements; so does the result. Every one moves along 
 class AllGatherAttrs:
     """Concatenate the group's shards along `dim`, in group order.
 
-    A collective that `yields` gives way to those that do not (`lower/tokens.py`).
+    A collective of `low_priority` gives way to the others (`lower/tokens.py`).
     """
 
     dim: int
     axes: tuple[str, ...]
     group_size: int = 1
     parts: Parts = ()
-    yields: bool = False
+    low_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ReduceScatterAttrs:
     reduction: str = "add"
     group_size: int = 1
     parts: Parts = ()
-    yields: bool = False
+    low_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class AllReduceAttrs:
     reduction: str = "add"
     group_size: int = 1
     parts: Parts = ()
-    yields: bool = False
+    low_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)

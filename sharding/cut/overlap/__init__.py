@@ -1,4 +1,4 @@
-"""Overlap of communication with layers: collectives move across the borders of layers.
+"""Overlap of communication with layers: collectives move across the boundaries of layers.
 
 `layers.py` rewrites the programs of a step after the cut, so that strategies and partitioning know
 nothing of it: `groups.py` makes one iteration of several layers, `buckets.py` one collective of

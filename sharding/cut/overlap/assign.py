@@ -43,15 +43,15 @@ class Delays:
 
     `delay` is that of every op that is not free; `free` are the values any iteration can compute
     for itself from invariant carries and the counter, without traffic; `middle` is the delay of
-    the layer itself. `yielding` are collectives that start behind those of the iteration they run
-    beside, not all at its head.
+    the layer itself. `low_priority` are collectives that start behind those of the iteration they
+    run beside, not all at its head.
     """
 
     loop: Op
     delay: Mapping[Op, int]
     free: Collection[Value]
     middle: int
-    yielding: Collection[Op]
+    low_priority: Collection[Op]
 
     @property
     def distinct(self) -> list[int]:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from shardwright.compiler.ir.cross_stage import consecutive, is_cross_stage
 from shardwright.compiler.ir.facts import resized_dim
-from shardwright.compiler.ir.joins import consecutive, joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
@@ -57,7 +57,7 @@ def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:
 
 def _can_share(op: Op, most_bytes: int) -> bool:
     """True for gathers of weights and reductions of gradients that leave room for another."""
-    if not moves_state(op) or joins_stages(op) or op.attrs.parts:
+    if not moves_state(op) or is_cross_stage(op) or op.attrs.parts:
         return False
     return bool(op.attrs.group_size > 1 and _bytes(op) < most_bytes)
 
@@ -77,12 +77,12 @@ def _moments(ops: Sequence[Op], sharing: Collection[Op]) -> Mapping[Op, int]:
     """Per op, how many of those that may share a bucket stand before it, one behind the other."""
     made: dict[Value, int] = {}
     found: dict[Op, int] = {}
-    joined = 0
+    crossed = 0
     for op in ops:
         before = [made.get(v, 0) for v in op.operands]
-        found[op] = max([*before, joined if joins_stages(op) else 0], default=0)
+        found[op] = max([*before, crossed if is_cross_stage(op) else 0], default=0)
         after = found[op] + (op in sharing)
-        joined = after if joins_stages(op) else joined
+        crossed = after if is_cross_stage(op) else crossed
         made.update(dict.fromkeys(op.results, after))
     return found
 

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.build import fresh
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import splat, stored
-from shardwright.compiler.ir.joins import joins_stages
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import Level, with_ops
@@ -108,7 +108,7 @@ def _to_reductions(graph: Graph, value: Value) -> list[Op]:
         others = (made.get(v) for v in op.operands if v is not value)
         constants = [other for other in others if other is not None and stored(other) is not None]
         is_alone = len(op.operands) == 1 + len(constants) and len(op.results) == 1
-        if not is_alone or op.regions or joins_stages(op):
+        if not is_alone or op.regions or is_cross_stage(op):
             break
         ops += [*constants, op]
         value = op.result

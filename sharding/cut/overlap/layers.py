@@ -16,7 +16,7 @@ from shardwright.compiler.rewriting.driver import in_programs
 from shardwright.sharding.cut.overlap.assign import GATHER, Shifts, delays
 from shardwright.sharding.cut.overlap.buckets import UNLIMITED
 from shardwright.sharding.cut.overlap.streams import Route, streams_of
-from shardwright.sharding.cut.rewrites import BUCKETED, GROUPED, SHIFTED, THREADED
+from shardwright.sharding.cut.rewrites import BUCKETED, GROUPED, PRIORITISED, SHIFTED
 
 
 def overlap(
@@ -48,7 +48,7 @@ def overlap(
     step = in_programs(step, SHIFTED, shifts)
     if tokens:
         whole = step
-        step = in_programs(step, THREADED)
+        step = in_programs(step, PRIORITISED)
         if step is whole:
             why = "no layer has collectives of its own beside those of weights and gradients"
             notes.append(_note("dependency_tokens", "true", why))

@@ -20,7 +20,7 @@ from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value
 from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.overlap.assign import Delays, Shifts, delays
-from shardwright.sharding.cut.overlap.streams import yielding
+from shardwright.sharding.cut.overlap.streams import with_low_priority
 
 Entry = tuple[Value, int]  # what the body calls a value, and how many times ago it was made
 
@@ -203,7 +203,7 @@ class _Time:
             kept = [i for i, v in enumerate(op.results) if v not in delays.free]
             held = with_results(op, kept, op.attrs, ())
         copy = fresh(held, [self._read(v, delay) for v in held.operands])
-        self.scope.append(yielding(copy) if op in delays.yielding else copy)
+        self.scope.append(with_low_priority(copy) if op in delays.low_priority else copy)
         self.now.update(zip(held.results, copy.results, strict=True))
 
     def _read(self, value: Value, delay: int) -> Value:

@@ -1,10 +1,10 @@
-"""Which stream of a core's collective engine every collective runs on.
+"""Which stream of a core's collective engine every collective runs on, and its priority there.
 
 A stream serves its collectives one after the other. What a layer itself waits for (tensor, sequence
 and expert parallelism) keeps stream 0; gathers of weights, reductions of gradients and their sums
 over copies are given streams of their own as far as there are any.
 
-In one stream a layer's own collective stands behind whatever started before it. Marked as yielding,
+In one stream a layer's own collective stands behind whatever started before it. With low priority
 the others start behind dependency tokens of the layer's collectives (`compiler/lower/tokens.py`).
 """
 
@@ -58,17 +58,17 @@ def _routes(graph: Graph) -> Iterator[Route]:
             yield op.name, op.attrs.axes
 
 
-def threaded(graph: Graph) -> Graph:
-    """`graph` with collectives marked at every level where a layer has some of its own; the graph
-    itself where there are none.
+def prioritised(graph: Graph) -> Graph:
+    """`graph` with low priority for what moves state, at every level where a layer has collectives
+    of its own; the graph itself where there are none.
     """
-    ops = [with_regions(op, tuple(map(threaded, op.regions))) for op in graph.ops]
+    ops = [with_regions(op, tuple(map(prioritised, op.regions))) for op in graph.ops]
     if any(moves_values(op) for op in ops):
-        ops = [yielding(op) if moves_state(op) else op for op in ops]
+        ops = [with_low_priority(op) if moves_state(op) else op for op in ops]
     return with_ops(graph, ops)
 
 
-def yielding(op: Op) -> Op:
-    """`op`, giving way."""
-    attrs = replace(op.attrs, yields=True)
+def with_low_priority(op: Op) -> Op:
+    """`op`, behind those that a layer waits for."""
+    attrs = replace(op.attrs, low_priority=True)
     return Op(op.name, op.operands, op.results, attrs, op.regions, op.loc)

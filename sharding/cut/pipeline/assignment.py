@@ -1,9 +1,9 @@
-"""Which layers belong to which part of a pipeline.
+"""Stage assignment of layers: which of them belong to which part of a pipeline.
 
 Layers are counted over the whole model in program order: iterations of the loops that first walk a
 stack of weights, and repeats of unrolled code. How many a part gets, `balance.py` decides. Loops
 that walk known layers again (the backward pass) are cut at the same layers. `unstack.py` and
-`places.py` read the result.
+`op_placement.py` read the result.
 """
 
 from __future__ import annotations

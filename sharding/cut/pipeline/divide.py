@@ -1,6 +1,6 @@
 """A step of forward, backward and update programs divided among the stages of a pipeline.
 
-`places.py` and `update.py` say who runs what; here every part gets its programs, and what one
+`op_placement.py` and `update.py` say who runs what; here every part gets its programs, and what one
 stage makes and another reads becomes a transfer of a named buffer. The result is a step plan like
 any other, with several stages.
 """
@@ -13,17 +13,23 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
 from shardwright.compiler.ir.build import subgraph
-from shardwright.compiler.ir.joins import joins_stages
+from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.sharding.cut.pipeline.places import Backward, Code, Forward, Placed, place_forward
+from shardwright.sharding.cut.pipeline.op_placement import (
+    Backward,
+    Code,
+    Forward,
+    PlacedProgram,
+    place_forward,
+)
+from shardwright.sharding.cut.pipeline.partial_sums import At, Partial, Stages
 from shardwright.sharding.cut.pipeline.schedules import (
     most_in_flight,
     program_name,
     stage_schedules,
 )
-from shardwright.sharding.cut.pipeline.terms import At, Partial, Stages
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.pipeline.update import Update
 from shardwright.sharding.cut.stages import STATE_ROLES, per_core
@@ -77,7 +83,7 @@ class _Piece:
         for op, stages in reversed(self.code):
             if stages is not None and self.key not in stages:
                 continue
-            if joins_stages(op) or any(v in needed for v in op.results):
+            if is_cross_stage(op) or any(v in needed for v in op.results):
                 kept.append(op)
                 needed.update(op.operands)
                 made.update(op.results)
@@ -138,7 +144,7 @@ class _Divider:
     def _role(self, name: str) -> str:
         return self.buffers[name].role
 
-    def _placed(self) -> tuple[Forward, Placed]:
+    def _placed(self) -> tuple[Forward, PlacedProgram]:
         """Who runs what of the forward and of the backward program."""
         inputs = self._inputs("forward")
         weights = [v for v, name in inputs.items() if self._role(name) == "parameter"]
@@ -162,13 +168,15 @@ class _Divider:
                     for part, own in self._makers(placed, name, value):
                         self.pieces[program_name(kind, part)].outputs[name] = own
 
-    def _makers(self, placed: Placed, name: str, value: Value) -> Iterator[tuple[int, Value]]:
+    def _makers(
+        self, placed: PlacedProgram, name: str, value: Value
+    ) -> Iterator[tuple[int, Value]]:
         """The parts that make an output, and their term of it."""
-        place = placed.place(value)
-        if isinstance(place, Partial):
-            yield from place.terms.items()
-        elif isinstance(place, At):
-            yield min(place.stages), placed.now.get(value, value)
+        placement = placed.placement(value)
+        if isinstance(placement, Partial):
+            yield from placement.terms.items()
+        elif isinstance(placement, At):
+            yield min(placement.stages), placed.now.get(value, value)
         else:
             home = self.staged.homes.get(name.removeprefix("gradient/"), self.parts[-1])
             yield home, value
@@ -290,8 +298,9 @@ class _Divider:
         piece = _Piece(program_name("update", stage), stage, update.placed.code, stage)
         for name, value in self._outputs("update"):
             update.whole(value)
-            place = update.placed.place(value)
-            at = place.stages if isinstance(place, At) else frozenset((self._default(name),))
+            placement = update.placed.placement(value)
+            default = frozenset((self._default(name),))
+            at = placement.stages if isinstance(placement, At) else default
             if stage in (held.get(name) or {min(at)}):
                 piece.outputs[name] = update.placed.now.get(value, value)
         piece.settle()
@@ -305,8 +314,8 @@ class _Divider:
         """Make known what a stage holds and does not compute."""
         found = False
         for name, value in self._outputs("update"):
-            place = update.placed.place(value)
-            if isinstance(place, At) and not held.get(name, set()) <= place.stages:
+            placement = update.placed.placement(value)
+            if isinstance(placement, At) and not held.get(name, set()) <= placement.stages:
                 update.everywhere(value)
                 found = True
         return found

@@ -1,6 +1,6 @@
 """A loop over layers as several loops in a row, one per stage.
 
-Iterations stay in order: part k runs its share of the trips on the borders that part k - 1 left.
+Iterations stay in order: part k runs its share of the trips on the boundaries that part k - 1 left.
 What the body slices by its counter is sliced per part, what it writes slice by slice is joined
 again, so that a part reads and writes its own layers only. The result is one program with the same
 values.
@@ -56,7 +56,7 @@ def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> list[Op]:
         for carry, result in enumerate(ops[-1].results):
             if carry in pieces:
                 pieces[carry].append((walk.low(carry, first, trip), result))
-            elif carry in scan.borders:
+            elif carry in scan.boundaries:
                 carries[carry] = result
         first += trip
     return [*ops, *_joined(scan, walk, carries, pieces)]

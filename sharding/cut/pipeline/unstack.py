@@ -24,7 +24,7 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.sharding.cut.pipeline.assignment import Assignment, Run, assign
 from shardwright.sharding.cut.pipeline.balance import PartShare
 from shardwright.sharding.cut.pipeline.loops import layers_of, split_loop
-from shardwright.sharding.cut.pipeline.terms import total
+from shardwright.sharding.cut.pipeline.partial_sums import total
 from shardwright.sharding.indices.dims import factors
 from shardwright.sharding.indices.layers import scan_of
 from shardwright.sharding.partition.partitioned import Slot

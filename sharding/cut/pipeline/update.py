@@ -1,4 +1,4 @@
-"""Which stages run each op of the update program.
+"""Stage assignment of the optimizer: the stages that run each op of the update program.
 
 Optimizer leaves follow the gradient they are combined with, and everything elementwise follows the
 weight. What sums over stages (global norm, statistics of a leaf whose layers lie on several stages)
@@ -19,14 +19,14 @@ from shardwright.compiler.ir.ops import AllReduceAttrs, ConstantAttrs
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.neff.schedule import STAGE_AXIS
-from shardwright.sharding.cut.pipeline.places import Placed
-from shardwright.sharding.cut.pipeline.terms import (
+from shardwright.sharding.cut.pipeline.op_placement import PlacedProgram
+from shardwright.sharding.cut.pipeline.partial_sums import (
     JOINING,
     At,
     Partial,
-    Place,
+    PartialSums,
+    Placement,
     Stages,
-    Terms,
     total,
 )
 
@@ -45,7 +45,7 @@ class Update:
     state: Mapping[Value, Stages]
     made: Mapping[Value, Stages]
     wanted: Mapping[Value, Stages]
-    placed: Placed = field(default_factory=Placed)
+    placed: PlacedProgram = field(default_factory=PlacedProgram)
     terms: dict[Value, dict[int, Value]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -66,53 +66,53 @@ class Update:
 
     def _op(self, op: Op) -> None:
         """Place one op."""
-        places = [self.placed.place(v) for v in op.operands]
-        if any(isinstance(p, Partial) for p in places):
+        placements = [self.placed.placement(v) for v in op.operands]
+        if any(isinstance(p, Partial) for p in placements):
             current = self.placed.current(op)
-            found = Terms(self.placed.emit).apply(current, places)
+            found = PartialSums(self.placed.emit).apply(current, placements)
             if found is not None:
                 self.placed.of[op.result] = found
                 return
-            places = [self.whole(v) for v in op.operands]
-        at = [p.stages for p in places if isinstance(p, At)]
+            placements = [self.whole(v) for v in op.operands]
+        at = [p.stages for p in placements if isinstance(p, At)]
         common = frozenset.intersection(*at) if at else None
         if common is None or common:
             self.placed.put(op, common)
         elif op.name in JOINING and len(op.operands) == 2:
-            joined = Terms(self.placed.emit).joined(
-                self.placed.current(op), JOINING[op.name], places
+            joined = PartialSums(self.placed.emit).joined(
+                self.placed.current(op), JOINING[op.name], placements
             )
             self.placed.of[op.result] = joined
         else:
-            self._spread_scalars(op, places)
+            self._spread_scalars(op, placements)
 
-    def _spread_scalars(self, op: Op, places: Sequence[Place]) -> None:
+    def _spread_scalars(self, op: Op, placements: Sequence[Placement]) -> None:
         """Give scalars (a loss, a norm of one stage) to all stages, for an op that has tensors
         elsewhere; refuse what is no sum.
         """
-        pairs = list(zip(op.operands, places, strict=True))
+        pairs = list(zip(op.operands, placements, strict=True))
         tensors = [p.stages for v, p in pairs if isinstance(p, At) and v.type.num_elements > 1]
         common = frozenset.intersection(*tensors) if tensors else frozenset()
         if not common:
             raise _no_sum(op)
-        for value, place in pairs:
-            if isinstance(place, At) and value.type.num_elements == 1:
+        for value, placement in pairs:
+            if isinstance(placement, At) and value.type.num_elements == 1:
                 self.everywhere(value)
         self.placed.put(op, common)
 
-    def whole(self, value: Value) -> Place:
-        """The place of a value once it is no longer partial."""
-        place = self.placed.place(value)
-        if isinstance(place, Partial):
-            self._reduce(value, place)
-        return self.placed.place(value)
+    def whole(self, value: Value) -> Placement:
+        """The placement of a value once it is no longer partial."""
+        placement = self.placed.placement(value)
+        if isinstance(placement, Partial):
+            self._reduce(value, placement)
+        return self.placed.placement(value)
 
     def everywhere(self, value: Value) -> None:
         """Make a value of some stages known to all: a sum with one term."""
-        place = self.placed.place(value)
-        if isinstance(place, At) and len(place.stages) < self.num_stages:
+        placement = self.placed.placement(value)
+        if isinstance(placement, At) and len(placement.stages) < self.num_stages:
             current = self.placed.now.get(value, value)
-            self._reduce(value, Partial("add", {min(place.stages): current}))
+            self._reduce(value, Partial("add", {min(placement.stages): current}))
 
     def _reduce(self, value: Value, partial: Partial) -> None:
         """One all_reduce over stages; those without a term give the identity."""

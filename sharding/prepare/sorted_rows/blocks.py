@@ -60,14 +60,14 @@ class Blocks:
         self._emit(op, build, [build.reshape(v, (rows,)) for v in results])
 
     def _compare(self, op: Op, shuffle: Shuffle, mask: Mask) -> None:
-        """The key of every row against the keys of the borders."""
+        """The key of every row against the keys of the offsets."""
         build = Builder(loc=op.loc)
         number = shuffle.sort.attrs.keys[0][0]
         key = self.level.now(shuffle.sort.results[number])
         shape = op.result.type.shape
         rows = build.broadcast(key, shape, (mask.dim,))
-        borders = build.broadcast(build.constant(mask.keys, key.type.dtype), shape, mask.dims)
-        sides = (rows, borders) if mask.borders else (borders, rows)
+        offsets = build.broadcast(build.constant(mask.keys, key.type.dtype), shape, mask.dims)
+        sides = (rows, offsets) if mask.offsets else (offsets, rows)
         self._emit(op, build, [build.compare(*sides, op.attrs.direction)])
 
     def _is_local(self, op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""Borders of sorted segments, read as keys.
+"""Segment offsets of sorted rows, read as comparisons of their keys.
 
 How many rows have which key is a histogram of the keys; sums of it say where segments begin and
 end: row p of the sorted list is in front of "as many rows as have keys below k" exactly when its
@@ -28,7 +28,7 @@ _SMALL = 1 << 20  # elements of a value times keys, up to which it is followed
 
 
 class Thresholds:
-    """The borders of segments of one sort, found when first asked for."""
+    """The offsets of segments of one sort, found when first asked for."""
 
     def __init__(self, level: Level, sort: Op) -> None:
         self.level = level

@@ -53,12 +53,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A comparison of places along `dim` with borders of segments, which is one of keys: operand
-    `borders` of it becomes the constant `keys` at `dims` of the result.
+    """A comparison of places along `dim` with offsets of segments, which is one of keys: operand
+    `offsets` of it becomes the constant `keys` at `dims` of the result.
     """
 
     dim: int
-    borders: int
+    offsets: int
     dims: tuple[int, ...]
     keys: np.ndarray
 
@@ -256,19 +256,19 @@ class Shuffle:
         return True
 
     def _mask(self, op: Op) -> Mask | None:
-        """How a comparison of places with the borders of segments reads as one of keys."""
+        """How a comparison of places with the offsets of segments reads as one of keys."""
         if not isinstance(op.attrs, CompareAttrs):
             return None
-        for borders, directions in ((1, POSITION_FIRST), (0, POSITION_LAST)):
-            place, dims = self.level.peeled(op.operands[1 - borders])
+        for offsets, directions in ((1, POSITION_FIRST), (0, POSITION_LAST)):
+            place, dims = self.level.peeled(op.operands[1 - offsets])
             counted = counted_dim(self.level.made.get(place))
             if op.attrs.direction not in directions or counted is None:
                 continue
             dim = dims[counted]
-            source, where = self.level.peeled(op.operands[borders])
+            source, where = self.level.peeled(op.operands[offsets])
             keys = self.thresholds.of(source)
             if keys is not None and dim not in where and op.result.type.shape[dim] == self.rows:
-                return Mask(dim, borders, where, keys)
+                return Mask(dim, offsets, where, keys)
         return None
 
     def _refused(self, op: Op) -> OrderMattersError:

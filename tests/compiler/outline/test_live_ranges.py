@@ -11,7 +11,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.outline.borders import narrow_borders
+from shardwright.compiler.outline.live_ranges import shrink_live_ranges
 from tests.compiler.outline.test_outline import check, normal
 
 TRIP, ROWS = 3, 16
@@ -149,7 +149,7 @@ def chain_read_behind(body: Body) -> tuple[Value, Value]:
 def test_what_waits_for_a_loop_inside(made: Made, is_early: bool, before: int, after: int) -> None:
     graph = nest(made)
     assert waiting(graph) == before
-    narrow = narrow_borders(graph)
+    narrow = shrink_live_ranges(graph)
     assert is_written_first(narrow) is is_early
     assert waiting(narrow) == after
 
@@ -167,4 +167,4 @@ def test_a_graph_without_loops_inside_loops_is_left_alone() -> None:
     b = Builder()
     x = b.input(SQUARE)
     graph = b.finish(*b.loop(3, [x], tanh))
-    assert narrow_borders(graph) is graph
+    assert shrink_live_ranges(graph) is graph

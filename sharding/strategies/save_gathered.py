@@ -1,4 +1,4 @@
-"""Weights of layer loops that stay gathered between forward and backward.
+"""The save policy of gathered weights: layer loops keep them from forward to backward.
 
 A layer loop gathers a slice of a stacked weight in every iteration. With
 `reshard_after_forward = false` the first loop that gathers a slice also writes it to a stack of its
@@ -24,7 +24,7 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.remat.stacks import counted, stacks
 from shardwright.sharding.indices.layers import visited_layers
 from shardwright.sharding.partition.spec import ShardingSpec
-from shardwright.sharding.strategies.pins import NARROWING
+from shardwright.sharding.strategies.constraints import NARROWING
 
 Key = tuple[Value, int, tuple[object, ...], tuple[object, ...]]
 """A stacked weight, the dim of its layers, what is done to a layer, and how the result lies."""
@@ -40,13 +40,13 @@ class _Gather:
 
 
 @dataclass(slots=True)
-class Keeper:
-    """Rewrites a graph with gather points. `pins` gains the layouts of what is added; `dropped` are
-    the points that gather nothing any more.
+class Saver:
+    """Rewrites a graph with gather points. `constraints` gains the layouts of what is added;
+    `dropped` are the points that gather nothing any more.
     """
 
     points: frozenset[Op]
-    pins: dict[Value, ShardingSpec]
+    constraints: dict[Value, ShardingSpec]
     stacks: dict[Key, Value] = field(default_factory=dict)
     dropped: set[Op] = field(default_factory=set)
 
@@ -71,15 +71,15 @@ class Keeper:
         gathers.
         """
         body = loop.regions[0]
-        made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
+        made, invariant = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
         for point in (op for op in body.ops if op in self.points):
             op, path = _taken(made, point.operands[0])
-            dim = _layer_dim(op, kept)
+            dim = _layer_dim(op, invariant)
             if op is None or dim is None or not _walks(loop, op, dim):
                 continue
-            stack, start = loop.operands[kept[op.operands[0]]], op.operands[1 + dim]
+            stack, start = loop.operands[invariant[op.operands[0]]], op.operands[1 + dim]
             weight, dim, before = _origin(outside, stack, dim)
-            layout = _laid_out(point.result, self.pins[point.result])
+            layout = _laid_out(point.result, self.constraints[point.result])
             yield _Gather(point, start, (weight, dim, path + before, layout))
 
     def _rewritten(self, loop: Op, gathers: Sequence[_Gather], later: set[Key]) -> list[Op]:
@@ -142,14 +142,14 @@ def _written(loop: Op, carry: int, dim: int) -> tuple[Value, int, tuple[object, 
     where it is anything else.
     """
     body, known = loop.regions[0], counted(loop)
-    made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
+    made, invariant = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
     one = next((s for s in stacks(loop) if (s.carry, s.dim) == (carry, dim)), None)
     op, path = (None, ()) if one is None else _taken(made, one.value)
-    row = _layer_dim(op, kept)
+    row = _layer_dim(op, invariant)
     counter = known[body.inputs[loop.attrs.induction]]
     if op is None or row is None or known.get(op.operands[1 + row]) != counter:
         return None
-    return loop.operands[kept[op.operands[0]]], row, path
+    return loop.operands[invariant[op.operands[0]]], row, path
 
 
 def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:
@@ -158,9 +158,9 @@ def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:
     return value.type.dtype, *((n, axes) for n, axes in dims if n > 1)
 
 
-def _layer_dim(op: Op | None, kept: Container[Value]) -> int | None:
-    """The one dim along which a slice takes a part of a value that is `kept`; None for others."""
-    if op is None or op.operands[0] not in kept:
+def _layer_dim(op: Op | None, invariant: Container[Value]) -> int | None:
+    """The one dim along which a slice takes a part of an `invariant` carry; None for others."""
+    if op is None or op.operands[0] not in invariant:
         return None
     pairs = zip(op.attrs.sizes, op.operands[0].type.shape, strict=True)
     dims = [d for d, (size, whole) in enumerate(pairs) if size != whole]
@@ -179,7 +179,7 @@ def _walks(loop: Op, op: Op, dim: int) -> bool:
 class _Body:
     """A loop under construction: carries that are added, and ops in place of what is there."""
 
-    owner: Keeper
+    owner: Saver
     loop: Op
     before: Builder = field(default_factory=Builder)
     carries: list[tuple[Value, Value, Value, Value]] = field(default_factory=list)
@@ -195,7 +195,7 @@ class _Body:
         row = build.reshape(made, (1, *layer))
         written = build.dynamic_update_slice(inside, row, starts)
         self.instead[gather.point] = [gather.point, *build.ops]
-        layered = ShardingSpec(((), *self.owner.pins[made].dims))
+        layered = ShardingSpec(((), *self.owner.constraints[made].dims))
         return self._carry(empty, inside, written, layered)
 
     def read(self, gather: _Gather, stack: Value) -> None:
@@ -205,13 +205,13 @@ class _Body:
         taken = build.dynamic_slice(inside, starts, (1, *stack.type.shape[1:]))
         row = Op("reshape", (taken,), (made,), ReshapeAttrs(made.type.shape), loc=build.loc)
         self.instead[gather.point] = [*build.ops, row]
-        self._carry(stack, inside, inside, self.owner.pins[stack])
+        self._carry(stack, inside, inside, self.owner.constraints[stack])
 
     def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
         """Add a carry; returns its value behind the loop."""
         result = Value(first.type)
         self.carries.append((first, inside, after, result))
-        self.owner.pins.update(dict.fromkeys((first, inside, after, result), spec))
+        self.owner.constraints.update(dict.fromkeys((first, inside, after, result), spec))
         return result
 
     def finish(self) -> list[Op]:
@@ -232,10 +232,10 @@ def _starts(build: Builder, gather: _Gather, stack: Value) -> list[Value]:
     return [gather.start, *[zero] * (stack.type.rank - 1)]
 
 
-def keep_gathered(
-    graph: Graph, points: Sequence[Op], pins: Mapping[Value, ShardingSpec]
+def save_gathered(
+    graph: Graph, points: Sequence[Op], constraints: Mapping[Value, ShardingSpec]
 ) -> tuple[Graph, dict[Value, ShardingSpec], list[Op]]:
-    """(graph, layouts, gather points that are left) with weights kept across layer loops."""
-    keeper = Keeper(frozenset(points), dict(pins))
-    kept = keeper.run(graph)
-    return kept, keeper.pins, [op for op in points if op not in keeper.dropped]
+    """(graph, layouts, gather points that are left), with gathered weights saved across loops."""
+    saver = Saver(frozenset(points), dict(constraints))
+    saved = saver.run(graph)
+    return saved, saver.constraints, [op for op in points if op not in saver.dropped]

@@ -1,5 +1,4 @@
-"""Where a weight is gathered and where a gradient is reduced, and the constraints that say so in
-the graph.
+"""Sharding constraints in the graph: where a weight is gathered, where a gradient is reduced.
 
 A weight stays sharded through everything that only weights are in, and is gathered where it meets a
 batch value, at the narrowest point of the code that leads there. A gradient is reduced where the
@@ -56,7 +55,7 @@ def _makers(graph: Graph) -> dict[Value, Op]:
     return {value: op for op in graph.walk() for value in op.results}
 
 
-def layout_borders(
+def layout_boundaries(
     graph: Graph, batch: Mapping[Value, int], spec_of: Callable[[Value], ShardingSpec | None]
 ) -> Iterator[tuple[list[GatherUse], list[Value]]]:
     """Ops without batch values that end or begin a weight's layout: (operands to gather, results to
@@ -174,14 +173,14 @@ class _Level(Repeating):
         self.ops.append(with_regions(with_operands(op, operands), regions))
         for value in op.results:
             if (spec := self.owner.layouts.get(value)) is not None:
-                self.replace((value,), self._pinned(value, spec, op.loc).results)
+                self.replace((value,), self._constrained(value, spec, op.loc).results)
 
-    def _pinned(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
+    def _constrained(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
         """A constraint on `value`."""
-        pin = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
-        self.ops.append(pin)
-        self.owner.specs[pin.result] = spec
-        return pin
+        op = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
+        self.ops.append(op)
+        self.owner.specs[op.result] = spec
+        return op
 
     def _operand(self, op: Op, index: int, value: Value) -> Value:
         """What `op` reads as operand `index`."""
@@ -198,9 +197,9 @@ class _Level(Repeating):
         spec = use.spec or self.owner.used(use.point)
         key = (self._content(use.point), spec)
         if key not in self.whole:
-            pin = self._pinned(self.now(use.point), spec, use.op.loc)
-            self.owner.points.append(pin)
-            self.whole[key] = pin.result
+            op = self._constrained(self.now(use.point), spec, use.op.loc)
+            self.owner.points.append(op)
+            self.whole[key] = op.result
         return self.whole[key]
 
     def _content(self, value: Value) -> object:

@@ -1,5 +1,6 @@
-"""Folding: the plan of an unrolled step partitioned in its folded form is, byte for byte, the plan
-of the step partitioned whole; its cost does not grow with the layers; a wrong answer never passes.
+"""Deduplication: the plan of an unrolled step partitioned in its deduplicated form is, byte for
+byte, the plan of the step partitioned whole; its cost does not grow with the layers; a wrong answer
+never passes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from shardwright.sharding.partition.partitioned import PartitionedGraph, all_val
 from shardwright.sharding.partition.shardy import answer_request, partition
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
-from shardwright.sharding.prepare.fold import ORIGIN, Folded, fold
-from shardwright.sharding.prepare.unfold import UnfoldError, unfold
+from shardwright.sharding.prepare.dedup import ORIGIN, Deduped, dedup
+from shardwright.sharding.prepare.expand import ExpandError, expand
 from shardwright.sharding.settings import StrategySettings
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
@@ -52,28 +53,28 @@ def prepared(model: Callable[[int], TrainTask], layers: int, mesh: Mesh) -> Prep
 
 
 @functools.cache
-def answer_of(model: Callable[[int], TrainTask], layers: int) -> tuple[Folded, PartitionedGraph]:
-    """A folded graph and the partitioner's answer for it."""
-    folded = prepared(model, layers, FSDP).folded
-    assert folded is not None
-    short = (folded.graph, FSDP, folded.specs, folded.inputs, folded.outputs)
-    return folded, partition(*short, unit=answer_request)
+def answer_of(model: Callable[[int], TrainTask], layers: int) -> tuple[Deduped, PartitionedGraph]:
+    """A deduplicated graph and the partitioner's answer for it."""
+    deduped = prepared(model, layers, FSDP).deduped
+    assert deduped is not None
+    short = (deduped.graph, FSDP, deduped.specs, deduped.inputs, deduped.outputs)
+    return deduped, partition(*short, unit=answer_request)
 
 
 def plans(ready: Prepared, num_microbatches: int) -> tuple[Plan, Plan]:
-    """The plan over the folded form, and the one over the whole graph."""
+    """The plan over the deduplicated form, and the one over the whole graph."""
     calls: list[bytes] = []
 
     def once(request: bytes) -> bytes:
         calls.append(request)
         return answer_request(request)
 
-    folded = partitioned(ready, once)
-    assert len(calls) == 1 and ready.folded is not None
-    verify(folded.graph)
-    whole = partitioned(dataclasses.replace(ready, folded=None), once)
+    deduped = partitioned(ready, once)
+    assert len(calls) == 1 and ready.deduped is not None
+    verify(deduped.graph)
+    whole = partitioned(dataclasses.replace(ready, deduped=None), once)
     assert len(calls[0]) < 0.7 * len(calls[1])
-    both = (complete(ready, part, num_microbatches=num_microbatches) for part in (folded, whole))
+    both = (complete(ready, part, num_microbatches=num_microbatches) for part in (deduped, whole))
     return next(both), next(both)
 
 
@@ -95,26 +96,26 @@ def test_plan_is_that_of_the_whole_graph(
 ) -> None:
     settings = StrategySettings(reshard_after_forward=reshard)
     ready = dataclasses.replace(prepared(model, layers, mesh), settings=settings)
-    folded, whole = plans(ready, num_microbatches)
-    assert folded.step.buffers == whole.step.buffers
-    assert folded.step.schedules == whole.step.schedules
-    for one, other in zip(folded.step.programs, whole.step.programs, strict=True):
+    deduped, whole = plans(ready, num_microbatches)
+    assert deduped.step.buffers == whole.step.buffers
+    assert deduped.step.schedules == whole.step.schedules
+    for one, other in zip(deduped.step.programs, whole.step.programs, strict=True):
         assert (one.inputs, one.outputs) == (other.inputs, other.outputs)
         assert dump(one.graph, with_locs=True) == dump(other.graph, with_locs=True)
-    assert folded.traffic == whole.traffic
-    assert folded.findings == whole.findings
-    assert folded.footprint == whole.footprint
+    assert deduped.traffic == whole.traffic
+    assert deduped.findings == whole.findings
+    assert deduped.footprint == whole.footprint
 
 
-def test_folded_graph_does_not_grow_with_the_layers() -> None:
-    few, many = (prepared(prime, n, FSDP).folded for n in (9, 15))
+def test_deduplicated_graph_does_not_grow_with_the_layers() -> None:
+    few, many = (prepared(prime, n, FSDP).deduped for n in (9, 15))
     assert few is not None and many is not None
     verify(many.graph)
     assert len(many.nodes.graph.ops) > 1.5 * len(few.nodes.graph.ops)
     assert len(many.graph.ops) <= 1.05 * len(few.graph.ops)
 
 
-def test_scanned_model_is_not_folded() -> None:
+def test_scanned_model_is_not_deduplicated() -> None:
     config = LlamaConfig(
         hidden_size=16,
         intermediate_size=24,
@@ -125,7 +126,7 @@ def test_scanned_model_is_not_folded() -> None:
         head_dim=8,
     )
     graph, inputs, outputs = captured_graph(train_task(config, seq_len=8), 4)
-    assert prepare(graph, inputs, outputs, FSDP).folded is None
+    assert prepare(graph, inputs, outputs, FSDP).deduped is None
 
 
 def loops_task(count: int) -> TrainTask:
@@ -158,7 +159,7 @@ def loops_task(count: int) -> TrainTask:
 def test_blocks_with_loops_stay_whole_or_agree() -> None:
     ready = prepared(loops_task, 12, FSDP)
     answer = partitioned(ready, answer_request)
-    whole = partitioned(dataclasses.replace(ready, folded=None), answer_request)
+    whole = partitioned(dataclasses.replace(ready, deduped=None), answer_request)
     one, other = complete(ready, answer), complete(ready, whole)
     assert one.traffic == other.traffic
     for a, b in zip(one.step.programs, other.step.programs, strict=True):
@@ -168,9 +169,9 @@ def test_blocks_with_loops_stay_whole_or_agree() -> None:
 @pytest.mark.matrix
 def test_every_changed_spec_of_the_answer_is_refused_or_changes_nothing_else() -> None:
     """A copy that would read another layout than the answer's is never made."""
-    folded, answer = answer_of(flax, 6)
+    deduped, answer = answer_of(flax, 6)
     ready = prepared(flax, 6, FSDP)
-    middle = folded.standing[folded.nodes.classes[len(folded.nodes.classes) // 2]]
+    middle = deduped.standing[deduped.nodes.classes[len(deduped.nodes.classes) // 2]]
     others = [op for op in answer.graph.ops if op.loc.line != middle and op.operands]
     refused = 0
     for op in others[:: max(1, len(others) // 40)]:
@@ -181,8 +182,8 @@ def test_every_changed_spec_of_the_answer_is_refused_or_changes_nothing_else() -
         wrong = {**answer.specs, value: ShardingSpec(((),) * len(spec.dims), ())}
         changed = dataclasses.replace(answer, specs=wrong)
         try:
-            made = unfold(folded, changed, ready.inputs, ready.outputs)
-        except UnfoldError:
+            made = expand(deduped, changed, ready.inputs, ready.outputs)
+        except ExpandError:
             refused += 1
             continue
         with pytest.raises(ShardingError):
@@ -192,19 +193,19 @@ def test_every_changed_spec_of_the_answer_is_refused_or_changes_nothing_else() -
 
 
 def test_a_missing_op_of_the_answer_is_refused() -> None:
-    folded, answer = answer_of(flax, 6)
+    deduped, answer = answer_of(flax, 6)
     ready = prepared(flax, 6, FSDP)
     gather = next(op for op in answer.graph.ops if op.name == "all_gather")
     other = next(op for op in answer.graph.ops if op.name == "dot_general")
     gather.loc, kept = other.loc, gather.loc
     try:
-        with pytest.raises(UnfoldError):
-            unfold(folded, answer, ready.inputs, ready.outputs)
+        with pytest.raises(ExpandError):
+            expand(deduped, answer, ready.inputs, ready.outputs)
     finally:
         gather.loc = kept
 
 
-def test_a_refused_fold_falls_back_to_the_whole_graph() -> None:
+def test_a_refused_deduplicated_graph_falls_back_to_the_whole_graph() -> None:
     ready = prepared(flax, 6, FSDP)
     calls: list[int] = []
 
@@ -223,4 +224,4 @@ def test_a_refused_fold_falls_back_to_the_whole_graph() -> None:
 def test_graphs_with_few_repeats_are_left_alone() -> None:
     graph, inputs, outputs = captured_graph(flax(2), 4)
     recipe = prepare(graph, inputs, outputs, FSDP).recipe
-    assert fold(recipe.graph, recipe.specs, inputs, outputs) is None
+    assert dedup(recipe.graph, recipe.specs, inputs, outputs) is None

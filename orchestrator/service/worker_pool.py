@@ -1,10 +1,10 @@
-"""Executors of long-lived workers: who has which unit, and what happens when a worker is lost.
+"""A pool of long-lived workers: which units each has, and retries when a worker is lost.
 
-A bounded number of units is in flight per worker. When a worker dies, a new one takes its seat and
-the units in flight are given again, because units are idempotent. Only the unit that was running
-counts a try; after three it is given up. The last result of a worker can be lost with it, and the
-unit that ended it then looks like one that stood behind; so what was in flight is given again
-alone. A unit that runs longer than its limit is ended with its worker. `ray_backend.py` and
+A bounded number of units is in flight per worker. When a worker dies, another is started in its
+slot and the units in flight are given again, because units are idempotent. Only the unit that was
+running counts a try; after three it is given up. The last result of a worker can be lost with it,
+and the unit that ended it then looks like one that stood behind; so what was in flight is given
+again alone. A unit that runs longer than its limit is ended with its worker. `ray_backend.py` and
 `process_backend.py` say what a worker is.
 """
 
@@ -45,8 +45,9 @@ class _Try:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
-    """A worker, and the units it was given, in order, by the ticket for their outcome."""
+class _WorkerSlot:
+    """A place for one worker: who has it, and its units in order, by the ticket for their
+    outcome."""
 
     number: int
     worker: Any = None
@@ -62,7 +63,7 @@ class _Seat:
         return len(self.given) < most
 
 
-class SeatedExecutor(ABC):
+class PoolExecutor(ABC):
     """See the module. Tickets are hashable and stand for one outcome, or one start, each."""
 
     name: str
@@ -73,14 +74,14 @@ class SeatedExecutor(ABC):
         self.observe: Emit = silent
         self.limits = limits
         # One unit more than is in flight, so that no worker waits while a result is stored.
-        self.slots = count * (self.in_flight_per_worker + 1)
-        self._seats = [_Seat(number) for number in range(count)]
+        self.capacity = count * (self.in_flight_per_worker + 1)
+        self._pool = [_WorkerSlot(number) for number in range(count)]
         self._waiting = deque[_Try]()
         self._ended = deque[Outcome]()
-        self._staff()
+        self._start_workers()
 
     @abstractmethod
-    def _hire(self, number: int) -> Any:
+    def _start(self, number: int) -> Any:
         """A new worker, None when there is no room for one. It runs its units in the order in which
         they are given."""
 
@@ -102,12 +103,12 @@ class SeatedExecutor(ABC):
         WorkerLostError."""
 
     @abstractmethod
-    def _dismiss(self, worker: Any) -> None:
+    def _stop(self, worker: Any) -> None:
         """End a worker, or release what a lost one leaves behind."""
 
     def workers(self) -> list[Any]:
-        """Who sits now."""
-        return [seat.worker for seat in self._seats if seat.worker is not None]
+        """The workers there are now."""
+        return [slot.worker for slot in self._pool if slot.worker is not None]
 
     def submit(self, unit: WorkUnit) -> None:
         """See Executor."""
@@ -132,84 +133,84 @@ class SeatedExecutor(ABC):
         """See Executor. Workers that have units end; new ones come with the next unit."""
         self._waiting.clear()
         self._ended.clear()
-        for seat in self._seats:
-            if seat.given:
-                self._vacate(seat)
+        for slot in self._pool:
+            if slot.given:
+                self._clear(slot)
 
     def close(self) -> None:
         """End all workers at once."""
         self._waiting.clear()
-        for seat in self._seats:
-            if seat.worker is not None:
-                self._vacate(seat)
+        for slot in self._pool:
+            if slot.worker is not None:
+                self._clear(slot)
 
-    def _owners(self) -> dict[Any, _Seat]:
-        """Seats by what is waited for: outcomes, and starts while units wait for a worker."""
-        owner = {ticket: seat for seat in self._seats for ticket in seat.given}
+    def _owners(self) -> dict[Any, _WorkerSlot]:
+        """Slots by what is waited for: outcomes, and starts while units wait for a worker."""
+        owner = {ticket: slot for slot in self._pool for ticket in slot.given}
         if self._waiting:
-            owner.update((s.arrival, s) for s in self._seats if s.arrival is not None)
+            owner.update((s.arrival, s) for s in self._pool if s.arrival is not None)
         return owner
 
     def _patience(self, until: float) -> float | None:
         """Seconds until the caller or a time limit wants to hear."""
         if self.limits.timeout_s:
-            begun = (seat.since for seat in self._seats if seat.given)
+            begun = (slot.since for slot in self._pool if slot.given)
             until = min(until, min(begun, default=math.inf) + self.limits.timeout_s)
         return None if until == math.inf else max(0.0, until - time.monotonic())
 
-    def _staff(self) -> None:
-        """Hire for empty seats. A seat whose workers never start stays empty."""
-        for seat in self._seats:
-            if seat.worker is None and seat.failed_starts < MAX_ATTEMPTS:
-                seat.worker = self._hire(seat.number)
-                if seat.worker is not None:
-                    seat.arrival = self._arrival(seat.worker)
+    def _start_workers(self) -> None:
+        """Start a worker in every empty slot, except where workers never start."""
+        for slot in self._pool:
+            if slot.worker is None and slot.failed_starts < MAX_ATTEMPTS:
+                slot.worker = self._start(slot.number)
+                if slot.worker is not None:
+                    slot.arrival = self._arrival(slot.worker)
 
     def _hand_out(self) -> None:
         if self._waiting:
-            self._staff()
+            self._start_workers()
         while self._waiting:
-            there = [s for s in self._seats if s.worker is not None and s.arrival is None]
+            there = [s for s in self._pool if s.worker is not None and s.arrival is None]
             free = [s for s in there if s.has_room(self._waiting[0], self.in_flight_per_worker)]
             if not free:
                 break
-            seat = min(free, key=lambda seat: len(seat.given))
-            if not seat.given:
-                seat.since = time.monotonic()
+            slot = min(free, key=lambda slot: len(slot.given))
+            if not slot.given:
+                slot.since = time.monotonic()
             given = self._waiting.popleft()
-            seat.given[self._give(seat.worker, given.unit)] = given
+            slot.given[self._give(slot.worker, given.unit)] = given
         if self._waiting and not self.workers():
             self._ended += [self._failed(given, -1, _no_worker()) for given in self._waiting]
             self._waiting.clear()
 
-    def _collect(self, seat: _Seat, done: Any) -> None:
-        """What became of a ticket; of all units of the seat, when its worker is lost."""
+    def _collect(self, slot: _WorkerSlot, done: Any) -> None:
+        """What became of a ticket; of all units of the slot, when its worker is lost."""
         try:
             outcome = self._outcome(done)
         except WorkerLostError:
-            self._lost(seat)
+            self._lost(slot)
             return
-        seat.since = time.monotonic()
-        if done == seat.arrival:
-            seat.arrival, seat.failed_starts = None, 0
+        slot.since = time.monotonic()
+        if done == slot.arrival:
+            slot.arrival, slot.failed_starts = None, 0
         else:
-            self._end(outcome, seat.given.pop(done))
+            self._end(outcome, slot.given.pop(done))
 
     def _end(self, outcome: Outcome, given: _Try) -> None:
         self._ended.append(replace(outcome, unit=given.unit, attempts=given.number))
 
-    def _lost(self, seat: _Seat) -> None:
+    def _lost(self, slot: _WorkerSlot) -> None:
         """A worker runs its units in order: the first without a result was running."""
         unfinished = []
-        for ticket, given in seat.given.items():
+        for ticket, given in slot.given.items():
             try:
                 self._end(self._outcome(ticket), given)
             except WorkerLostError:
                 unfinished.append(given)
-        if seat.arrival is not None:
-            seat.failed_starts += 1
-        self._vacate(seat)
-        self.emit("worker.lost", worker=self._label(seat.number))
+        if slot.arrival is not None:
+            slot.failed_starts += 1
+        self._clear(slot)
+        self.emit("worker.lost", worker=self._label(slot.number))
         self._waiting.extendleft(replace(given, suspect=True) for given in unfinished[:0:-1])
         for given in unfinished[:1]:
             unit = given.unit
@@ -219,7 +220,7 @@ class SeatedExecutor(ABC):
                     f"{unit} ended {given.number} workers",
                     hint="run it alone to see why",
                 )
-                self._ended.append(self._failed(given, seat.number, error))
+                self._ended.append(self._failed(given, slot.number, error))
             else:
                 self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
                 self._waiting.append(_Try(unit, given.number + 1, suspect=True))
@@ -227,30 +228,31 @@ class SeatedExecutor(ABC):
     def _end_overdue(self) -> None:
         """End workers whose unit is past its time limit; units behind it are given again."""
         limit = self.limits.timeout_s
-        for seat in self._seats if limit else ():
-            if not seat.given or time.monotonic() - seat.since < limit:
+        for slot in self._pool if limit else ():
+            if not slot.given or time.monotonic() - slot.since < limit:
                 continue
-            running = next(iter(seat.given))
+            running = next(iter(slot.given))
             if self._first([running], 0) is not None:
                 continue  # it has just ended
-            late, *queued = seat.given.values()
-            self._vacate(seat)
+            late, *queued = slot.given.values()
+            self._clear(slot)
             self._waiting.extendleft(reversed(queued))
-            self._ended.append(self._failed(late, seat.number, _overdue(late.unit, limit), limit))
+            self._ended.append(self._failed(late, slot.number, _overdue(late.unit, limit), limit))
 
-    def _vacate(self, seat: _Seat) -> None:
-        worker, seat.worker, seat.arrival = seat.worker, None, None
-        seat.given = {}
-        self._dismiss(worker)
+    def _clear(self, slot: _WorkerSlot) -> None:
+        """Stop the worker of a slot and forget its units."""
+        worker, slot.worker, slot.arrival = slot.worker, None, None
+        slot.given = {}
+        self._stop(worker)
 
     def _failed(
-        self, given: _Try, seat: int, error: ExecutionError, seconds: float = 0.0
+        self, given: _Try, slot: int, error: ExecutionError, seconds: float = 0.0
     ) -> Outcome:
         started = time.time() - seconds
-        return Outcome(given.unit, None, error, self._label(seat), started, seconds, given.number)
+        return Outcome(given.unit, None, error, self._label(slot), started, seconds, given.number)
 
-    def _label(self, seat: int) -> str:
-        return f"{self.name}-{seat}" if seat >= 0 else self.name
+    def _label(self, slot: int) -> str:
+        return f"{self.name}-{slot}" if slot >= 0 else self.name
 
 
 def _overdue(unit: WorkUnit, limit_s: float) -> ExecutionError:

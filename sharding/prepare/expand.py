@@ -1,9 +1,9 @@
-"""The partitioned form of a whole graph, from that of its folded graph.
+"""Expansion: the partitioned form of a whole graph, from that of its deduplicated graph.
 
 Every op of the whole graph gets what the partitioner made of the op that stands for its class: the
 op itself, the collectives beside it, and copies of constants. What those read is found along the
 same operands. Each copy must read values of exactly the type and spec it read in the answer, so the
-result is locally the same as a graph the partitioner made; otherwise `UnfoldError`, and the caller
+result is locally the same as a graph the partitioner made; otherwise `ExpandError`, and the caller
 partitions the whole graph.
 """
 
@@ -16,7 +16,7 @@ from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot, all_values
 from shardwright.sharding.partition.spec import ShardingSpec
-from shardwright.sharding.prepare.fold import ORIGIN, Folded
+from shardwright.sharding.prepare.dedup import ORIGIN, Deduped
 
 REACH = 4
 """Operand steps between an op and what it reads in the answer: constraints and ops the partitioner
@@ -25,8 +25,8 @@ has dropped lie between (our choice; further away is refused)."""
 Path = tuple[int, ...]
 
 
-class UnfoldError(Exception):
-    """The answer for a folded graph does not carry over to the whole graph."""
+class ExpandError(Exception):
+    """The answer for a deduplicated graph does not carry over to the whole graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +45,25 @@ class _Source:
     apart: bool
 
 
-def unfold(
-    folded: Folded, answer: PartitionedGraph, inputs: Sequence[Slot], outputs: Sequence[Slot]
+def expand(
+    deduped: Deduped, answer: PartitionedGraph, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> PartitionedGraph:
-    """The whole graph, partitioned as `answer` partitions `folded.graph`.
+    """The whole graph, partitioned as `answer` partitions `deduped.graph`.
 
-    Raises: UnfoldError when a copy would not fit in its place.
+    Raises: ExpandError when a copy would not fit in its place.
     """
-    return _Unfolder(folded, answer, _Answer(folded, answer)).run(tuple(inputs), tuple(outputs))
+    return _Expander(deduped, answer, _Answer(deduped, answer)).run(tuple(inputs), tuple(outputs))
 
 
 class _Answer:
     """The partitioner's answer by node: the ops made of each, and where their operands are."""
 
-    def __init__(self, folded: Folded, answer: PartitionedGraph) -> None:
-        self.folded = folded
+    def __init__(self, deduped: Deduped, answer: PartitionedGraph) -> None:
+        self.deduped = deduped
         self.graph = answer.graph
         self.made = {v: (op, k) for op in answer.graph.ops for k, v in enumerate(op.results)}
-        taken = [node for node in folded.kept if node < folded.nodes.first_op]
-        given = [node for node in folded.kept if node >= folded.nodes.first_output]
+        taken = [node for node in deduped.kept if node < deduped.nodes.first_op]
+        given = [node for node in deduped.kept if node >= deduped.nodes.first_output]
         self.input_of = dict(zip(answer.graph.inputs, taken, strict=True))
         self.input_at = dict(zip(taken, answer.graph.inputs, strict=True))
         self.output_of = dict(zip(given, answer.graph.outputs, strict=True))
@@ -81,13 +81,13 @@ class _Answer:
         for op in reversed(self.graph.ops):
             node = op.loc.line if op.loc.file == ORIGIN else node
             if node < 0:
-                raise UnfoldError(f"{op.name} at the end of the graph belongs to no op")
+                raise ExpandError(f"{op.name} at the end of the graph belongs to no op")
             self.home[op] = node
             self.ops.setdefault(node, []).insert(0, op)
 
     def _split(self, ops: Sequence[Op]) -> Iterator[Op]:
         """Ops that the partitioner repeated, one per reader, and constants it added."""
-        own = self.folded.nodes.op(self.home[ops[0]])
+        own = self.deduped.nodes.op(self.home[ops[0]])
         repeated = own is not None and sum(op.name == own.name for op in ops) > 1
         return (op for op in ops if repeated or (not op.operands and op.loc.file != ORIGIN))
 
@@ -112,7 +112,7 @@ class _Answer:
             return _Source((), op, number, result, True)
         if len(paths) != 1:
             what = f"{'no' if not paths else 'more than one'} way to what it reads"
-            raise UnfoldError(f"node {node} has {what} (node {home})")
+            raise ExpandError(f"node {node} has {what} (node {home})")
         return _Source(paths[0], op, number, result, apart)
 
     def _paths(self, node: int, home: int, position: int) -> Iterator[Path]:
@@ -121,7 +121,7 @@ class _Answer:
         for _ in range(REACH):
             steps = []
             for path, at in frontier:
-                for k, (producer, _) in enumerate(self.folded.joined[at]):
+                for k, (producer, _) in enumerate(self.deduped.joined[at]):
                     if path or position in (-1, k):
                         steps.append(((*path, k), producer))
             found = {self._end(node, path): path for path, at in steps if at == home}
@@ -133,19 +133,19 @@ class _Answer:
     def _end(self, node: int, path: Path) -> int:
         """Where `path` from `node` leads in the whole graph."""
         for k in path:
-            node = self.folded.nodes.reads[node][k][0]
+            node = self.deduped.nodes.reads[node][k][0]
         return node
 
 
 @dataclass(slots=True)
-class _Unfolder:
+class _Expander:
     """The whole partitioned graph under construction.
 
     `emitted` holds the ops made for each node; `values` maps (node, value of the answer) to the
     value made for it, `copies` the same per reader for what is copied for each.
     """
 
-    folded: Folded
+    deduped: Deduped
     given: PartitionedGraph
     answer: _Answer
     emitted: dict[int, list[Op]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _Unfolder:
 
     def run(self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> PartitionedGraph:
         """The whole graph."""
-        nodes = self.folded.nodes
+        nodes = self.deduped.nodes
         for node in range(nodes.first_op):
             self._input(node)
         for node in range(nodes.first_op, nodes.first_output):
@@ -170,8 +170,8 @@ class _Unfolder:
 
     def _stands(self, node: int) -> int:
         """The kept node whose answer `node` takes."""
-        classes = self.folded.nodes.classes
-        return node if node in self.folded.joined else self.folded.standing[classes[node]]
+        classes = self.deduped.nodes.classes
+        return node if node in self.deduped.joined else self.deduped.standing[classes[node]]
 
     def _input(self, node: int) -> None:
         """An input, laid out like the one that stands for it."""
@@ -205,7 +205,7 @@ class _Unfolder:
             for source, value in zip(self._sources(op, kept), op.operands, strict=True)
         ]
         results = tuple([self._value(v) for v in op.results])
-        here = self.folded.nodes.op(node)
+        here = self.deduped.nodes.op(node)
         loc = here.loc if op.loc.file == ORIGIN and here is not None else op.loc
         for value in (v for region in op.regions for v in all_values(region)):
             assert value not in self.specs  # used as it is: an op with regions is like no other
@@ -218,7 +218,7 @@ class _Unfolder:
         """Where copies of `op`, which the answer has for `kept`, find their operands."""
         found = self.sources.get(op)
         if found is None:
-            own = self.folded.nodes.op(kept)
+            own = self.deduped.nodes.op(kept)
             like = own is not None and own.name == op.name and len(own.operands) == len(op.operands)
             places = ((v, k if like else -1) for k, v in enumerate(op.operands))
             found = self.sources[op] = [self.answer.source(kept, v, k) for v, k in places]
@@ -226,7 +226,7 @@ class _Unfolder:
 
     def _operand(self, node: int, source: _Source, value: Value, reader: int) -> Value:
         """What `node` reads where the answer has `value`."""
-        at, reads = node, self.folded.nodes.reads
+        at, reads = node, self.deduped.nodes.reads
         for k in source.path:
             at = reads[at][k][0]
         if source.apart and source.op is not None:
@@ -234,10 +234,10 @@ class _Unfolder:
         found = self.values.get((at, source.number, source.result))
         if found is None or found.type != value.type:
             home = self._stands(at)
-            raise UnfoldError(f"node {node} requires {value.type} of node {at} ({home}), got none")
+            raise ExpandError(f"node {node} requires {value.type} of node {at} ({home}), got none")
         given, wanted = self.specs[found], self.given.specs[value]
         if given is not wanted and given != wanted:
-            raise UnfoldError(f"node {node} requires {wanted} of node {at}, got {given}")
+            raise ExpandError(f"node {node} requires {wanted} of node {at}, got {given}")
         return found
 
     def _apart(self, op: Op, node: int, reader: int) -> Op:

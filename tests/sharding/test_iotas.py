@@ -1,4 +1,4 @@
-"""Counts of equal length tie no indices: every reader has its own."""
+"""Iotas of equal length tie no indices: every reader has its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.indices.indices import IndexClasses
-from shardwright.sharding.strategies.counts import own_counts
+from shardwright.sharding.strategies.iotas import iota_de_cse
 
 
 def shared() -> Graph:
@@ -41,15 +41,15 @@ def at_top_level() -> Graph:
     return b.finish(y, b.add(seats, b.broadcast(count, (8, 16), (1,))))
 
 
-def test_every_reader_of_a_count_has_its_own() -> None:
+def test_every_reader_of_an_iota_has_its_own() -> None:
     graph = at_top_level()
-    assert tied(graph) and not tied(own_counts(graph))
-    assert sum(op.name == "iota" for op in own_counts(graph).ops) == 2
+    assert tied(graph) and not tied(iota_de_cse(graph))
+    assert sum(op.name == "iota" for op in iota_de_cse(graph).ops) == 2
 
 
 def test_values_stay() -> None:
     graph = shared()
     given = [np.random.default_rng(0).normal(size=v.type.shape) for v in graph.inputs]
     given = [x.astype(np.float32) for x in given]
-    for a, b in zip(evaluate(own_counts(graph), given), evaluate(graph, given), strict=True):
+    for a, b in zip(evaluate(iota_de_cse(graph), given), evaluate(graph, given), strict=True):
         np.testing.assert_array_equal(a, b)

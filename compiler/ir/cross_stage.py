@@ -1,6 +1,6 @@
-"""Collectives over pipeline stages: every stage must start them in one order.
+"""Cross-stage order: every stage starts the collectives over pipeline stages in one order.
 
-Stages run programs of their own, and what is the best order differs between them. The order that
+Stages run programs of their own, and which order is best differs between them. The order that
 counts is decided before the stages are divided: that of the ops in the program they are cut from.
 Whatever reorders ops afterwards keeps it: pieces of straight-line code (`outline/pieces.py`) and
 tasks of a function (`lower/order.py`) stand behind the last such collective before them.
@@ -14,7 +14,7 @@ from shardwright.compiler.ir.types import Op
 from shardwright.compiler.neff.schedule import STAGE_AXIS
 
 
-def joins_stages(op: Op) -> bool:
+def is_cross_stage(op: Op) -> bool:
     """True for a collective in which all stages take part."""
     return op.name == "all_reduce" and STAGE_AXIS in op.attrs.axes
 
@@ -22,7 +22,7 @@ def joins_stages(op: Op) -> bool:
 def consecutive(ops: Iterable[Op]) -> Iterator[tuple[Op, Op]]:
     """Each collective over stages with the next one, in program order."""
     last: Op | None = None
-    for op in filter(joins_stages, ops):
+    for op in filter(is_cross_stage, ops):
         if last is not None:
             yield last, op
         last = op

@@ -1,4 +1,4 @@
-"""What waits in memory while a loop inside a level runs: no more than all behind it follows from.
+"""Shorter live ranges across loops inside a level: stores go first, light code is made again.
 
 A level is cut at the loops in it (`cut.py`), and every value that is made before one of them and
 read behind it lies in memory meanwhile, beside what the loop itself needs. So what is written to a
@@ -21,17 +21,17 @@ from shardwright.compiler.passes.remat.elementwise import Zone
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, repeat
 
 
-def narrow_borders(graph: Graph) -> Graph:
+def shrink_live_ranges(graph: Graph) -> Graph:
     """`graph` whose loop bodies keep less in memory while the loops in them run."""
-    graph = within(graph, narrow_borders)
-    return with_ops(graph, [_narrowed(op) if _holds_loops(op) else op for op in graph.ops])
+    graph = within(graph, shrink_live_ranges)
+    return with_ops(graph, [_shrunk(op) if _holds_loops(op) else op for op in graph.ops])
 
 
 def _holds_loops(op: Op) -> bool:
     return any(inner.regions for region in op.regions for inner in region.ops)
 
 
-def _narrowed(loop: Op) -> Op:
+def _shrunk(loop: Op) -> Op:
     body = _written_early(loop.regions[0])
     outside = {body.inputs[i] for i in (*invariant_carries(loop), loop.attrs.induction)}
     for number in range(sum(bool(op.regions) for op in body.ops)):

@@ -1,9 +1,9 @@
-"""Which part of a pipeline runs each op of the forward and the backward program.
+"""Stage assignment of ops: the part of a pipeline that runs each op of forward and backward.
 
 Forward, an op runs with the last of the parts it reads from; a weight that one part uses pulls the
 first op that reads it. Backward, it runs with the first part it reads from, where a weight or a
 saved value counts for the part that used it in forward. What follows from weights and the batch
-alone has no place and is computed wherever it is needed. `update.py` places the optimizer.
+alone has no placement and is computed wherever it is needed. `update.py` places the optimizer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shardwright.compiler.ir.rewrite import with_operands
 from shardwright.compiler.ir.traits import CHEAP, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.gradients import depends_on
-from shardwright.sharding.cut.pipeline.terms import (
+from shardwright.sharding.cut.pipeline.partial_sums import (
     JOINING,
     At,
     Partial,
-    Place,
+    PartialSums,
+    Placement,
     Stages,
-    Terms,
     passes,
     total,
 )
@@ -32,13 +32,13 @@ Code = tuple[Op, Stages | None]
 
 
 @dataclass(slots=True)
-class Placed:
-    """One program by parts: its code, the place of every value that has one, and what stands for
-    values that were made anew.
+class PlacedProgram:
+    """One program by parts: its code, the placement of every value that has one, and what stands
+    for values that were made anew.
     """
 
     code: list[Code] = field(default_factory=list)
-    of: dict[Value, Place] = field(default_factory=dict)
+    of: dict[Value, Placement] = field(default_factory=dict)
     now: dict[Value, Value] = field(default_factory=dict)
 
     def emit(self, op: Op, stage: int) -> Value:
@@ -57,14 +57,14 @@ class Placed:
         """`op` on the values that stand for its operands now."""
         return with_operands(op, tuple(self.now.get(v, v) for v in op.operands))
 
-    def place(self, value: Value) -> Place:
+    def placement(self, value: Value) -> Placement:
         """Where a value is; None: anywhere."""
         return self.of.get(self.now.get(value, value))
 
     def home(self, value: Value) -> int | None:
         """The first part that computes a value."""
-        place = self.place(value)
-        return min(place.stages) if isinstance(place, At) else None
+        placement = self.placement(value)
+        return min(placement.stages) if isinstance(placement, At) else None
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Forward:
     it: its own and those that read it.
     """
 
-    placed: Placed
+    placed: PlacedProgram
     near: Mapping[Value, set[int]]
     computed: set[Value]
 
@@ -89,7 +89,7 @@ def place_forward(
     """Place the ops of the forward program; `homes` has the part that uses a weight, where it is
     only one.
     """
-    placed = Placed()
+    placed = PlacedProgram()
     pull = dict(homes)
     on_batch = depends_on(graph, batch)
     for op in graph.ops:
@@ -123,33 +123,33 @@ class Backward:
     forward: Forward
     gradients: frozenset[Value]  # outputs that may stay partial
     accumulators: frozenset[Value]
-    placed: Placed = field(default_factory=Placed)
+    placed: PlacedProgram = field(default_factory=PlacedProgram)
     near: dict[Value, set[int]] = field(default_factory=dict)
 
-    def run(self) -> Placed:
+    def run(self) -> PlacedProgram:
         """All ops."""
         self.near = {v: set(parts) for v, parts in self.forward.near.items() if parts}
         sums = _linear_to(self.graph, self.gradients)
-        terms = Terms(self.placed.emit, self.accumulators)
+        partial_sums = PartialSums(self.placed.emit, self.accumulators)
         for op in self.graph.ops:
             if op.results and op.results[0] in self.forward.computed:
                 self.placed.put(op, None)
-            elif not self._sum(op, sums, terms):
+            elif not self._sum(op, sums, partial_sums):
                 self._whole(op)
                 self._place(op)
         return self.placed
 
-    def _sum(self, op: Op, sums: set[Value], terms: Terms) -> bool:
+    def _sum(self, op: Op, sums: set[Value], partial_sums: PartialSums) -> bool:
         """Keep a sum over parts in terms where all that follows is linear."""
         if not sums.issuperset(op.results):
             return False
-        places = [self.placed.place(v) for v in op.operands]
-        at = [p.stages for p in places if isinstance(p, At)]
+        placements = [self.placed.placement(v) for v in op.operands]
+        at = [p.stages for p in placements if isinstance(p, At)]
         found = None
-        if any(isinstance(p, Partial) for p in places):
-            found = terms.apply(op, places)
+        if any(isinstance(p, Partial) for p in placements):
+            found = partial_sums.apply(op, placements)
         elif JOINING.get(op.name) == "add" and len(at) == 2 and not at[0] & at[1]:
-            found = terms.joined(op, "add", places)
+            found = partial_sums.joined(op, "add", placements)
         if found is None:
             return False
         self.placed.of[op.result] = found
@@ -158,10 +158,10 @@ class Backward:
     def _whole(self, op: Op) -> None:
         """Bring the terms of partial operands together on the first part that has one."""
         for value in op.operands:
-            place = self.placed.place(value)
-            if isinstance(place, Partial):
-                first = min(place.terms)
-                own = [place.terms[s] for s in sorted(place.terms)]
+            placement = self.placed.placement(value)
+            if isinstance(placement, Partial):
+                first = min(placement.terms)
+                own = [placement.terms[s] for s in sorted(placement.terms)]
                 self.placed.now[value] = total(own, partial(self.placed.emit, stage=first))
 
     def _place(self, op: Op) -> None:

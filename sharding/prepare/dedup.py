@@ -1,9 +1,10 @@
-"""A smaller graph that partitions like the whole one: one part of code per structural class.
+"""Structural deduplication: a smaller graph that partitions like the whole one.
 
-Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, pins, readers and what
-they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates of equal
-weights, terms of a norm. `fold` keeps a few ops of each class and joins their loose ends to kept
-values of the same class; it knows neither layers nor chains. `unfold.py` carries the answer back.
+Ops that look alike up to a radius of `RADIUS` edges (op, attributes, types, constraints, readers
+and what they read) are partitioned alike, wherever they stand: layers of an unrolled model, updates
+of equal weights, terms of a norm. `dedup` keeps a few ops of each class and joins their loose ends
+to kept values of the same class; it knows neither layers nor chains. `expand.py` carries the answer
+back.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ choice; design note 0003 has the measurements)."""
 OWN = 16
 """Weights keep their own code up to this many nodes behind a kept reader (our choice)."""
 WORTH = 2
-"""A folded graph is used when the whole one has at least this many times its ops (our choice)."""
-ORIGIN = "node"  # file name of the locations that say which node an op of a folded graph is
+"""A deduplicated graph is used when it has at most one in `WORTH` of the ops (our choice)."""
+ORIGIN = "node"  # file name of the locations that say which node an op of a deduplicated graph is
 
 Colours = npt.NDArray[np.uint64]
 
@@ -65,8 +66,8 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """A folded graph.
+class Deduped:
+    """A deduplicated graph.
 
     `graph` keeps inputs, ops and outputs of the whole graph (their nodes are `kept`, in order); the
     location of each op says which node it is. `joined` holds what its kept nodes read, as nodes of
@@ -83,13 +84,13 @@ class Folded:
     outputs: tuple[Slot, ...]
 
 
-def fold(
+def dedup(
     graph: Graph,
     specs: Mapping[ValueId, ShardingSpec],
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
-) -> Folded | None:
-    """The folded form of `graph`; None when repeats are too few to pay for it."""
+) -> Deduped | None:
+    """The deduplicated form of `graph`; None when repeats are too few to pay for it."""
     nodes = number_nodes(graph, specs, inputs, outputs)
     if len(nodes.classes) < WORTH * len(set(nodes.classes)):
         return None
@@ -109,18 +110,18 @@ def number_nodes(
     outputs: Sequence[Slot],
 ) -> Nodes:
     """The nodes of `graph` with their classes."""
-    pinned = {value: specs[key] for key, value in value_ids(graph) if key in specs}
+    constrained = {value: specs[key] for key, value in value_ids(graph) if key in specs}
     place: dict[Value, tuple[int, int]] = {v: (i, 0) for i, v in enumerate(graph.inputs)}
     reads: list[Sequence[tuple[int, int]]] = [()] * len(graph.inputs)
     own: list[Hashable] = [
-        ("input", v.type, pinned.get(v), slot.role)
+        ("input", v.type, constrained.get(v), slot.role)
         for v, slot in zip(graph.inputs, inputs, strict=True)
     ]
     for node, op in enumerate(graph.ops, len(own)):
         reads.append([place[v] for v in op.operands])
         for k, value in enumerate(op.results):
             place[value] = (node, k)
-        own.append(_look(op, pinned, node))
+        own.append(_look(op, constrained, node))
     for i, (value, slot) in enumerate(zip(graph.outputs, outputs, strict=True)):
         reads.append([place[value]])
         own.append(("output", value.type, specs.get((OUTPUT, i)), slot.role))
@@ -132,12 +133,12 @@ def number_nodes(
     return Nodes(graph, reads, users, _classes(own, reads))
 
 
-def _look(op: Op, pinned: Mapping[Value, ShardingSpec], node: int) -> Hashable:
+def _look(op: Op, constrained: Mapping[Value, ShardingSpec], node: int) -> Hashable:
     """What tells an op from others but for its neighbours; one with regions is like no other."""
     if op.regions:
         return node
     types = [v.type for v in op.operands]
-    made = [(v.type, pinned.get(v)) for v in op.results]
+    made = [(v.type, constrained.get(v)) for v in op.results]
     return op.name, op.attrs, *types, *made
 
 
@@ -254,8 +255,8 @@ def _build(
     standing: Mapping[int, int],
     specs: Mapping[ValueId, ShardingSpec],
     slots: tuple[Sequence[Slot], Sequence[Slot]],
-) -> Folded:
-    """The folded graph: values are those of the whole graph, locations are node numbers."""
+) -> Deduped:
+    """The deduplicated graph: values are those of the whole graph, locations are node numbers."""
     whole = nodes.graph
 
     def value(place: tuple[int, int]) -> Value:
@@ -273,14 +274,14 @@ def _build(
     inputs = tuple(whole.inputs[node] for node in taken)
     outputs = tuple(value(joined[node][0]) for node in given)
     graph = with_ops(whole, ops, outputs, inputs)
-    pinned = {v: specs[key] for key, v in value_ids(whole) if key in specs}
-    short = {key: pinned[v] for key, v in value_ids(graph) if v in pinned}
+    constrained = {v: specs[key] for key, v in value_ids(whole) if key in specs}
+    short = {key: constrained[v] for key, v in value_ids(graph) if v in constrained}
     for i, node in enumerate(given):
         key = (OUTPUT, node - nodes.first_output)
         if key in specs:
             short[OUTPUT, i] = specs[key]
     assert all((INPUT, i) in short for i in range(len(taken)) if (INPUT, taken[i]) in specs)
-    return Folded(
+    return Deduped(
         nodes=nodes,
         graph=graph,
         kept=kept,

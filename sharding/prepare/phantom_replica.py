@@ -1,13 +1,12 @@
-"""Micro-batches of one sample on one data rank: the step is traced with two samples, on two ranks
-of which one exists.
+"""A phantom replica: one sample per micro-batch on one data rank is traced as two on two ranks.
 
 Traced with one sample, sums over samples may be no operations any more, so that there is nothing to
 cut the step at, and the sample dim is lost in reshapes that a split sequence has to cross. So a
-twin of the only data rank has the second sample until the step is localized; then its axis is
-dropped. What was reduced over it stays a part of the sum: accumulators add parts of micro-batches
-up as they would add their sums, and the mean is taken over pairs of micro-batches. That is right
-for a step that takes the mean over its samples, which `check_means` proves. A value that mixes
-samples before that is refused.
+phantom replica of the only data rank has the second sample until the step is localized; then its
+axis is dropped. What was reduced over it stays a part of the sum: accumulators add parts of
+micro-batches up as they would add their sums, and the mean is taken over pairs of micro-batches.
+That is right for a step that takes the mean over its samples, which `check_means` proves. A value
+that mixes samples before that is refused.
 """
 
 from __future__ import annotations
@@ -29,27 +28,29 @@ from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.prepare.sample_means import scaled_output
 from shardwright.sharding.settings import StrategySettings
 
-TWIN_AXIS = "dp_replicate"  # no state is spread over it, and one data rank leaves it free
+PHANTOM_AXIS = "dp_replicate"  # no state is spread over it, and one data rank leaves it free
 TRACED_SAMPLES = 2
 PROOF_SAMPLES = 4  # of the trace that the one of two samples is compared with
 MIXED_SAMPLES = "SW_ONE_SAMPLE"
 
 
-def is_alone(mesh: Mesh, settings: StrategySettings, samples: int, num_microbatches: int) -> bool:
-    """True for a step that has to be cut and is traced with `samples` = 1: several micro-batches,
-    or stages. The meshes of strategy manual are the user's.
+def needs_phantom(
+    mesh: Mesh, settings: StrategySettings, samples: int, num_microbatches: int
+) -> bool:
+    """True for a step that has to be cut (several micro-batches, or stages) and is asked to be
+    traced with one sample in all. The meshes of strategy manual are the user's.
     """
     needs_cut = num_microbatches > 1 or mesh.sizes.get(STAGE_AXIS, 1) > 1
     return samples == 1 and mesh.size(DATA_AXES) == 1 and needs_cut and settings.name != "manual"
 
 
-def with_twin(mesh: Mesh) -> Mesh:
-    """`mesh`, of one data rank, with a twin of every rank."""
-    return make_mesh({**mesh.sizes, TWIN_AXIS: TRACED_SAMPLES})
+def with_phantom(mesh: Mesh) -> Mesh:
+    """`mesh`, of one data rank, with a phantom replica of every rank."""
+    return make_mesh({**mesh.sizes, PHANTOM_AXIS: TRACED_SAMPLES})
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class MeanProof:
     """A trace with `TRACED_SAMPLES`, of a step that is proven to take the mean over its samples;
     made by `check_means` alone.
     """
@@ -68,14 +69,14 @@ class Twins:
         if graph is not self.traced or samples != {TRACED_SAMPLES} or ranks != 1:
             raise ShardingError(
                 MIXED_SAMPLES,
-                f"a twin requires the step that was proven, {TRACED_SAMPLES} samples of it and one"
-                f" data rank, got {'it' if graph is self.traced else 'another'}, samples"
+                f"a phantom replica requires the proven step, {TRACED_SAMPLES} samples of it and"
+                f" one data rank, got {'it' if graph is self.traced else 'another'}, samples"
                 f" {sorted(samples)} and {ranks} data ranks",
                 hint="trace the step with two samples, and pass what `check_means` returns for it",
             )
 
 
-def check_means(two: Graph, four: Graph) -> Twins:
+def check_means(two: Graph, four: Graph) -> MeanProof:
     """The proof that a step takes the mean over its samples, from its traces with `TRACED_SAMPLES`
     and with `PROOF_SAMPLES`: a sum would come out as that of two samples.
 
@@ -90,10 +91,10 @@ def check_means(two: Graph, four: Graph) -> Twins:
             where,
             "use strategy.micro_batch = 2, or divide sums by the number of samples",
         )
-    return Twins(two)
+    return MeanProof(two)
 
 
-def without_twin(local: Localized) -> tuple[Localized, frozenset[Value]]:
+def without_phantom(local: Localized) -> tuple[Localized, frozenset[Value]]:
     """The step of the ranks that exist, and its values that hold a part of a sum.
 
     Raises: ShardingError SW_ONE_SAMPLE at an op that moves or folds samples in another way than
@@ -111,7 +112,7 @@ def _dropped(graph: Graph, level: Level, partial: set[Value] | None) -> Graph:
     """
     for op in graph.ops:
         now, attrs = level.update(op), op.attrs
-        if TWIN_AXIS not in getattr(attrs, "axes", ()):
+        if PHANTOM_AXIS not in getattr(attrs, "axes", ()):
             regions = (_dropped(region, Level(), None) for region in op.regions)
             level.ops.append(with_regions(now, tuple(regions)))
         elif isinstance(attrs, AxisIndexAttrs):
@@ -122,14 +123,14 @@ def _dropped(graph: Graph, level: Level, partial: set[Value] | None) -> Graph:
             partial.add(op.result)
             attrs = replace(attrs, axes=axes, group_size=attrs.group_size // TRACED_SAMPLES)
             level.ops.append(Op(op.name, now.operands, op.results, attrs, (), op.loc))
-        else:  # the twin was the only other one
+        else:  # the phantom was the only other one
             partial.add(now.operands[0])
             level.replace(op.results, now.operands)
     return level.finish(graph)
 
 
 def _real(axes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(axis for axis in axes if axis != TWIN_AXIS)
+    return tuple(axis for axis in axes if axis != PHANTOM_AXIS)
 
 
 def _index(op: Op) -> Op:
@@ -167,7 +168,7 @@ def check_partial(view: StepView, partial: frozenset[Value], ops: Iterable[Op]) 
 
 def _source(part: PartitionedGraph) -> PartitionedGraph:
     """The partitioned step as the ranks that exist see it; batches have the samples of one."""
-    mesh = Mesh(tuple(pair for pair in part.mesh.axes if pair[0] != TWIN_AXIS))
+    mesh = Mesh(tuple(pair for pair in part.mesh.axes if pair[0] != PHANTOM_AXIS))
     origins = tuple(part.mesh.origin(name) for name in mesh.names) if part.mesh.origins else ()
     specs = {
         value: ShardingSpec(tuple(map(_real, spec.dims)), _real(spec.unreduced))
@@ -185,5 +186,5 @@ def _of_one(slot: Slot, value: Value, specs: Mapping[Value, ShardingSpec]) -> Sl
     if slot.role != "batch":
         return slot
     pairs = zip(slot.shape or value.type.shape, specs[value].dims, strict=True)
-    shape = tuple(n // TRACED_SAMPLES if TWIN_AXIS in axes else n for n, axes in pairs)
+    shape = tuple(n // TRACED_SAMPLES if PHANTOM_AXIS in axes else n for n, axes in pairs)
     return replace(slot, shape=shape)

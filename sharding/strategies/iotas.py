@@ -1,8 +1,8 @@
-"""Every reader of a count has its own, so that equal counts tie no indices.
+"""De-CSE of iotas: every reader has one of its own, so that equal iotas tie no indices.
 
 Positions of a sequence and seats of an expert may be as many; after common subexpressions are one,
-both are counted by one `iota`, and strategies would take them for one index of the model. Counting
-is free, so every reader gets an `iota` of its own, with what only moves it on the way.
+both are counted by one `iota`, and strategies would take them for one index of the model. An `iota`
+is free, so every reader gets its own, with what only moves it on the way.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 MOVING = VIEWS | CASTS
 
 
-def own_counts(graph: Graph) -> Graph:
-    """`graph` with one count per reader, regions included; all other values stay."""
+def iota_de_cse(graph: Graph) -> Graph:
+    """`graph` with one `iota` per reader, regions included; all other values stay."""
     made: dict[Value, Op] = {}
     taken: set[Value] = set()
     ops: list[Op] = []
 
     def own(value: Value) -> Value:
-        """A count nobody else reads."""
+        """An `iota` nobody else reads."""
         if value not in made:
             return value
         if value not in taken:
@@ -36,6 +36,6 @@ def own_counts(graph: Graph) -> Graph:
     for op in graph.ops:
         if counted_dim(op) is not None or (op.name in MOVING and op.operands[0] in made):
             made[op.result] = op
-        op = with_regions(op, tuple(map(own_counts, op.regions)))
+        op = with_regions(op, tuple(map(iota_de_cse, op.regions)))
         ops.append(with_operands(op, tuple(map(own, op.operands))))
     return with_ops(graph, ops)

@@ -1,9 +1,9 @@
-"""Sums whose terms lie on different stages, and the ops that may work on the terms one by one.
+"""Partial sums over pipeline stages, and the ops that may work on their terms one by one.
 
 A value is either *floating* (it follows from weights, the batch and constants alone and is computed
 wherever it is needed), *at* stages that compute it, or *partial*: every stage of `terms` has one
 term of a sum (or one candidate of a maximum). Ops that are linear in the partial operand keep it
-partial; everything else first needs it whole, which `places.py` decides about.
+partial; everything else first needs it whole, which `op_placement.py` decides about.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Partial:
     terms: Mapping[int, Value]
 
 
-Place = At | Partial | None
+Placement = At | Partial | None
 """None is floating."""
 
 JOINING = {ELEMENTWISE_OF[kind]: kind for kind in ("add", *EXTREMES)}
@@ -48,7 +48,7 @@ Emit = Callable[[Op, int], Value]
 """Adds an op on one stage and returns its result."""
 
 
-class Terms:
+class PartialSums:
     """Ops on partial values, term by term. `own` are values of which every stage has its own part
     (accumulators).
     """
@@ -56,65 +56,67 @@ class Terms:
     def __init__(self, emit: Emit, own: frozenset[Value] = frozenset()) -> None:
         self.emit, self.own = emit, own
 
-    def apply(self, op: Op, places: Sequence[Place]) -> Partial | None:
+    def apply(self, op: Op, placements: Sequence[Placement]) -> Partial | None:
         """The result of `op`, some operand of which is partial; None when `op` needs it whole."""
-        kind = next(p.kind for p in places if isinstance(p, Partial))
-        return RULES.get(op.name, Terms._term_by_term)(self, op, kind, places)
+        kind = next(p.kind for p in placements if isinstance(p, Partial))
+        return RULES.get(op.name, PartialSums._term_by_term)(self, op, kind, placements)
 
-    def _joins(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+    def _joins(self, op: Op, kind: str, placements: Sequence[Placement]) -> Partial | None:
         """A sum of sums, or the larger of what is the largest."""
-        return self.joined(op, kind, places) if JOINING[op.name] == kind else None
+        return self.joined(op, kind, placements) if JOINING[op.name] == kind else None
 
-    def _subtracts(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+    def _subtracts(self, op: Op, kind: str, placements: Sequence[Placement]) -> Partial | None:
         """What is whole is subtracted from one term of a sum."""
-        left, right = (isinstance(p, Partial) for p in places)
-        return self.joined(op, kind, places) if left and not right and kind == "add" else None
+        left, right = (isinstance(p, Partial) for p in placements)
+        return self.joined(op, kind, placements) if left and not right and kind == "add" else None
 
-    def _term_by_term(self, op: Op, kind: str, places: Sequence[Place]) -> Partial | None:
+    def _term_by_term(self, op: Op, kind: str, placements: Sequence[Placement]) -> Partial | None:
         """An op that may work on the terms of one operand; the others are on all stages of it."""
-        (one, *more) = (i for i, p in enumerate(places) if isinstance(p, Partial))
-        place = places[one]
-        assert isinstance(place, Partial)
-        beside = [p.stages for p in places if isinstance(p, At)]
+        (one, *more) = (i for i, p in enumerate(placements) if isinstance(p, Partial))
+        placement = placements[one]
+        assert isinstance(placement, Partial)
+        beside = [p.stages for p in placements if isinstance(p, At)]
         if more or not passes(op, op.operands[one], kind):
             return None
-        if not all(place.terms.keys() <= stages for stages in beside):
+        if not all(placement.terms.keys() <= stages for stages in beside):
             return None
         terms = {}
-        for stage, value in place.terms.items():
+        for stage, value in placement.terms.items():
             operands = [value if i == one else v for i, v in enumerate(op.operands)]
             terms[stage] = self.emit(fresh(op, operands), stage)
         return Partial(kind, terms)
 
-    def joined(self, op: Op, kind: str, places: Sequence[Place]) -> Partial:
+    def joined(self, op: Op, kind: str, placements: Sequence[Placement]) -> Partial:
         """Terms of both operands, joined where one stage has one of each; what is whole counts
         once, on a stage that has a term of the other."""
-        partial = [sorted(p.terms) for p in places if isinstance(p, Partial)]
-        at = [sorted(p.stages) for p in places if isinstance(p, At)]
+        partial = [sorted(p.terms) for p in placements if isinstance(p, Partial)]
+        at = [sorted(p.stages) for p in placements if isinstance(p, At)]
         stages = (partial or at)[0]
-        pairs = zip(op.operands, places, strict=True)
-        left, right = (self._terms(value, place, stages) for value, place in pairs)
+        pairs = zip(op.operands, placements, strict=True)
+        left, right = (self._terms(value, placement, stages) for value, placement in pairs)
         terms = {}
         for stage in sorted(left.keys() | right.keys()):
             both = [side[stage] for side in (left, right) if stage in side]
             terms[stage] = self.emit(fresh(op, both), stage) if len(both) == 2 else both[0]
         return Partial(kind, terms)
 
-    def _terms(self, value: Value, place: Place, stages: Sequence[int]) -> Mapping[int, Value]:
+    def _terms(
+        self, value: Value, placement: Placement, stages: Sequence[int]
+    ) -> Mapping[int, Value]:
         """One operand as terms."""
-        if isinstance(place, Partial):
-            return place.terms
+        if isinstance(placement, Partial):
+            return placement.terms
         if value in self.own:
             return dict.fromkeys(stages, value)
-        if place is None:
+        if placement is None:
             return {stages[0]: value}
-        return {min(place.stages & set(stages) or place.stages): value}
+        return {min(placement.stages & set(stages) or placement.stages): value}
 
 
-Rule = Callable[[Terms, Op, str, Sequence[Place]], Partial | None]
+Rule = Callable[[PartialSums, Op, str, Sequence[Placement]], Partial | None]
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(JOINING, Terms._joins),
-    "subtract": Terms._subtracts,
+    **dict.fromkeys(JOINING, PartialSums._joins),
+    "subtract": PartialSums._subtracts,
 }
 """What becomes of partial operands; other ops may work on the terms of one."""
 
