@@ -1,7 +1,7 @@
-"""One function: graph in, regions and tensors out.
+"""One function: graph in, kernels and tensors out.
 
 Lowering may find that a value needs memory of its own, that an output cannot be written in place,
-or that two tasks may not share a region; then it starts again with that knowledge. Every try adds a
+or that two tasks may not share a kernel; then it starts again with that knowledge. Every try adds a
 fact, so the loop ends.
 """
 
@@ -43,9 +43,9 @@ from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
-MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
-PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no region (our choice)
-WORTH_A_FORM = 0.025  # of a function, that regions may wait in vain: less is not tried (our choice)
+MAX_REMAKES = 3  # rounds of values made again between kernels (our choice)
+PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no kernel (our choice)
+WORTH_A_FORM = 0.025  # of a function, that kernels may wait in vain: less is not tried (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
@@ -70,13 +70,13 @@ class _Try:
     options: CompileOptions
     budget: Budget
     judge: Judge | None
-    alone: Collection[Value]  # results that share a region with nothing of their score
+    alone: Collection[Value]  # results that share a kernel with nothing of their score
     never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
     forced: set[Value] = field(default_factory=set)  # values that need memory of their own
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
     apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
-    row_first: bool = False  # row regions take what they can before epilogues do
+    row_first: bool = False  # row kernels take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
@@ -105,7 +105,7 @@ def settle(
 ) -> Settled:
     """Lower a loop-free graph, with the choices that were made on the way.
 
-    `judge` times regions, so that merges can be refused for being slow; without one every legal
+    `judge` times kernels, so that merges can be refused for being slow; without one every legal
     merge stands. Raises CompileError for what the target cannot do, with the op's location.
     """
     graph = run(graph, LOWERING)
@@ -129,7 +129,7 @@ def _best(first: _Try) -> Settled:
 
 def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
     """What roads begin with: forms of the graph, and phases in both orders, since which operators
-    share a region with a contraction depends on who asks first.
+    share a kernel with a contraction depends on who asks first.
     """
     for graph in (first.graph, TURNED_LATE(first.graph)):
         if graph is not None:
@@ -140,7 +140,7 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
 
 
 def _remade(attempt: _Try) -> list[Settled]:
-    """A lowered function, and again with what still crosses from region to region made again, for
+    """A lowered function, and again with what still crosses from kernel to kernel made again, for
     as long as that costs less.
     """
     forms = [_settled(attempt)]
@@ -160,7 +160,7 @@ def _remade(attempt: _Try) -> list[Settled]:
 def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
-    gains most of the large regions that make values again.
+    gains most of the large kernels that make values again.
     """
     first, last = (_quicker([road[at] for road in roads], judge) for at in (0, -1))
     if _quicker([last, first], judge) is last:
@@ -177,22 +177,22 @@ def _with_copies(found: Settled, made: Copied) -> Settled:
 
 
 def _prompt(found: Settled, judge: Judge) -> Settled:
-    """The function with regions that wait for no collective much longer than their first task has
-    to, if that is faster: two products in one region wait for both gathers.
+    """The function with kernels that wait for no collective much longer than their first task has
+    to, if that is faster: two products in one kernel wait for both gathers.
     """
     lowered, groups = found.lowered, found.groups
     expected = lowered.expected_ps
     delay = max(groups.delay_ps(part.members) for part in groups.parts.values())
     in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
-    if not in_vain >= WORTH_A_FORM * expected:  # nor where a region has no code
+    if not in_vain >= WORTH_A_FORM * expected:  # nor where a kernel has no code
         return found
     other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
     return _quicker([found, other], judge) if other.lowered.is_never_slower(lowered) else found
 
 
 def _halved(found: Settled, judge: Judge) -> Settled:
-    """The function with every row region in two that is faster so, though it computes twice what
-    both halves read: a region of forward and backward attention holds all panels of both.
+    """The function with every row kernel in two that is faster so, though it computes twice what
+    both halves read: a kernel of forward and backward attention holds all panels of both.
     """
     done: set[frozenset[Value]] = set()
     while True:
@@ -212,7 +212,7 @@ def _halved(found: Settled, judge: Judge) -> Settled:
 
 def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None) -> Settled:
     """The fastest of a function's forms, code and collectives together, by the judge or another
-    `clock`; the first on a tie. One whose regions pass each other more than HBM holds is none, and
+    `clock`; the first on a tie. One whose kernels pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
     """
     limit = judge.limit_bytes
@@ -229,14 +229,14 @@ def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None)
 
 
 def _passed_bytes(lowered: Lowered) -> int:
-    """What regions pass each other through HBM."""
+    """What kernels pass each other through HBM."""
     return sum(t.num_bytes for t in lowered.tensors if t.kind == "scratch")
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:
-    times = [time_or_inf(clock, region, lowered.tensors) for region in lowered.regions]
+    times = [time_or_inf(clock, kernel, lowered.tensors) for kernel in lowered.kernels]
     queues = [call.queue for call in lowered.collectives]
-    return makespan_ps(lowered.regions, times, lowered.flights_ps, queues)
+    return makespan_ps(lowered.kernels, times, lowered.flights_ps, queues)
 
 
 def _settled(attempt: _Try) -> Settled:
@@ -246,7 +246,7 @@ def _settled(attempt: _Try) -> Settled:
         try:
             return _attempt(attempt)
         except NeedsCopyError as need:
-            # A copy is no help where a reader that cuts its dims otherwise shares its region.
+            # A copy is no help where a reader that cuts its dims otherwise shares its kernel.
             alone = attempt.forced.intersection(need.values)
             assert attempt.dense.isdisjoint(alone), "a dense value cannot be expressed"
             attempt.dense |= alone
@@ -307,7 +307,7 @@ def rules_of(
     options: CompileOptions, budget: Budget, alone: Collection[int], row_first: bool = False
 ) -> tuple[Rule, ...]:
     """The phases of growth, in order. `alone`: softmax operators that pass through HBM;
-    `row_first`: row regions take what they can before epilogues do.
+    `row_first`: row kernels take what they can before epilogues do.
     """
     later: list[Rule] = []
     if options.optlevel > 1:
@@ -318,7 +318,7 @@ def rules_of(
 
 
 def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
-    """Results that share a region with nothing of their score: with attention `unfused`, the
+    """Results that share a kernel with nothing of their score: with attention `unfused`, the
     products that make scores and the reductions over them.
     """
     if options.attention != "unfused":
@@ -333,7 +333,7 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
 
 
 def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
-    """Grow the regions of a body, phase by phase, and take apart what does not pay."""
+    """Grow the kernels of a body, phase by phase, and take apart what does not pay."""
     for rule in rules:
         groups.grow(rule)
     trials = Trials(groups, given.judge, policy_of(given.options))

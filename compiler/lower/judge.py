@@ -8,20 +8,20 @@ from typing import Protocol
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 
 SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
 QUICK_MARGIN = 0.4
-"""How much slower than its parts a row region may be at -O1, which keeps scores on chip without a
+"""How much slower than its parts a row kernel may be at -O1, which keeps scores on chip without a
 search, and a function than one that passes much more through HBM (our choice).
 """
 
-Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
-"""Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
+Clock = Callable[[KernelProgram, Sequence[Tensor]], int]
+"""Picoseconds of a kernel. Raises CompileError or CapacityError when there is no code for it."""
 
 
-def time_or_inf(clock: Clock, program: RegionProgram, tensors: Sequence[Tensor]) -> float:
-    """What a region takes; where there is no code for it, for ever."""
+def time_or_inf(clock: Clock, program: KernelProgram, tensors: Sequence[Tensor]) -> float:
+    """What a kernel takes; where there is no code for it, for ever."""
     try:
         return clock(program, tensors)
     except DiagnosticError:
@@ -30,18 +30,18 @@ def time_or_inf(clock: Clock, program: RegionProgram, tensors: Sequence[Tensor])
 
 class Judge(Protocol):
     """A `Clock` that may be content with a first tiling. `limit_bytes`: HBM of a core; what passes
-    more from region to region is no code to compare with.
+    more from kernel to kernel is no code to compare with.
     """
 
     @property
     def limit_bytes(self) -> int:
         """Bytes."""
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """What a region takes, as far as that is told soon."""
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """What a kernel takes, as far as that is told soon."""
 
-    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """What the code takes that a region will run."""
+    def searched(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """What the code takes that a kernel will run."""
 
     def collective_ps(self, op: Op) -> int:
         """How long a collective is expected to be in flight."""

@@ -11,10 +11,10 @@ from shardwright.compiler.codegen.generate import Codes, generate
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.fusion import trial
 from shardwright.compiler.fusion.trial import Trial
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor, View
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from tests.compiler.codegen.region_harness import F32, TARGET, Maker
+from tests.compiler.codegen.kernel_harness import F32, TARGET, Maker
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
@@ -29,8 +29,8 @@ CASES: dict[str, Callable[[], Maker]] = {
 REGISTER = 11
 
 
-def behind_another(maker: Maker) -> tuple[RegionProgram, list[Tensor]]:
-    """The same region in a function with one more tensor in front."""
+def behind_another(maker: Maker) -> tuple[KernelProgram, list[Tensor]]:
+    """The same kernel in a function with one more tensor in front."""
 
     def moved(value: object) -> object:
         return replace(value, tensor=value.tensor + 1) if isinstance(value, View) else value
@@ -50,7 +50,7 @@ def test_renamed_code_is_the_code_that_would_be_made(make: Callable[[], Maker]) 
     renamed = {n: n + 1 for n in range(len(maker.tensors))}
     made = generate(maker.program(), maker.tensors, TARGET, 1000)
     wanted = generate(program, tensors, TARGET, REGISTER)
-    assert relocated(made.region, program, renamed, 1000, REGISTER) == wanted.region
+    assert relocated(made.kernel, program, renamed, 1000, REGISTER) == wanted.kernel
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -62,7 +62,7 @@ def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) 
     assert judge(maker.program(), maker.tensors) > 0
     made = judge.generate(program, tensors, REGISTER)
     wanted = generate(program, tensors, TARGET, REGISTER, options)
-    assert made.region == wanted.region and made.next_register == wanted.next_register
+    assert made.kernel == wanted.kernel and made.next_register == wanted.next_register
 
 
 @pytest.mark.parametrize("is_judged", [False, True])
@@ -82,6 +82,6 @@ def test_what_another_function_has_found_is_not_searched_again(
     judge = Trial(target, options)
     assert ([judge(program, tensors)] if is_judged else []) == wanted
     made = judge.generate(program, tensors, REGISTER)
-    assert made.region == alone.region and made.next_register == alone.next_register
+    assert made.kernel == alone.kernel and made.next_register == alone.next_register
     with pytest.raises(pytest.fail.Exception, match="a search"):
         Trial(target, replace(options, model_type="transformer")).generate(program, tensors, 0)

@@ -12,7 +12,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.function import settle
 from shardwright.compiler.lower.turn_late import turned_late
 
@@ -66,7 +66,7 @@ class Against:
     shape: tuple[int, ...]
     limit_bytes: int = 1 << 30
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         views = (n.attrs["view"] for n in program.nodes if "view" in n.attrs)
         passed = [t for t in (tensors[v.tensor] for v in views) if t.kind == "scratch"]
         mixed = {"contract", "convert"} <= {n.op for n in program.nodes}
