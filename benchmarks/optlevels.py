@@ -127,7 +127,7 @@ def row(
     timing = time_step(step)
     compute = timing.breakdown_ps["compute"] + timing.breakdown_ps["memory"]
     instrs = sum(
-        1 for p in programs.values() for f in p.functions for r in f.kernels for _ in walk(r.body)
+        1 for p in programs.values() for f in p.functions for k in f.kernels for _ in walk(k.body)
     )
     return (
         f"{model.name:14}{level:>6}{seconds:>15.2f}{ratio:>11.2f}{timing.step_time_ps / 1e9:>11.1f}"

@@ -145,22 +145,22 @@ class _Encoder:
                 rest = chain(sources, item.waits, item.signals)
                 self.add("code", (*head, len(item.srcs), len(item.waits)), rest)
 
-    def kernel(self, r: Kernel) -> None:
-        program = r.program
-        for tile in r.tiles:
+    def kernel(self, kernel: Kernel) -> None:
+        program = kernel.program
+        for tile in kernel.tiles:
             self.add("tiles", _fields(tile))
         for n in program.nodes:
             self.add("nodes", (n.op, n.dtype, n.attrs, len(n.inputs)), (*n.inputs, *n.atoms))
-        self.body(r.body)
+        self.body(kernel.body)
         head = (program.kind, program.name, program.attrs, program.loc)
         ends = (len(self.columns[name].ends) for name in ("tiles", "nodes", "code"))
-        rest = (*program.atoms, *r.tokens)
+        rest = (*program.atoms, *kernel.tokens)
         self.add("regions", (*head, *ends, len(program.atoms)), rest)
-        borders = r.borders or ()
+        borders = kernel.borders or ()
         self.borders.append(x for b in borders for x in (ENGINES.index(b.queue), b.back))
-        waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
-        self.behind.append((int(r.borders is not None), *waits))
-        sums = ((n, i.row_sum) for n, i in enumerate(walk(r.body)) if i.row_sum is not None)
+        waits = (x for n, i in enumerate(walk(kernel.body)) for b in i.borders for x in (n, b))
+        self.behind.append((int(kernel.borders is not None), *waits))
+        sums = ((n, i.row_sum) for n, i in enumerate(walk(kernel.body)) if i.row_sum is not None)
         self.row_sums.append(x for n, p in sums for x in (n, self.patterns[p]))
 
     def tensor(self, t: Tensor) -> None:

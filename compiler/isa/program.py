@@ -246,7 +246,7 @@ class Function:
     @property
     def has_borders(self) -> bool:
         """Whether any kernel starts without a barrier in front."""
-        return any(r.borders is not None for subgraph in self.subgraphs for r in subgraph)
+        return any(k.borders is not None for subgraph in self.subgraphs for k in subgraph)
 
     def num_kernels(self, partner: str) -> int:
         """Compute kernels of core 0 beside which core 1 runs a kernel of kind `partner`: `compute`

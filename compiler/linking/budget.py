@@ -207,7 +207,7 @@ def check_operator_instructions(functions: Sequence[Function], optlevel: int) ->
     """Raises: CompileError NCC_EXTP004 when the largest fused operator of `functions` is over its
     limit.
     """
-    kernels = [r for function in functions for subgraph in function.subgraphs for r in subgraph]
+    kernels = [k for function in functions for subgraph in function.subgraphs for k in subgraph]
     counts = [count_instructions(kernel.body, unrolled=optlevel > 1) for kernel in kernels]
     if max(counts, default=0) > OPERATOR_LIMIT:
         kernel = kernels[counts.index(max(counts))].program
@@ -218,7 +218,7 @@ def check_operator_instructions(functions: Sequence[Function], optlevel: int) ->
 def function_instructions(function: Function, optlevel: int) -> int:
     """Instructions of a function as the vendor's compiler lays them out at a level."""
     kernels = chain.from_iterable(function.subgraphs)
-    return sum(count_instructions(r.body, unrolled=optlevel > 1) for r in kernels)
+    return sum(count_instructions(k.body, unrolled=optlevel > 1) for k in kernels)
 
 
 def check_module_instructions(count: int, limit: int, name: str = "the module") -> None:

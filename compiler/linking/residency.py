@@ -167,7 +167,7 @@ class Residency:
         """A tensor of function `number` by the last kernel that writes it."""
         function, locations = self.program.functions[number], self.program.locations
         kernels = (kernel.program for kernel in reversed(function.kernels))
-        made = next((r for r in kernels if tensor in _written(r)), None)
+        made = next((k for k in kernels if tensor in _written(k)), None)
         type = function.tensors[tensor]
         shown = f"{type.dtype.value}[{','.join(map(str, type.shape))}]"
         if made is None:

@@ -85,7 +85,7 @@ class Groups:
 
     def graph(self) -> KernelGraph:
         """Dependencies of the kernels as they are now."""
-        return KernelGraph(self.order, {r: part.members for r, part in self.parts.items()})
+        return KernelGraph(self.order, {k: part.members for k, part in self.parts.items()})
 
     def kept_apart(self, members: Collection[int]) -> bool:
         """True when two of the tasks may not share a kernel."""

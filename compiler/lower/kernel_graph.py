@@ -16,10 +16,10 @@ class KernelGraph:
     """Dependencies between kernels. `members` maps kernel -> task numbers."""
 
     def __init__(self, order: Order, members: Mapping[int, Collection[int]]) -> None:
-        self._members = {r: list(numbers) for r, numbers in members.items()}
-        self.kernel = {n: r for r, numbers in members.items() for n in numbers}
-        self._before: dict[int, set[int]] = {r: set() for r in members}
-        self._after: dict[int, set[int]] = {r: set() for r in members}
+        self._members = {k: list(numbers) for k, numbers in members.items()}
+        self.kernel = {n: k for k, numbers in members.items() for n in numbers}
+        self._before: dict[int, set[int]] = {k: set() for k in members}
+        self._after: dict[int, set[int]] = {k: set() for k in members}
         for task in order.body.tasks:
             mine = self.kernel[task.number]
             for number in order.before(task):
@@ -32,7 +32,7 @@ class KernelGraph:
     def _reachable(self) -> dict[int, int]:
         """Bit set of the kernels reachable from each kernel."""
         reach: dict[int, int] = {}
-        for kernel in topological(self._after, lambda r: r):
+        for kernel in topological(self._after, lambda k: k):
             reach[kernel] = 0
             for later in self._after[kernel]:
                 reach[kernel] |= reach[later] | 1 << later

@@ -121,7 +121,7 @@ class Hiding:
         waiting.prepare()
         while waiting.is_active():
             ready += waiting.get_ready()
-            kernel = min(ready, key=lambda r: (progress.stall(self.finished[r]), rank[r], r))
+            kernel = min(ready, key=lambda k: (progress.stall(self.finished[k]), rank[k], k))
             ready.remove(kernel)
             self._run(kernel, progress)
             found.append(kernel)

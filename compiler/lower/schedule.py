@@ -42,7 +42,7 @@ class Orders:
         tasks = {kernel: groups.tasks(part.members) for kernel, part in groups.parts.items()}
         before = _with_late_stores(_kernels(groups.order.before, tasks), tasks)
         self._finished = _kernels(groups.order.finished, tasks)
-        self._queues = {r: queue_of(own[0].op) for r, own in tasks.items() if _flies(own)}
+        self._queues = {k: queue_of(own[0].op) for k, own in tasks.items() if _flies(own)}
         self._ranked, self._given = _in_program_order(before, tasks)
 
     def in_program(self) -> list[Slot]:
@@ -89,9 +89,9 @@ def _slots(
 
 def _kernels(earlier: Callable[[Task], set[int]], tasks: Tasks) -> dict[int, set[int]]:
     """Per kernel, the other kernels with tasks that are `earlier` than one of its own."""
-    kernel_of = {task.number: r for r, own in tasks.items() for task in own}
+    kernel_of = {task.number: k for k, own in tasks.items() for task in own}
     return {
-        r: {kernel_of[n] for task in own for n in earlier(task)} - {r} for r, own in tasks.items()
+        k: {kernel_of[n] for task in own for n in earlier(task)} - {k} for k, own in tasks.items()
     }
 
 
@@ -101,9 +101,9 @@ def _with_late_stores(before: Mapping[int, set[int]], tasks: Tasks) -> dict[int,
     """
     after = inverted(before)
     stores = {
-        r for r, own in tasks.items() if not after[r] and all(t.op.name == WRITE for t in own)
+        k for k, own in tasks.items() if not after[k] and all(t.op.name == WRITE for t in own)
     }
-    late = {r: set(earlier) for r, earlier in before.items()}
+    late = {k: set(earlier) for k, earlier in before.items()}
     for kernel in stores:
         for made in before[kernel]:
             if _flies(tasks[made]):
@@ -125,12 +125,12 @@ class _Ranked:
         """The rank of every kernel, of which the lowest comes first; `place` tells those apart that
         are of a kind.
         """
-        return {r: (r not in self.urgent, r in self.idle, place[r]) for r in self.before}
+        return {k: (k not in self.urgent, k in self.idle, place[k]) for k in self.before}
 
     def listed(self, place: Mapping[int, float]) -> list[int]:
         """Kernels in dependency order by rank alone."""
         rank = self.rank(place)
-        found = topological(self.before, lambda r: (*rank[r], r))
+        found = topological(self.before, lambda k: (*rank[k], k))
         assert len(found) == len(self.before), "kernels wait for each other"
         return found
 
@@ -142,12 +142,12 @@ def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ra
     """
     after = inverted(before)
     urgent, idle = _urgent(after, tasks), _idle(after, tasks)
-    idle |= {r for r in urgent if idle.issuperset(after[r])}
+    idle |= {k for k in urgent if idle.issuperset(after[k])}
     ranked = _Ranked(before, urgent, idle)
-    place = {r: max(task.number for task in own) for r, own in tasks.items()}
+    place = {k: max(task.number for task in own) for k, own in tasks.items()}
     order = ranked.listed(place)
     at = {kernel: number for number, kernel in enumerate(order)}
-    needed = {r: min((at[x] for x in after[r]), default=len(order)) for r in order}
+    needed = {k: min((at[x] for x in after[k]), default=len(order)) for k in order}
     for kernel in reversed(order):
         if kernel in urgent:
             needed[kernel] = min(
@@ -158,7 +158,7 @@ def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ra
     tokens = DependencyTokens(tasks, order, before, idle).tokens()
     if not tokens:
         return ranked, order
-    behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}
+    behind = {k: {*earlier, tokens[k]} if k in tokens else earlier for k, earlier in before.items()}
     ranked = replace(ranked, before=behind)
     return ranked, ranked.listed(place)
 
@@ -171,7 +171,7 @@ def _idle(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     for kernel in tasks:
         if _flies(tasks[kernel]) and kernel not in found:
             behind = reached((kernel,), after.__getitem__)
-            if not any(task.kind == CONTRACT for r in behind for task in tasks[r]):
+            if not any(task.kind == CONTRACT for k in behind for task in tasks[k]):
                 found |= behind
     return found
 
@@ -180,13 +180,13 @@ def _urgent(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     """Collectives, and single light ops that only bring a source into place for them; where a
     source is put together, all writes of its parts.
     """
-    found = {r for r, own in tasks.items() if _flies(own)}
-    light = {r for r, own in tasks.items() if after[r] and _is_light(own)}
-    sources = {r for r in light if found.issuperset(after[r])}
+    found = {k for k, own in tasks.items() if _flies(own)}
+    light = {k for k, own in tasks.items() if after[k] and _is_light(own)}
+    sources = {k for k in light if found.issuperset(after[k])}
     while sources:
         found |= sources
-        parts = (r for r in light - found if any(t.op.name == WRITE for t in tasks[r]))
-        sources = {r for r in parts if found.issuperset(after[r])}
+        parts = (k for k in light - found if any(t.op.name == WRITE for t in tasks[k]))
+        sources = {k for k in parts if found.issuperset(after[k])}
     return found
 
 

@@ -34,11 +34,11 @@ class DependencyTokens:
     ) -> None:
         self.tasks, self.order, self.before, self.idle = tasks, order, before, idle
         self.place = {kernel: at for at, kernel in enumerate(order)}
-        flying = [r for r in order if self.tasks[r][0].kind == COLLECTIVE]
-        self.giving = [r for r in flying if getattr(self._op(r).attrs, "yields", False)]
-        behind = self._following([r for r in self.giving if r in self.idle])
-        self.own = [r for r in flying if r not in self.giving and r not in behind]
-        self.starts = [self.place[r] for r in self.own]
+        flying = [k for k in order if self.tasks[k][0].kind == COLLECTIVE]
+        self.giving = [k for k in flying if getattr(self._op(k).attrs, "yields", False)]
+        behind = self._following([k for k in self.giving if k in self.idle])
+        self.own = [k for k in flying if k not in self.giving and k not in behind]
+        self.starts = [self.place[k] for k in self.own]
 
     def tokens(self) -> dict[int, int]:
         """Kernel of a collective that gives way -> kernel it starts behind.
@@ -51,22 +51,22 @@ class DependencyTokens:
         """
         if not self.own:
             return {}
-        computed = self._following([r for r in self.order if self._computes(r)])
-        early = [r for r in self.giving if r not in computed]
-        early.sort(key=lambda r: r in self.idle)
+        computed = self._following([k for k in self.order if self._computes(k)])
+        early = [k for k in self.giving if k not in computed]
+        early.sort(key=lambda k: k in self.idle)
         window = dict(zip(early, self._shared(early), strict=True))
         for kernel in self.giving:
             if kernel in self.idle and kernel in computed:
-                made = max(self.place[r] for r in self.before[kernel])
+                made = max(self.place[k] for k in self.before[kernel])
                 window[kernel] = bisect_right(self.starts, made) + 1
             elif kernel in window and kernel not in self.idle:
                 window[kernel] = min(window[kernel], self._needed(kernel) - 1, 1)
         last = len(self.own)
-        return {r: self.own[min(w, last) - 1] for r, w in window.items() if w > 0}
+        return {k: self.own[min(w, last) - 1] for k, w in window.items() if w > 0}
 
     def _needed(self, kernel: int) -> int:
         """The window in which a result is read first."""
-        readers = (self.place[r] for r, earlier in self.before.items() if kernel in earlier)
+        readers = (self.place[k] for k, earlier in self.before.items() if kernel in earlier)
         return bisect_right(self.starts, min(readers))
 
     def _shared(self, early: Sequence[int]) -> list[int]:
@@ -75,7 +75,7 @@ class DependencyTokens:
         for at, kernel in enumerate(self.order):
             work[bisect_right(self.starts, at)] += self._flops(kernel)
         reached = list(accumulate(work if any(work) else [1] * len(work)))
-        sizes = [sent_bytes(self._op(r)) for r in early]
+        sizes = [sent_bytes(self._op(k)) for k in early]
         ends = accumulate(sizes)
         middles = [(end - size / 2) / sum(sizes) for end, size in zip(ends, sizes, strict=True)]
         return [bisect_left(reached, middle * reached[-1]) for middle in middles]

@@ -165,7 +165,7 @@ def _expect(
     found = []
     for is_apart, longer in _CASES:
         flights = [times[kernel] * (longer if kernel in idle else 1) for kernel in started]
-        served = [(q, is_apart and r in idle) for q, r in zip(queues, started, strict=True)]
+        served = [(q, is_apart and k in idle) for q, k in zip(queues, started, strict=True)]
         found.append(makespan_ps(lowered.kernels, spent, flights, served))
     lowered.flights_ps = [times[kernel] for kernel in started]
     lowered.makespans_ps = tuple(found)

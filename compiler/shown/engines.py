@@ -46,9 +46,9 @@ def _collectives(function: Function) -> Iterator[str]:
         return
     kernels = function.kernels
     waits = {
-        r.program.attrs["collective"]: n
-        for n, r in enumerate(kernels)
-        if r.program.kind == "collective_wait"
+        k.program.attrs["collective"]: n
+        for n, k in enumerate(kernels)
+        if k.program.kind == "collective_wait"
     }
     for at, kernel in enumerate(kernels):
         if kernel.program.kind == "collective_start":

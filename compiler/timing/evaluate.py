@@ -70,7 +70,7 @@ class Segment:
     @property
     def lone_ps(self) -> int:
         """Time in which one physical core has no part in what the other one does."""
-        return sum(r.lone_ps for r in self.kernels)
+        return sum(k.lone_ps for k in self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +285,9 @@ def _coded(
     partner is idle has all of its bandwidth (inferred).
     """
     for kernels in zip(*function.subgraphs, strict=True):
-        bank = len(kernels) if any(r.program.kind == "idle" for r in kernels) else 1
+        bank = len(kernels) if any(k.program.kind == "idle" for k in kernels) else 1
         shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        yield [_Costs(r, function.tensors, target, shared, recorded) for r in kernels]
+        yield [_Costs(k, function.tensors, target, shared, recorded) for k in kernels]
 
 
 def _segments(

@@ -74,7 +74,7 @@ def _subgraphs(program: Program) -> dict[str, Any]:
     counts = [0] * program.lnc
     for function in program.functions:
         for core, kernels in enumerate(function.subgraphs):
-            counts[core] += sum(count_instructions(r.body, unrolled=False) for r in kernels)
+            counts[core] += sum(count_instructions(k.body, unrolled=False) for k in kernels)
     found: dict[str, Any] = {f"sg{core:02d} instructions": n for core, n in enumerate(counts)}
     if program.lnc > 1:
         found["kernels on both"] = sum(f.num_kernels("compute") for f in program.functions)

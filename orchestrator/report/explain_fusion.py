@@ -86,7 +86,7 @@ def show(functions: list[dict[str, Any]]) -> None:
 
 
 def _moved(function: dict[str, Any]) -> int:
-    return sum(r["moved_bytes"] for r in function["kernels"])
+    return sum(k["moved_bytes"] for k in function["kernels"])
 
 
 def _table(function: dict[str, Any]) -> Table:

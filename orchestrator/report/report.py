@@ -199,7 +199,7 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
 
 
 def _instructions(function: Function, unrolled: bool) -> int:
-    return sum(count_instructions(r.body, unrolled) for s in function.subgraphs for r in s)
+    return sum(count_instructions(k.body, unrolled) for s in function.subgraphs for k in s)
 
 
 def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:

@@ -35,7 +35,7 @@ def _function(time: FunctionTime, programs: Mapping[str, Program]) -> dict[str, 
     program = programs[time.program]
     function = program.functions[time.number]
     code = sum(time.charged_ps.get(category, 0) for category in _CODE)
-    kernels = sorted(_kernels(time, function, program, code), key=lambda r: -r["time_ps"])
+    kernels = sorted(_kernels(time, function, program, code), key=lambda k: -k["time_ps"])
     return _row(time, function.name, kernels)
 
 
@@ -46,8 +46,8 @@ def _row(time: FunctionTime, name: str, kernels: list[dict[str, Any]]) -> dict[s
         "calls": time.calls,
         "time_ps": sum(time.charged_ps.values()),
         "breakdown_ps": dict(time.charged_ps),
-        "flops": sum(r["flops"] for r in kernels),
-        "hbm_bytes": sum(r["hbm_bytes"] for r in kernels),
+        "flops": sum(k["flops"] for k in kernels),
+        "hbm_bytes": sum(k["hbm_bytes"] for k in kernels),
         "loc": kernels[0]["loc"] if kernels else "",
         "kernels": _bounded(kernels, KERNELS, "kernels"),
     }
@@ -57,7 +57,7 @@ def _kernels(
     time: FunctionTime, function: Function, program: Program, code_ps: int
 ) -> Iterator[dict[str, Any]]:
     """The kernels of all calls. What the calls took is shared out by what a call takes alone."""
-    whole = sum(r.duration_ps for r in time.kernels) or 1
+    whole = sum(k.duration_ps for k in time.kernels) or 1
     passed = 0
     code = zip(*function.subgraphs, strict=True)
     own = (same for same in code if same[0].program.kind not in _EVENTS)

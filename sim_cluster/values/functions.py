@@ -383,11 +383,11 @@ class FunctionCode:
         if self.level == L0:
             return frozenset()
         filled = {
-            r.program.attrs["target"]
-            for r in self.function.kernels
-            if r.program.kind == "collective_start" and isinstance(r.program.attrs["target"], int)
+            k.program.attrs["target"]
+            for k in self.function.kernels
+            if k.program.kind == "collective_start" and isinstance(k.program.attrs["target"], int)
         }
-        stored = {n for s in self.function.subgraphs for r in s for n in _stored(r.program)}
+        stored = {n for s in self.function.subgraphs for k in s for n in _stored(k.program)}
         return frozenset(n for n in filled - stored if self.function.tensors[n].kind == "scratch")
 
 

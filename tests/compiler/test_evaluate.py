@@ -253,7 +253,7 @@ def test_kernels_without_barriers_equal_the_event_heap(
 def test_a_border_costs_no_more_than_a_barrier_and_no_less_than_nothing() -> None:
     for seed in range(40):
         kernels = chained(seed, 4, 12, 2)
-        free = [(replace(r, borders=()), _without_borders(body)) for r, body in kernels]
+        free = [(replace(k, borders=()), _without_borders(body)) for k, body in kernels]
         barriers = [(replace(r, borders=None), body) for r, body in free]
         fastest, given, slowest = (chain_ends(x)[-1] for x in (free, kernels, barriers))
         assert fastest <= given <= slowest + 4 * SEEN_PS

@@ -216,7 +216,7 @@ def test_kernels_behind_barriers_add_up_and_collectives_cut() -> None:
     first, start, second, wait = found
     assert (first.duration_ps, first.compute_ps) == (2 * 1_882_142 + 1_300_000, 2 * ADD_PS)
     assert (first.busy_ps, first.hbm_bytes) == ({"vector": 2 * ADD_PS}, 4)
-    assert [r.duration_ps for r in first.kernels] == [1_882_142, 1_300_000, 1_882_142]
+    assert [k.duration_ps for k in first.kernels] == [1_882_142, 1_300_000, 1_882_142]
     assert (start.collective, wait.collective, first.collective) == (0, 0, -1)
     assert (second.duration_ps, second.hbm_bytes) == (3_293_412, MOVED_BYTES)
     assert start == Segment("start", collective=0)
@@ -233,7 +233,7 @@ def test_a_kernel_that_waits_for_less_than_a_barrier_begins_earlier() -> None:
     assert apart[0].duration_ps == 3_293_412 + 1_882_142
     (beside,) = function_segments(function([kernel(LOAD), free]), TRN1N)
     assert beside.duration_ps == 3_293_412
-    assert [r.duration_ps for r in beside.kernels] == [3_293_412, 0]
+    assert [k.duration_ps for k in beside.kernels] == [3_293_412, 0]
     (behind,) = function_segments(function([kernel(LOAD), waits]), TRN1N)
     assert behind.duration_ps == 3_293_412 + 1_882_142
     back = replace(kernel(replace(LOAD, borders=(0,))), borders=(Border(Engine.VECTOR, 1),))
@@ -349,7 +349,7 @@ def test_a_kernel_that_ends_no_later_has_no_stall_and_no_compute_of_its_own() ->
     target = replace(TRN1N, core=replace(TRN1N.core, stall_recovery=1.0))
     free = replace(kernel(ADD), borders=())
     (found,) = function_segments(function([kernel(LOAD), free]), target)
-    assert [(r.duration_ps, r.compute_ps) for r in found.kernels] == [(MOVE_PS, 0), (0, 0)]
+    assert [(k.duration_ps, k.compute_ps) for k in found.kernels] == [(MOVE_PS, 0), (0, 0)]
     assert (found.duration_ps, found.compute_ps) == (MOVE_PS, 0)
 
 

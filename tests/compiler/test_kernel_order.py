@@ -161,7 +161,7 @@ def test_barriers_stay_where_engines_meet(kind: str) -> None:
     tensors = [Tensor(f"t{n}", (ELEMENTS,), DType.F32, "input") for n in range(4)]
     order_kernels(subgraphs, tensors, LIMITS)
     for kernels in subgraphs:
-        assert [r.borders for r in kernels] == [None, None, None, ()]
+        assert [k.borders for k in kernels] == [None, None, None, ()]
 
 
 @cache
@@ -196,14 +196,14 @@ def outputs(given: Function, args: list[np.ndarray]) -> list[bytes]:
 
 def test_compiled_code_is_the_same_without_barriers_and_takes_less_time() -> None:
     made, args = compiled()
-    assert sum(r.borders is not None for r in made.kernels) >= 3
+    assert sum(k.borders is not None for k in made.kernels) >= 3
     barriers = with_barriers(made)
     assert outputs(made, args) == outputs(barriers, args)
     machine = load_target(TARGET)
     ((now,), (before,)) = (function_segments(f, machine) for f in (made, barriers))
     assert now.duration_ps < before.duration_ps
     assert (now.busy_ps, now.hbm_bytes) == (before.busy_ps, before.hbm_bytes)
-    assert sum(r.duration_ps for r in now.kernels) == now.duration_ps
+    assert sum(k.duration_ps for k in now.kernels) == now.duration_ps
 
 
 def test_compiled_code_without_what_orders_its_data_is_refused() -> None:

@@ -91,7 +91,7 @@ def test_attention_computed_again_is_a_kernel_of_its_own() -> None:
         return out, back(g)
 
     made = compile_function(redone, given)
-    kernels = [r.program for f in made.program.functions for r in f.kernels]
+    kernels = [k.program for f in made.program.functions for k in f.kernels]
     counts = [sum(node.op == "contract" for node in kernel.nodes) for kernel in kernels]
     assert sorted(n for n in counts if n) == [2, 5]
     assert worst_distance(made.run("L1"), made.expected()) <= 1e-5

@@ -68,7 +68,7 @@ def test_another_format_is_refused() -> None:
 def test_kernels_point_at_the_users_lines() -> None:
     program = compile_graph(STEP, TARGET)
     assert program.locations == (("model.py", 7, "stack"),)
-    locs = {f.name: {r.program.loc for r in f.kernels} for f in program.functions}
+    locs = {f.name: {k.program.loc for k in f.kernels} for f in program.functions}
     assert locs.pop("copy") == {-1}, "a copy between buffers comes from no op"
     assert locs and all(found == {0} for found in locs.values())
     assert len({f.name for f in program.functions}) == len(program.functions)
@@ -76,7 +76,7 @@ def test_kernels_point_at_the_users_lines() -> None:
 
 def test_code_is_there() -> None:
     program = compile_graph(STEP, TARGET)
-    compute = [r for f in program.functions for r in f.kernels if r.program.kind == "compute"]
+    compute = [k for f in program.functions for k in f.kernels if k.program.kind == "compute"]
     assert compute and all(r.body for r in compute)
 
 

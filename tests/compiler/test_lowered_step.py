@@ -99,11 +99,11 @@ def test_attention_and_norms_are_strip_kernels(llama_run) -> None:
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
     options = CompileOptions(attention="fused")
     kernels = lower_function(run(layer.graph, PASSES), layer.signature, options).kernels
-    compute = [r.name for r in kernels if r.kind == "compute"]
-    assert sum(n.op == "contract" for r in kernels for n in r.nodes) == 9
+    compute = [k.name for k in kernels if k.kind == "compute"]
+    assert sum(n.op == "contract" for k in kernels for n in k.nodes) == 9
     assert compute.count("reduce_exponential") == 1
     assert compute.count("reduce") == 2
-    transposed = [r for r in kernels if r.name == "transpose"]
+    transposed = [k for k in kernels if k.name == "transpose"]
     assert not transposed
 
 

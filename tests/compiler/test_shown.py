@@ -88,7 +88,7 @@ def test_blocks_of_loops_cover_their_atoms(shown: Shown) -> None:
     for match in rows(text, r"^  (SBUF|PSUM): ([\d.]+) KiB of ([\d.]+) KiB"):
         assert 0 < float(match[2]) <= float(match[3]) == {"SBUF": 192, "PSUM": 16}[match[1]]
     assert len(list(rows(text, r"^    -> \d+: "))) == len(
-        [r for r in shown.function.kernels if r.program.kind == "compute"]
+        [k for k in shown.function.kernels if k.program.kind == "compute"]
     )
 
 
@@ -106,7 +106,7 @@ def test_every_tile_has_its_row(shown: Shown) -> None:
 
 def test_memory_has_a_row_per_tensor_with_its_life(shown: Shown) -> None:
     function, text = shown.function, shown.texts["memory"]
-    spans = tensor_spans([r.program for r in function.kernels])
+    spans = tensor_spans([k.program for k in function.kernels])
     found = {
         int(m[1]): (int(m[3]), int(m[4]), m[2])
         for m in rows(text, r"^ *(\d+)  (?:\w+) .*  (\S+) +(\d+)\.\.(\d+) +[.#]+$")

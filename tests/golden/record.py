@@ -89,7 +89,7 @@ def _without_places(function: Function) -> Function:
     caller in the process, so places depend on what else was captured."""
 
     def bare(kernels: Iterable[Kernel]) -> list[Kernel]:
-        return [replace(r, program=replace(r.program, loc=-1)) for r in kernels]
+        return [replace(k, program=replace(k.program, loc=-1)) for k in kernels]
 
     partner = None if function.partner is None else bare(function.partner)
     return replace(function, kernels=bare(function.kernels), partner=partner)

@@ -110,7 +110,7 @@ def test_a_test_of_a_cell_fails_and_names_cell_and_stage(
 
 def test_places_in_the_source_are_no_part_of_a_digest(cell: Cell, recorded: Record) -> None:
     placed = cell.built.programs
-    assert any(r.program.loc > 0 for p in placed.values() for f in p.functions for r in f.kernels)
+    assert any(k.program.loc > 0 for p in placed.values() for f in p.functions for k in f.kernels)
     moved = {name: _elsewhere(program) for name, program in placed.items()}
     built = dataclasses.replace(cell.built, programs=moved)
     assert not differences(recorded, record(dataclasses.replace(cell, built=built)))
@@ -122,8 +122,8 @@ def _elsewhere(program: Program) -> Program:
         dataclasses.replace(
             function,
             kernels=[
-                dataclasses.replace(r, program=dataclasses.replace(r.program, loc=0))
-                for r in function.kernels
+                dataclasses.replace(k, program=dataclasses.replace(k.program, loc=0))
+                for k in function.kernels
             ],
         )
         for function in program.functions

@@ -33,7 +33,7 @@ def _graphs(built: Built) -> Iterator[Graph]:
 
 
 def _check_kernels(program: Program) -> int:
-    found = [r.program for f in program.functions for subgraph in f.subgraphs for r in subgraph]
+    found = [k.program for f in program.functions for subgraph in f.subgraphs for k in subgraph]
     distinct = {kernel_text.to_text(one): one for one in found}
     for text, kernel in distinct.items():
         (again,) = kernel_text.parse(text)

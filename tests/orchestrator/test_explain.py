@@ -36,10 +36,10 @@ def test_every_function_lists_its_kernels(job, capsys) -> None:
     assert main([*job, "--explain", "fusion", "--json"]) == 0
     functions = json.loads(capsys.readouterr().out)["fusion"]
     (layer,) = [f for f in functions if f["function"] == "forward.loop"]
-    moved = [r["moved_bytes"] for r in layer["kernels"]]
+    moved = [k["moved_bytes"] for k in layer["kernels"]]
     assert moved == sorted(moved, reverse=True) and moved[-1] > 0
-    assert any("llama.py:" in r["location"] for r in layer["kernels"])
-    rules = {m["rule"] for r in layer["kernels"] for m in r["refused"]}
+    assert any("llama.py:" in k["location"] for k in layer["kernels"])
+    rules = {m["rule"] for k in layer["kernels"] for m in k["refused"]}
     assert rules and rules <= {
         *("cycle", "kind", "label", "duplicated atom", "rows", "order", "budget"),
         *("streams", "size", "traffic", "intensity", "code", "slower"),

@@ -204,9 +204,9 @@ def test_functions_share_out_their_time_by_what_kernels_take_alone() -> None:
     time = FunctionTime(program="forward", number=0, calls=2, charged_ps=charged, kernels=alone)
     row = step_report._function(time, {"forward": PROGRAM})
     assert (row["function"], row["calls"], row["time_ps"]) == ("layer", 2, 157)
-    assert [r["time_ps"] for r in row["kernels"]] == [100, 50]
-    assert [r["flops"] for r in row["kernels"]] == [480, 0] and row["flops"] == 480
-    assert [r["hbm_bytes"] for r in row["kernels"]] == [128, 32] and row["hbm_bytes"] == 160
+    assert [k["time_ps"] for k in row["kernels"]] == [100, 50]
+    assert [k["flops"] for k in row["kernels"]] == [480, 0] and row["flops"] == 480
+    assert [k["hbm_bytes"] for k in row["kernels"]] == [128, 32] and row["hbm_bytes"] == 160
     assert row["kernels"][0]["busy_ps"] == {"tensor": 18, "vector": 4}
     assert "model.py:7" in row["loc"] and row["kernels"][1]["loc"] == ""
 
@@ -221,7 +221,7 @@ def test_a_kernel_on_two_physical_cores_multiplies_on_both() -> None:
         program="forward", number=0, calls=2, charged_ps={"compute": 10}, kernels=alone
     )
     row = step_report._function(time, {"forward": both})
-    assert ([r["flops"] for r in row["kernels"]], row["flops"]) == ([840], 840)
+    assert ([k["flops"] for k in row["kernels"]], row["flops"]) == ([840], 840)
 
 
 def test_shared_out_picoseconds_sum_to_the_whole() -> None:

@@ -53,7 +53,7 @@ def with_collective(start: int, wait: int) -> Function:
     """The compiled code with a collective that starts before one kernel and is awaited before
     another; counted from the end where negative."""
     found = compiled()
-    assert all(r.program.kind == "compute" for r in found.kernels)
+    assert all(k.program.kind == "compute" for k in found.kernels)
     kernels = list(found.kernels)
     last = len(kernels)
     kernels.insert(wait if wait >= 0 else last + 1 + wait, event("wait"))
@@ -104,7 +104,7 @@ def test_a_collective_that_moves_nothing(slow: tuple[int, int], longer: float) -
     """Exact: when each core starts, waits and ends, with collectives shorter and longer than the
     code beside them, and a core that is late."""
     function = with_collective(1, -1)
-    assert [r.program.kind for r in function.kernels].index("collective_wait") >= 3
+    assert [k.program.kind for k in function.kernels].index("collective_wait") >= 3
     alone, stretches = looped(function, cost_of(1, 0.0), (1, 1))
     # HBM is nowhere what code waits for here: shares of it cannot blur the comparison.
     assert all(s.bank_ps == s.full_ps for s in stretches)

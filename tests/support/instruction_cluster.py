@@ -58,7 +58,7 @@ def with_barriers(function: Function) -> Function:
             for i in body
         ]
 
-    kernels = [replace(r, body=plain(r.body), borders=None) for r in function.kernels]
+    kernels = [replace(k, body=plain(k.body), borders=None) for k in function.kernels]
     return replace(function, kernels=kernels)
 
 

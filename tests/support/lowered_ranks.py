@@ -68,7 +68,7 @@ class LoweredRanks(ReferenceRanks):
             if kernel.kind != "compute":
                 steps.append(None)
             elif literal:
-                steps.append(lambda memory, registers, r=kernel: run_nodes(r, memory, registers))
+                steps.append(lambda memory, registers, k=kernel: run_nodes(k, memory, registers))
             else:
                 steps.append(prepare(kernel, dtypes))
         return _Bound(lowered, steps)

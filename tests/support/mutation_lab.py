@@ -106,9 +106,9 @@ def decoders(change: Callable[[Instr, Any], Any]):
 def operands_seen(program: Program, recordings: Sequence[Recording]) -> dict[Place, Seen]:
     """The operands of every execution of every instruction; the replays must equal the runs."""
     places = {
-        id(instr): (f, r, n)
+        id(instr): (f, k, n)
         for f, function in enumerate(program.functions)
-        for r, kernel in enumerate(function.kernels)
+        for k, kernel in enumerate(function.kernels)
         for n, instr in enumerate(walk(kernel.body))
     }
     seen: dict[Place, Seen] = {place: [] for place in places.values()}
@@ -140,8 +140,8 @@ class Mutation:
     apply: Callable[[Any], None]
 
     def __str__(self) -> str:
-        f, r, n = self.place
-        return f"{self.kind} at {self.program}/f{f}/r{r}/{n}: {self.what}"
+        f, k, n = self.place
+        return f"{self.kind} at {self.program}/f{f}/k{k}/{n}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class Lab:
         """Whether anything observable depends on what an instruction writes: it is damaged as a
         whole, on every execution.
         """
-        f, r, n = place
+        f, k, n = place
         function = self.programs[program].functions[f]
-        damaged = list(walk(function.kernels[r].body))[n]
+        damaged = list(walk(function.kernels[k].body))[n]
 
         def damage(instr: Instr, execute: Any) -> Any:
             if instr is not damaged:
@@ -233,9 +233,9 @@ def other_values(array: np.ndarray) -> np.ndarray:
 
 
 def _mutated(function: Function, mutation: Mutation) -> Function:
-    _, r, n = mutation.place
+    _, k, n = mutation.place
     kernels = list(function.kernels)
-    kernel = kernels[r] = copy.deepcopy(kernels[r])
+    kernel = kernels[k] = copy.deepcopy(kernels[k])
     items = loops(kernel.body) if mutation.kind == "loop trip" else list(walk(kernel.body))
     mutation.apply(items[n])
     return replace(function, kernels=kernels)

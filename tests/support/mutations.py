@@ -63,9 +63,9 @@ def all_mutations(lab: Lab) -> dict[str, list[Mutation]]:
     for name, program in lab.programs.items():
         seen = operands_seen(program, lab.recordings[name])
         for f, function in enumerate(program.functions):
-            for r, kernel in enumerate(function.kernels):
-                for at, (kind, what, apply) in _of_kernel(function, kernel, seen, (f, r)):
-                    mutation = Mutation(kind, name, (f, r, at), what, apply)
+            for k, kernel in enumerate(function.kernels):
+                for at, (kind, what, apply) in _of_kernel(function, kernel, seen, (f, k)):
+                    mutation = Mutation(kind, name, (f, k, at), what, apply)
                     found.setdefault(kind, []).append(mutation)
     return found
 

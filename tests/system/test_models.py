@@ -108,6 +108,6 @@ def test_names_change_nothing() -> None:
     second = compile_function(other_function, (renamed, *batch))
     assert all(map(np.array_equal, first.run("L1"), second.run("L1")))
     kernels = [
-        [r.program.nodes for f in c.program.functions for r in f.kernels] for c in (first, second)
+        [k.program.nodes for f in c.program.functions for k in f.kernels] for c in (first, second)
     ]
     assert kernels[0] == kernels[1]

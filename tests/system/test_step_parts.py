@@ -85,7 +85,7 @@ def test_kernels_are_those_of_the_evaluator(step: Step, parts: StepParts) -> Non
             continue
         code = step.programs[function.program].functions[function.number]
         segments = function_segments(code, under_profile(step.target, "nominal"))
-        assert function.kernels == tuple(r for s in segments for r in s.kernels)
+        assert function.kernels == tuple(k for s in segments for k in s.kernels)
 
 
 def test_what_is_multiplied_is_what_a_replay_of_all_gives(step: Step) -> None:
@@ -151,7 +151,7 @@ def test_a_timeline_is_one_call(parts: StepParts) -> None:
         for track in timeline.tracks:
             for _, start, end in track.slices:
                 assert 0 <= start <= end <= timeline.duration_ps
-    alone = sum(r.duration_ps for r in first.kernels)
+    alone = sum(k.duration_ps for k in first.kernels)
     assert longest.duration_ps >= 0.99 * alone * 1.5  # the slow core is the last
 
 

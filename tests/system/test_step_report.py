@@ -43,9 +43,9 @@ def test_functions_and_kernels_add_up(rows: list[Row], timing: Replayed) -> None
     for row in rows:
         assert row["time_ps"] == sum(row["breakdown_ps"].values())
         code = sum(row["breakdown_ps"].get(c, 0) for c in ("compute", "memory"))
-        assert sum(r["time_ps"] for r in row["kernels"]) == (code if row["kernels"] else 0)
-        assert row["flops"] == sum(r["flops"] for r in row["kernels"])
-        assert row["hbm_bytes"] == sum(r["hbm_bytes"] for r in row["kernels"])
+        assert sum(k["time_ps"] for k in row["kernels"]) == (code if row["kernels"] else 0)
+        assert row["flops"] == sum(k["flops"] for k in row["kernels"])
+        assert row["hbm_bytes"] == sum(k["hbm_bytes"] for k in row["kernels"])
 
 
 def test_operations_are_those_of_the_graphs_and_what_is_made_again(
@@ -60,11 +60,11 @@ def test_operations_are_those_of_the_graphs_and_what_is_made_again(
 
 
 def test_kernels_have_the_users_lines(rows: list[Row]) -> None:
-    listed = [r for row in rows for r in row["kernels"]]
-    kernels = [r for r in listed if not r["name"].endswith("more kernels")]
-    known = sum(r["flops"] for r in kernels if "llama.py:" in r["loc"])
-    assert known > 0.99 * sum(r["flops"] for r in kernels) > 0
-    assert all(r["loc"] == "" or ":" in r["loc"] for r in listed)
+    listed = [k for row in rows for k in row["kernels"]]
+    kernels = [k for k in listed if not k["name"].endswith("more kernels")]
+    known = sum(k["flops"] for k in kernels if "llama.py:" in k["loc"])
+    assert known > 0.99 * sum(k["flops"] for k in kernels) > 0
+    assert all(k["loc"] == "" or ":" in k["loc"] for k in listed)
 
 
 def test_small_functions_and_kernels_are_one_row(

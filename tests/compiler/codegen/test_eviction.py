@@ -124,4 +124,4 @@ def test_a_product_that_is_read_twice_is_copied_once() -> None:
 def test_a_product_with_bias_and_gelu_is_one_kernel(dtype: str, turned: bool) -> None:
     graph = product_graph(1024, 512, 2048, dtype, gelu="function", bias="added", turned=turned)
     function = compile_unit(Unit("kernel", graph, Signature()), TARGET, CompileOptions())
-    assert [r.program.kind for r in function.kernels] == ["compute"]
+    assert [k.program.kind for k in function.kernels] == ["compute"]

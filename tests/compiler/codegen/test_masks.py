@@ -135,5 +135,5 @@ def test_blocks_of_a_loop_keep_the_instruction() -> None:
         return jax.lax.scan(block, 0, jnp.arange(4, dtype=jnp.int32))[1]
 
     program = link(graph_of(attend, *(np.zeros((512, 32), np.float32),) * 2))
-    kernels = [r for f in program.functions for s in f.subgraphs for r in s]
-    assert any(i.opcode == "affine_select" for r in kernels for i in walk(r.body))
+    kernels = [k for f in program.functions for s in f.subgraphs for k in s]
+    assert any(i.opcode == "affine_select" for k in kernels for i in walk(k.body))

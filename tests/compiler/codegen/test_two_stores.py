@@ -57,7 +57,7 @@ def test_rows_that_make_no_blocks_lie_as_their_reader_wants_them(rows: int, stri
         return made.reshape(2, rows, 1024) @ jnp.ones((1024, 8), jnp.bfloat16)
 
     function = compiled(projected, rows)
-    products = (r.program for r in function.kernels if r.program.name == "dot_general")
+    products = (k.program for k in function.kernels if k.program.name == "dot_general")
     made = next(p.nodes[-1].attrs["view"] for p in products if len(p.atoms) == 5)
     assert stride in made.strides and (rows == 256 or 197 * 64 not in made.strides)
 

@@ -70,5 +70,5 @@ def test_a_store_of_what_was_gathered_waits_for_the_product_that_reads_it(
     needs no copy.
     """
     kernels = lower_function(*_keeping(as_rows)).kernels
-    steps = [r.name for r in kernels if r.kind == "compute" or r.kind == "collective_wait"]
+    steps = [k.name for k in kernels if k.kind == "compute" or k.kind == "collective_wait"]
     assert steps == 2 * ["wait.all_gather", "dot_general", *store]

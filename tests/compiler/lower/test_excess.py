@@ -48,7 +48,7 @@ def results(
 def compute(graph: Graph, options: CompileOptions = DEFAULTS) -> list[KernelProgram]:
     """The compute kernels of a graph, every legal merge taken."""
     kernels = lower_function(graph, options=options).kernels
-    return [r for r in kernels if r.kind == "compute"]
+    return [k for k in kernels if k.kind == "compute"]
 
 
 def scratch_types(graph: Graph, options: CompileOptions = DEFAULTS) -> list[DType]:

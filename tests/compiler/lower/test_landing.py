@@ -27,7 +27,7 @@ def lowered(text: str, aliases: tuple[tuple[int, int], ...] = ((1, 1),)) -> Lowe
 
 
 def start_of(function: Lowered) -> KernelProgram:
-    (start,) = (r for r in function.kernels if r.kind == "collective_start")
+    (start,) = (k for k in function.kernels if k.kind == "collective_start")
     return start
 
 
@@ -40,7 +40,7 @@ def test_a_row_of_a_stack_is_filled_by_the_collective() -> None:
     function = lowered(GATHERED)
     row = start_of(function).attrs["target"]
     assert row == View(function.inputs[1], Affine(0, ((0, 16),)), ())
-    assert [r.kind for r in function.kernels] == ["collective_start", "collective_wait", "compute"]
+    assert [k.kind for k in function.kernels] == ["collective_start", "collective_wait", "compute"]
     (load,) = (n.attrs["view"] for n in function.kernels[2].nodes if n.op == "load")
     assert (load.tensor, load.offset) == (function.inputs[1], row.offset)
     assert not [t for t in function.tensors if t.kind == "scratch"]
@@ -73,9 +73,9 @@ TWICE = """main(%in0: tensor<2x4xf32>, %in1: tensor<6x4x4xf32>, %in2: tensor<i32
 
 def test_of_two_rows_of_a_stack_the_second_is_copied_and_starts_beside_the_first() -> None:
     function = lowered(TWICE, ((0, 1),))
-    starts = [r for r in function.kernels if r.kind == "collective_start"]
+    starts = [k for k in function.kernels if k.kind == "collective_start"]
     assert [isinstance(r.attrs["target"], View) for r in starts] == [True, False]
-    kinds = [r.kind for r in function.kernels]
+    kinds = [k.kind for k in function.kernels]
     assert kinds.index("collective_wait") > function.kernels.index(starts[1])
 
 
@@ -93,4 +93,4 @@ def test_of_two_rows_of_a_stack_the_second_is_copied_and_starts_beside_the_first
 def test_what_has_another_place_is_copied(text: str) -> None:
     function = lowered(text)
     assert isinstance(start_of(function).attrs["target"], int)
-    assert [r for r in function.kernels if function.inputs[1] in stored(r)]
+    assert [k for k in function.kernels if function.inputs[1] in stored(k)]

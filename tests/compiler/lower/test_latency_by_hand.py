@@ -147,7 +147,7 @@ def mlp() -> Graph:
 
 def contractions(settled: Settled) -> list[int]:
     """Products per kernel."""
-    counts = (sum(n.op == "contract" for n in r.nodes) for r in settled.lowered.kernels)
+    counts = (sum(n.op == "contract" for n in k.nodes) for k in settled.lowered.kernels)
     return [count for count in counts if count]
 
 

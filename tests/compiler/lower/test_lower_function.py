@@ -27,11 +27,11 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def kinds(lowered: Lowered) -> list[str]:
-    return [r.kind for r in lowered.kernels]
+    return [k.kind for k in lowered.kernels]
 
 
 def count(lowered: Lowered, op: str) -> int:
-    return sum(n.op == op for r in lowered.kernels for n in r.nodes)
+    return sum(n.op == op for k in lowered.kernels for n in k.nodes)
 
 
 def rms_norm(b: Builder, x, gain):

@@ -78,7 +78,7 @@ INPUTS = [normal(HEADS, T, D), normal(HEADS, S, D), normal(HEADS, S, E)]
 
 
 def compute(lowered: Lowered) -> list[KernelProgram]:
-    return [r for r in lowered.kernels if r.kind == "compute"]
+    return [k for k in lowered.kernels if k.kind == "compute"]
 
 
 def score_tensors(lowered: Lowered) -> int:
@@ -172,7 +172,7 @@ def test_panels_that_do_not_fit_stay_contractions() -> None:
     x, w1, w2 = b.input((4096, 4096)), b.input((4096, 11008)), b.input((11008, 4096))
     graph = b.finish(b.dot(b.op("tanh", b.dot(x, w1, ((1,), (0,)))), w2, ((1,), (0,))))
     kernels = compute(lower_function(graph))
-    assert [sum(n.op == "contract" for n in r.nodes) for r in kernels] == [1, 1]
+    assert [sum(n.op == "contract" for n in k.nodes) for k in kernels] == [1, 1]
 
 
 def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:

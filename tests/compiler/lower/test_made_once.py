@@ -68,5 +68,5 @@ class ByContractions:
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
     kernels = settle(twice(), judge=ByContractions(limit)).lowered.kernels
-    sizes = [[r.atoms[a] for a in n.atoms] for r in kernels for n in r.nodes if n.op == "contract"]
+    sizes = [[k.atoms[a] for a in n.atoms] for k in kernels for n in k.nodes if n.op == "contract"]
     assert sum(one.count(ROWS) == 2 for one in sizes) == contractions
