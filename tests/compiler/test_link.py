@@ -77,7 +77,7 @@ def test_kernels_point_at_the_users_lines() -> None:
 def test_code_is_there() -> None:
     program = compile_graph(STEP, TARGET)
     compute = [k for f in program.functions for k in f.kernels if k.program.kind == "compute"]
-    assert compute and all(r.body for r in compute)
+    assert compute and all(k.body for k in compute)
 
 
 def test_refusals_reach_the_user_with_file_and_line() -> None:

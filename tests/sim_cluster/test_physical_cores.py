@@ -129,7 +129,7 @@ def test_halves_that_overlap_are_a_race(compiled: dict[str, CompiledFunction]) -
     damaged = copy.deepcopy(compiled["attention"].program)
     function: Function = damaged.functions[0]
     assert function.partner is not None
-    at = next(n for n, r in enumerate(function.partner) if r.program.kind == "compute")
+    at = next(n for n, k in enumerate(function.partner) if k.program.kind == "compute")
     function.partner[at] = copy.deepcopy(function.kernels[at])
     made = compiled["attention"]
     with pytest.raises(SimulationError, match=r"SW_L0_RACE.*written"):

@@ -137,7 +137,7 @@ def test_contractions_get_operands_of_the_declared_type(level: str) -> None:
     short = (np.float32(3) / x_.astype(np.float32)).astype(BF16).astype(np.float64)
     wanted = short @ w_.astype(np.float64)
     assert np.linalg.norm(product - wanted) <= 1e-6 * np.linalg.norm(wanted)
-    types = {r.nodes[i].dtype for r in compute(graph) for n in r.nodes for i in n.inputs
+    types = {k.nodes[i].dtype for k in compute(graph) for n in k.nodes for i in n.inputs
              if n.op == "contract"}  # fmt: skip
     assert types == {DType.BF16}
 
@@ -162,7 +162,7 @@ def test_what_is_stored_in_fp32_anyway_is_not_rounded_before() -> None:
     assert DType.F32 in kept and DType.BF16 not in kept
     assert kept == plain
     rounded = compute(normalised_product(*shape), OFF)
-    assert any(n.op == "contract" and n.dtype is DType.BF16 for r in rounded for n in r.nodes)
+    assert any(n.op == "contract" and n.dtype is DType.BF16 for k in rounded for n in k.nodes)
 
 
 def test_only_small_values_cross_memory_in_fp32() -> None:
@@ -202,5 +202,5 @@ def test_casting_everything_keeps_every_rounding() -> None:
     """`--auto-cast all` asks for the short type between operations."""
     all_short = CompileOptions(auto_cast="all")
     assert CompileOptions().keeps_fp32 and not all_short.keeps_fp32
-    assert all(n.dtype is not DType.F32 for r in compute(chain(), all_short) for n in r.nodes)
-    assert any(n.dtype is DType.F32 for r in compute(chain()) for n in r.nodes)
+    assert all(n.dtype is not DType.F32 for k in compute(chain(), all_short) for n in k.nodes)
+    assert any(n.dtype is DType.F32 for k in compute(chain()) for n in k.nodes)
