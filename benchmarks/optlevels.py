@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.driver import compile_function
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.compiler.fusion.trial import forget
+from shardwright.compiler.fusion.autotuner import forget
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.link import link

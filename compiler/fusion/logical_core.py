@@ -1,8 +1,8 @@
 """Kernels on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
 
-With one physical core this is the judge of `trial.py` and nothing else. With two, every kernel is
-cut along the atom whose halves are fastest, judged by the first tiling of each; a kernel that
-cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
+With one physical core this is the `Autotuner` and nothing else. With two, every kernel is cut along
+the atom whose halves are fastest, judged by the first tiling of each; a kernel that cannot be cut,
+or gains nothing, stays on core 0 while core 1 is idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice
 from shardwright.compiler.codegen.cores import cuts
 from shardwright.compiler.codegen.generate import Recipe
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.fusion.trial import Trial, meaning
+from shardwright.compiler.fusion.autotuner import Autotuner, meaning
 from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
@@ -54,24 +54,24 @@ class Coded:
 
 class LogicalCore:
     """Codes and simulated times of kernels on a logical core of `options.lnc` physical ones; a
-    `lower.judge.Judge`.
+    `lower.cost_oracle.CostOracle`.
     """
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target, self.options = target, options
         self.limit_bytes = target.limit_bytes  # HBM that a step may use
-        self._trial = Trial(target, options)
+        self._autotuner = Autotuner(target, options)
         there = logical(target, options.lnc, hypothetical=True)
         self._flight_ps = cache(partial(expected_ps, there))
         self._ways: dict[Hashable, int] = {}  # which of `_offered` a kernel takes
 
     def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a kernel. Raises CompileError or CapacityError when there is no code for it."""
-        return _time(self._trial, self.way(program, tensors), tensors)
+        return _time(self._autotuner, self.way(program, tensors), tensors)
 
     def searched(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         """Time of the code that a kernel will run. Raises as a call does."""
-        return _time(self._trial.searched, self.way(program, tensors), tensors)
+        return _time(self._autotuner.searched, self.way(program, tensors), tensors)
 
     def collective_ps(self, op: Op) -> int:
         """How long a collective is expected to be in flight, as if its groups were side by side;
@@ -90,7 +90,7 @@ class LogicalCore:
         way = self.way(program, tensors)
         known = [*tensors, *way.scratch]
         pairs = [
-            [self._trial.generate(part, known, first_register) for part in pair]
+            [self._autotuner.generate(part, known, first_register) for part in pair]
             for pair in way.pairs
         ]
         every = [code for pair in pairs for code in pair]
@@ -128,7 +128,7 @@ class LogicalCore:
 
     def _first_fit_ps(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _time(self._trial.first_fit_ps, way, tensors)
+            return _time(self._autotuner.first_fit_ps, way, tensors)
         except DiagnosticError:
             return math.inf
 
@@ -147,10 +147,10 @@ def idle(program: KernelProgram) -> KernelProgram:
 
 
 def _time(
-    judge: Callable[[KernelProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
+    clock: Callable[[KernelProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
 ) -> int:
     """One pair after the other; of a pair the slower core counts."""
     known = [*tensors, *way.scratch]
     return sum(
-        max(judge(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
+        max(clock(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
     )

@@ -1,6 +1,6 @@
 """Which merges stand: a kernel that is slower than its parts, or has no code, is taken apart again.
 
-The judge (`compiler/fusion/trial.py`) generates code and tells its simulated time. A kernel is
+The cost oracle (`compiler/fusion/`) generates code and tells its simulated time. A kernel is
 compared with the parts it would have without the phase that made it; if it loses, its last merge is
 undone and the halves are asked the same question. So no refusal of the code generator for a merged
 kernel ever reaches the user.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
+from shardwright.compiler.lower.cost_oracle import QUICK_MARGIN, CostOracle, time_or_inf
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge, time_or_inf
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
@@ -80,15 +80,15 @@ def policy_of(options: CompileOptions) -> Policy:
 class Trials:
     """Trials of the kernels of one body, and why merges were undone."""
 
-    def __init__(self, groups: Groups, judge: Judge | None, policy: Policy) -> None:
+    def __init__(self, groups: Groups, oracle: CostOracle | None, policy: Policy) -> None:
         self.groups = groups
         self.policy = policy
         self.refused: dict[frozenset[int], Refusal] = {}
-        self._judge = judge
+        self._oracle = oracle
 
     def settle(self) -> None:
         """Take apart every kernel that does not pay. Raises the errors that ask for another try."""
-        if self._judge is None:
+        if self._oracle is None:
             return
         for kernel, part in list(self.groups.parts.items()):
             kept = list(self._best(part))
@@ -133,10 +133,10 @@ class Trials:
         return sum(t.result.type.num_bytes for t in inside)
 
     def _refusal(self, part: Part) -> Refusal | None:
-        judge, tensors = self._judge, self.groups.storage.tensors
-        assert judge is not None
+        oracle, tensors = self._oracle, self.groups.storage.tensors
+        assert oracle is not None
         try:
-            together = judge(kernel_program(self.groups, part.members), tensors)
+            together = oracle(kernel_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -145,10 +145,10 @@ class Trials:
             return None
         parts = list(_without(part, part.phase))
         passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
-        if passed > judge.limit_bytes:
+        if passed > oracle.limit_bytes:
             return None
         programs = [kernel_program(self.groups, part.members) for part in parts]
-        apart = sum(time_or_inf(judge, program, tensors) for program in programs)
+        apart = sum(time_or_inf(oracle, program, tensors) for program in programs)
         if together <= apart * (1 + self.policy.margin):
             return None
         return Refusal("slower", f"by {together / apart - 1:.0%}")

@@ -13,9 +13,9 @@ from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.space import Refusal
@@ -58,13 +58,13 @@ def explain_fusion(
     graph: Graph,
     signature: Signature,
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     describe: Describe | None = None,
 ) -> list[KernelStory]:
     """The kernels of a function in program order; row kernels with what `describe` says of them.
     Raises what `settle` raises.
     """
-    return stories_of(settle(graph, signature, options, judge), describe)
+    return stories_of(settle(graph, signature, options, oracle), describe)
 
 
 def stories_of(settled: Settled, describe: Describe | None = None) -> list[KernelStory]:

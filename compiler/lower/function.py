@@ -18,10 +18,16 @@ from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
+from shardwright.compiler.lower.cost_oracle import (
+    QUICK_MARGIN,
+    SPARE,
+    Clock,
+    CostOracle,
+    time_or_inf,
+)
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import Copied, cost
@@ -69,7 +75,7 @@ class _Try:
     signature: Signature
     options: CompileOptions
     budget: Budget
-    judge: Judge | None
+    oracle: CostOracle | None
     alone: Collection[Value]  # results that share a kernel with nothing of their score
     never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
     forced: set[Value] = field(default_factory=set)  # values that need memory of their own
@@ -100,31 +106,31 @@ def settle(
     graph: Graph,
     signature: Signature = Signature(),
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     budget: Budget | None = None,
 ) -> Settled:
     """Lower a loop-free graph, with the choices that were made on the way.
 
-    `judge` times kernels, so that merges can be refused for being slow; without one every legal
+    `oracle` times kernels, so that merges can be refused for being slow; without one every legal
     merge stands. Raises CompileError for what the target cannot do, with the op's location.
     """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
-    found = _best(_Try(graph, signature, options, budget, judge, alone))
+    found = _best(_Try(graph, signature, options, budget, oracle, alone))
     place_scratch(found.lowered)
     return found
 
 
 def _best(first: _Try) -> Settled:
-    options, judge = first.options, first.judge
+    options, oracle = first.options, first.oracle
     if options.attention != "flash" or options.optlevel == 1:
         return _settled(first)
-    if judge is None:
+    if oracle is None:
         return _remade(first)[-1]
-    found = _chosen([_remade(one) for one in _starts(first, judge.limit_bytes // SPARE)], judge)
-    return _halved(_prompt(found, judge), judge)
+    found = _chosen([_remade(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle)
+    return _halved(_prompt(found, oracle), oracle)
 
 
 def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
@@ -157,15 +163,15 @@ def _remade(attempt: _Try) -> list[Settled]:
     return forms
 
 
-def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
+def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
     gains most of the large kernels that make values again.
     """
-    first, last = (_quicker([road[at] for road in roads], judge) for at in (0, -1))
-    if _quicker([last, first], judge) is last:
+    first, last = (_quicker([road[at] for road in roads], oracle) for at in (0, -1))
+    if _quicker([last, first], oracle) is last:
         return last
-    return _quicker([last, first], judge, judge.searched)
+    return _quicker([last, first], oracle, oracle.searched)
 
 
 def _with_copies(found: Settled, made: Copied) -> Settled:
@@ -176,7 +182,7 @@ def _with_copies(found: Settled, made: Copied) -> Settled:
     )
 
 
-def _prompt(found: Settled, judge: Judge) -> Settled:
+def _prompt(found: Settled, oracle: CostOracle) -> Settled:
     """The function with kernels that wait for no collective much longer than their first task has
     to, if that is faster: two products in one kernel wait for both gathers.
     """
@@ -187,10 +193,10 @@ def _prompt(found: Settled, judge: Judge) -> Settled:
     if not in_vain >= WORTH_A_FORM * expected:  # nor where a kernel has no code
         return found
     other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
-    return _quicker([found, other], judge) if other.lowered.is_never_slower(lowered) else found
+    return _quicker([found, other], oracle) if other.lowered.is_never_slower(lowered) else found
 
 
-def _halved(found: Settled, judge: Judge) -> Settled:
+def _halved(found: Settled, oracle: CostOracle) -> Settled:
     """The function with every row kernel in two that is faster so, though it computes twice what
     both halves read: a kernel of forward and backward attention holds all panels of both.
     """
@@ -203,19 +209,19 @@ def _halved(found: Settled, judge: Judge) -> Settled:
                 done.add(results)
                 made = HALVED(before.attempt.graph, groups, part)
                 if made is not None:
-                    found = _quicker([found, _with_copies(found, made)], judge)
+                    found = _quicker([found, _with_copies(found, made)], oracle)
                 if found is not before:
                     break
         else:
             return found
 
 
-def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None) -> Settled:
-    """The fastest of a function's forms, code and collectives together, by the judge or another
+def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None = None) -> Settled:
+    """The fastest of a function's forms, code and collectives together, by the oracle or another
     `clock`; the first on a tie. One whose kernels pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
     """
-    limit = judge.limit_bytes
+    limit = oracle.limit_bytes
     least = min(_passed_bytes(form.lowered) for form in forms)
 
     def price(form: Settled) -> float:
@@ -287,7 +293,7 @@ def _attempt(given: _Try) -> Settled:
         (number[a], number[b]) for a, b in given.never_fused if a in number and b in number
     }
     clashes: set[tuple[int, int]] = set()
-    arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
+    arrivals = arrivals_ps(storage.order, given.oracle) if given.oracle is not None else {}
     while True:
         groups = Groups(storage, clashes | never_fused, given.early, arrivals, given.patience_ps)
         try:
@@ -295,7 +301,7 @@ def _attempt(given: _Try) -> Settled:
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(groups, given.judge)
+            lowered = write_out(groups, given.oracle)
             return Settled(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
@@ -336,7 +342,7 @@ def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
     """Grow the kernels of a body, phase by phase, and take apart what does not pay."""
     for rule in rules:
         groups.grow(rule)
-    trials = Trials(groups, given.judge, policy_of(given.options))
+    trials = Trials(groups, given.oracle, policy_of(given.options))
     trials.settle()
     return trials
 

@@ -2,7 +2,7 @@
 
 A core runs kernels one by one. Beside it a stream serves collectives in the order in which they
 start, and each direction of the host's link its transfers. What they are expected to take is the
-judge's to say (`judge.py`).
+cost oracle's to say (`cost_oracle.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import TRANSFERS
-from shardwright.compiler.lower.judge import Judge
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import COLLECTIVE
 
@@ -77,7 +77,7 @@ def makespan_ps(
     return progress.end
 
 
-def arrivals_ps(order: Order, judge: Judge) -> dict[int, float]:
+def arrivals_ps(order: Order, oracle: CostOracle) -> dict[int, float]:
     """When the last collective is over that each task waits for, if code took no time."""
     progress, found = Progress(), dict[int, float]()
     for number in order.sorted():
@@ -85,7 +85,7 @@ def arrivals_ps(order: Order, judge: Judge) -> dict[int, float]:
         progress.now = max((found[earlier] for earlier in order.before(task)), default=0.0)
         found[number] = progress.now
         if task.kind == COLLECTIVE:
-            progress.start(number, judge.collective_ps(task.op), queue_of(task.op))
+            progress.start(number, oracle.collective_ps(task.op), queue_of(task.op))
             found[number] = progress.ends[number]
     return found
 

@@ -11,10 +11,10 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor, View, tensor_of
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.lower.collective import call_of
+from shardwright.compiler.lower.cost_oracle import SPARE, CostOracle, time_or_inf
 from shardwright.compiler.lower.emit import Emitter
 from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import SPARE, Judge, time_or_inf
 from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import label
@@ -35,7 +35,7 @@ class Lowered:
     registers 0, 1, ...
 
     `flights_ps` say how long each collective is expected to be in flight, `expected_ps` what code
-    and collectives take together (infinite without a judge, or without code for a kernel),
+    and collectives take together (infinite without an oracle, or without code for a kernel),
     `stalled_ps` how much of that code waits, and `makespans_ps` what they take in each of `_CASES`.
     """
 
@@ -64,18 +64,18 @@ first is what is expected; another order or cut has to be no slower in any (our 
 """
 
 
-def write_out(groups: Groups, judge: Judge | None = None) -> Lowered:
-    """All kernels in order; scratch is not placed yet. With a `judge`, in the order in which code
+def write_out(groups: Groups, oracle: CostOracle | None = None) -> Lowered:
+    """All kernels in order; scratch is not placed yet. With an `oracle`, in the order in which code
     waits the least for collectives, unless much more is held meanwhile.
     """
     code, orders = _Code(groups), Orders(groups)
     slots = orders.in_program()
     first = _written(code, slots)
-    if judge is None:
+    if oracle is None:
         return first
-    times = code.times(judge)
+    times = code.times(oracle)
     _expect(first, slots, times, orders.idle)
-    made, most = [first], _held_bytes(first) + judge.limit_bytes // SPARE
+    made, most = [first], _held_bytes(first) + oracle.limit_bytes // SPARE
     for slots in orders.hiding(times) if math.isfinite(first.expected_ps) else ():
         other = _written(code, slots)
         _expect(other, slots, times, orders.idle)
@@ -111,15 +111,15 @@ class _Code:
             return _start_kernel(self.groups.storage, task, number)
         return self.of(slot.kernel)
 
-    def times(self, judge: Judge) -> dict[int, float]:
+    def times(self, oracle: CostOracle) -> dict[int, float]:
         """What every kernel takes, or a collective in flight; where there is no code, for ever."""
-        return {kernel: self._duration_ps(kernel, judge) for kernel in self.groups.parts}
+        return {kernel: self._duration_ps(kernel, oracle) for kernel in self.groups.parts}
 
-    def _duration_ps(self, kernel: int, judge: Judge) -> float:
+    def _duration_ps(self, kernel: int, oracle: CostOracle) -> float:
         task = self.groups.body.tasks[kernel]
         if task.kind == COLLECTIVE:
-            return judge.collective_ps(task.op)
-        return time_or_inf(judge, self.of(kernel), self.groups.storage.tensors)
+            return oracle.collective_ps(task.op)
+        return time_or_inf(oracle, self.of(kernel), self.groups.storage.tensors)
 
 
 def _written(code: _Code, slots: Sequence[Slot]) -> Lowered:

@@ -42,11 +42,11 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
         built = build(job, service, Stages())
     target = built.layout.target
     options = replace(job.compiler, lnc=target.lnc)
-    passes, judge = unit_passes(options, target.core.generation), LogicalCore(target, options)
+    passes, oracle = unit_passes(options, target.core.generation), LogicalCore(target, options)
     found = []
     for unit in outline(built.plan.step).functions:
         graph = run(unit.graph, passes)
-        stories = explain_fusion(graph, unit.signature, options, judge, notes_of(judge))
+        stories = explain_fusion(graph, unit.signature, options, oracle, notes_of(oracle))
         rows = [_entry(story) for story in sorted(stories, key=lambda s: -s.moved_bytes)]
         found.append({"function": unit.name, "kernels": rows})
     return found

@@ -13,8 +13,8 @@ import pytest
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.generate import Codes, _Placed
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.fusion.autotuner import Autotuner, _memo
 from shardwright.compiler.fusion.logical_core import LogicalCore, Way
-from shardwright.compiler.fusion.trial import Trial, _memo
 from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.program import Function, Kernel
 from shardwright.compiler.machine.target import load_target
@@ -113,7 +113,7 @@ def test_every_kernel_is_on_core_zero_and_copies_of_it_nowhere() -> None:
     for function in two.program.functions:
         for mine, other in zip(*function.subgraphs, strict=True):
             assert mine.program.kind == "compute"
-            points = [np.prod(r.program.atoms) for r in (mine, other) if r.program.atoms]
+            points = [np.prod(k.program.atoms) for k in (mine, other) if k.program.atoms]
             assert sum(points) == 512 * 512
 
 
@@ -137,7 +137,7 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     behind a cut that halves the time no other one is looked at.
     """
     _memo.cache_clear()
-    judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
+    oracle = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
     build, sketch = Codes._place, LogicalCore._first_fit_ps
 
@@ -153,12 +153,12 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(LogicalCore, "_first_fit_ps", noted)
     m = Maker((2048, 2048), "exponential")
     m.store(m.node("exponential", m.load((0, 1))), (0, 1))
-    judge(m.program(), m.tensors)
+    oracle(m.program(), m.tensors)
     assert len(sketched) == 2
     assert sketched[1] * 1.98 <= sketched[0]
-    (half, *_) = judge.way(m.program(), m.tensors).pairs[0]
+    (half, *_) = oracle.way(m.program(), m.tensors).pairs[0]
     _memo.cache_clear()
-    alone = Trial(load_target(TRN2), CompileOptions(lnc=2))
+    alone = Autotuner(load_target(TRN2), CompileOptions(lnc=2))
     before = made.total()
-    assert alone(half, m.tensors) == judge(m.program(), m.tensors)
+    assert alone(half, m.tensors) == oracle(m.program(), m.tensors)
     assert made.total() - before == max(made.values())

@@ -17,8 +17,8 @@ from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.isa.kernel import KernelProgram, Node, View
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.function import Signature, settle
-from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -32,11 +32,11 @@ def lower_function(
     graph: Graph,
     signature: Signature = PLAIN,
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     budget: Budget | None = None,
 ) -> Lowered:
     """A loop-free graph as kernels and tensors."""
-    return settle(graph, signature, options, judge, budget).lowered
+    return settle(graph, signature, options, oracle, budget).lowered
 
 
 def run_lowered(

@@ -1,7 +1,7 @@
 """Random modules on two physical cores against XLA, every kernel cut that can be, at both levels.
 
-What is cut is for the judge to say elsewhere; here the whole kernel is offered only where there is
-no cut, so that small modules cut everything.
+What is cut is for the cost oracle to say elsewhere; here the whole kernel is offered only where
+there is no cut, so that small modules cut everything.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_the_critical_path_behind_a_kernel() -> None:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Oracle:
     """Every op of a kernel takes as much, and a gather 1000 for each column of its result."""
 
     times: dict[str, int] = field(default_factory=dict)
@@ -120,8 +120,8 @@ def steps(lowered: Lowered) -> list[str]:
 
 
 def test_a_product_that_is_ready_runs_beside_a_gather() -> None:
-    """The gather takes 64,000, the product beside it 5: without a judge the program's order."""
-    judged = settle(two_gathers(), judge=Judge({"contract": 5})).lowered
+    """The gather takes 64,000, the product beside it 5: without an oracle the program's order."""
+    judged = settle(two_gathers(), oracle=Oracle({"contract": 5})).lowered
     gather, wait = "start.all_gather", "wait.all_gather"
     assert steps(judged) == [gather, "dot_general 32", wait, "dot_general 64"]
     assert steps(settle(two_gathers()).lowered) == [
@@ -162,7 +162,7 @@ def test_products_share_a_kernel_where_they_do_not_wait_for_each_others_gathers(
     other at 1,312,000; both behind 640,000 end at 1,440,000. Where a store between them takes
     600,000, that is worth more; of products of 1,000 the wait for the last gather is all there is.
     """
-    settled = settle(mlp(), judge=Judge({"contract": contract, "store": store}))
+    settled = settle(mlp(), oracle=Oracle({"contract": contract, "store": store}))
     assert contractions(settled) == together
 
 
@@ -208,5 +208,5 @@ def test_without_latency_hiding_collectives_are_taken_for_instant() -> None:
         (op for op in two_gathers().ops if op.name == "all_gather"),
     )
     for on in (True, False):
-        judge = LogicalCore(target, CompileOptions(latency_hiding=on))
-        assert (judge.collective_ps(gather) > 0) is on
+        oracle = LogicalCore(target, CompileOptions(latency_hiding=on))
+        assert (oracle.collective_ps(gather) > 0) is on

@@ -26,9 +26,9 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     options = CompileOptions()
     graph, state = unrolled_step(seq_len, **sizes)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
-    judge = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
+    oracle = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
     signature = Signature(aliases=tuple((i, i) for i in range(state)))
-    settled = settle(graph, signature, options, judge)
+    settled = settle(graph, signature, options, oracle)
     stored = [t for t in settled.lowered.tensors if t.shape.count(seq_len) > 1]
     assert not stored, "scores in HBM"
     return settled

@@ -17,9 +17,9 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower import function
 from shardwright.compiler.lower.accept import policy_of
+from shardwright.compiler.lower.cost_oracle import Clock
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature, settle
-from shardwright.compiler.lower.judge import Clock
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
@@ -193,7 +193,7 @@ def test_scores_between_kernels_are_made_again(row_bytes: int, left: int, monkey
 
 
 @dataclass(frozen=True)
-class Judge:
+class Oracle:
     """One clock for first tilings, one for the code that will run."""
 
     first: Clock
@@ -216,14 +216,14 @@ def slow_exponentials(kernel: KernelProgram, _: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("searched", "stored"), [(slow_exponentials, True), (lambda _r, _t: 10, False)]
+    ("searched", "stored"), [(slow_exponentials, True), (lambda _k, _t: 10, False)]
 )
 def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: bool) -> None:
     """Fewer bytes are no gain where computing twice takes longer. First tilings may say so; the
     code that will run decides.
     """
     settled = settle(
-        backward(), budget=Budget(1 << 16, 2480), judge=Judge(slow_exponentials, searched)
+        backward(), budget=Budget(1 << 16, 2480), oracle=Oracle(slow_exponentials, searched)
     )
     assert bool(score_tensors(settled.lowered)) is stored
 
@@ -232,8 +232,8 @@ def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
     """The fastest form stores a tensor of scores; where it does not fit, it is made again."""
     size = HEADS * T * S * 4
     for room, stored in ((size, 1), (size - 1, 0)):
-        judge = Judge(slow_exponentials, slow_exponentials, room)
-        settled = settle(backward(), budget=Budget(1 << 16, 2480), judge=judge)
+        oracle = Oracle(slow_exponentials, slow_exponentials, room)
+        settled = settle(backward(), budget=Budget(1 << 16, 2480), oracle=oracle)
         assert score_tensors(settled.lowered) == stored
 
 
@@ -241,18 +241,18 @@ def test_slower_kernels_stand_where_their_parts_pass_more_than_hbm_holds() -> No
     def clock(kernel: KernelProgram, tensors: object) -> int:
         return 100 if count(kernel, "contract") > 1 else 10
 
-    (kernel,) = compute(settle(forward(), judge=Judge(clock, clock, 1)).lowered)
+    (kernel,) = compute(settle(forward(), oracle=Oracle(clock, clock, 1)).lowered)
     assert count(kernel, "contract") == 2
 
 
 def test_slower_kernels_fall_apart_at_their_last_merge() -> None:
-    """The judge makes two contractions in one kernel slow: softmax joins one side at most."""
+    """The oracle makes two contractions in one kernel slow: softmax joins one side at most."""
 
     def clock(kernel: KernelProgram, tensors: object) -> int:
         return 100 if count(kernel, "contract") > 1 else 10
 
-    settled = settle(forward(), judge=Judge(clock, clock))
-    counts = [sum(n.op == "contract" for n in r.nodes) for r in compute(settled.lowered)]
+    settled = settle(forward(), oracle=Oracle(clock, clock))
+    counts = [sum(n.op == "contract" for n in k.nodes) for k in compute(settled.lowered)]
     assert max(counts) == 1
     (refusal, *_) = settled.trials.refused.values()
     assert refusal.rule == "slower" and refusal.detail == "by 233%"
@@ -265,8 +265,8 @@ def test_kernels_without_code_are_split_and_never_an_error(level: int) -> None:
             raise CapacityError("SW_SBUF", "tile p does not fit")
         return 10
 
-    options, judge = CompileOptions(optlevel=level), Judge(clock, clock)
-    settled = settle(forward(), options=options, judge=judge)
+    options, oracle = CompileOptions(optlevel=level), Oracle(clock, clock)
+    settled = settle(forward(), options=options, oracle=oracle)
     assert len(compute(settled.lowered)) == 3
     assert {r.rule for r in settled.trials.refused.values()} == {"code"}
 
@@ -289,7 +289,7 @@ def test_strips_that_fold_both_ways_are_held_against_their_parts(
         return 10 ** (2 * count(kernel, "reduce"))
 
     options = CompileOptions(optlevel=level)
-    settled = settle(folded(other), options=options, judge=Judge(clock, clock))
+    settled = settle(folded(other), options=options, oracle=Oracle(clock, clock))
     most = max(count(kernel, "reduce") for kernel in compute(settled.lowered))
     assert (most == 1) is apart
 
@@ -353,11 +353,11 @@ def test_explained_bytes_are_the_bytes_of_the_kernels() -> None:
 
 
 def test_explanation_names_the_first_failed_rule() -> None:
-    def judge(kernel: KernelProgram, tensors: object) -> int:
+    def oracle(kernel: KernelProgram, tensors: object) -> int:
         return 1 << 4 * sum(n.op == "contract" for n in kernel.nodes)
 
     graph = forward()
-    stories = explain_fusion(graph, Signature(), judge=Judge(judge, judge))
+    stories = explain_fusion(graph, Signature(), oracle=Oracle(oracle, oracle))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"slower"}
     few = settle(graph, budget=Budget(1 << 16, 400))
     assert len(few.groups.parts) > 1
@@ -392,5 +392,5 @@ def test_memory_between_kernels_has_a_price(passed: int, ratio: float, stays: bo
         raise AssertionError("forms were timed when they were written")
 
     lean, fast = form(0, 1000.0 * ratio), form(passed, 1000.0)
-    chosen = function._quicker([fast, lean], Judge(clock, clock, 256 * MIB))
+    chosen = function._quicker([fast, lean], Oracle(clock, clock, 256 * MIB))
     assert (chosen is lean) is stays

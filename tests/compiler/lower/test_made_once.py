@@ -54,7 +54,7 @@ def test_values_that_are_too_large_to_pass_are_made_again() -> None:
 
 @dataclass(frozen=True)
 class ByContractions:
-    """A judge to whom a contraction with a large result takes a second, and nothing else does."""
+    """To this oracle a contraction with a large result takes a second, and nothing else does."""
 
     limit_bytes: int
 
@@ -67,6 +67,6 @@ class ByContractions:
 
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
-    kernels = settle(twice(), judge=ByContractions(limit)).lowered.kernels
+    kernels = settle(twice(), oracle=ByContractions(limit)).lowered.kernels
     sizes = [[k.atoms[a] for a in n.atoms] for k in kernels for n in k.nodes if n.op == "contract"]
     assert sum(one.count(ROWS) == 2 for one in sizes) == contractions

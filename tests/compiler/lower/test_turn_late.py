@@ -59,8 +59,8 @@ def test_without_such_a_conversion_there_is_no_other_form() -> None:
 
 @dataclass(frozen=True)
 class Against:
-    """A judge who finds slow what touches a passed tensor of one shape, and, so that something is
-    passed, contractions that convert.
+    """An oracle that finds slow what touches a passed tensor of one shape, and, so that something
+    is passed, contractions that convert.
     """
 
     shape: tuple[int, ...]
@@ -80,5 +80,5 @@ def test_the_faster_form_is_taken(shape: tuple[int, int]) -> None:
     b = Builder()
     x, y = b.input((ROWS, WIDTH)), b.input((ROWS, 32), DType.BF16)
     turned = b.convert(b.transpose(x, (1, 0)), DType.BF16)
-    lowered = settle(b.finish(b.dot(turned, y, ((1,), (0,)))), judge=Against(shape)).lowered
+    lowered = settle(b.finish(b.dot(turned, y, ((1,), (0,)))), oracle=Against(shape)).lowered
     assert [t.shape for t in lowered.tensors if t.kind == "scratch"] == [shape[::-1]]

@@ -1,10 +1,10 @@
-"""The judge of merges: tile code for a kernel, timed on one core of the target.
+"""The autotuner: tile code for a kernel, searched and timed on one core of the target.
 
 Row kernels are timed with their first tiling: what they will run is at least as fast, and trying
 more tilings twice is what would take long. Equal kernels are timed once; what matters is their
 structure and the types of tensors, not which tensors they are or where a window starts. Nothing is
 searched twice, and code that the kernel will run is kept until then. What was found for kernels of
-equal meaning is known to all trials of the process: functions of a sweep have kernels in common.
+equal meaning is known to all autotuners of a process: functions of a sweep have kernels in common.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardwright.compiler.timing.evaluate import judged_ps
 _FIRST_REGISTER = 1 << 20  # above every register of a function
 _MOST_BEGUN = 24  # kernels whose code is kept for a search: the ways to cut one, twice (our choice)
 _MOST_FOUND = 1 << 14
-"""Kernels whose times are known to later trials, the newest (our choice): 100 bytes each."""
+"""Kernels whose times are known to later autotuners, the newest (our choice): 100 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Found:
 
 class Memo:
     """What came of the kernels that this process has made code for on one target with the same
-    options, by `meaning`. It follows from that, so a trial that knows it gives the same answers as
-    one that does not.
+    options, by `meaning`. It follows from that, so an autotuner that knows it answers as one
+    that does not.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def forget() -> None:
     _memo.cache_clear()
 
 
-class Trial:
+class Autotuner:
     """Simulated picoseconds of kernels on a physical core of `target`."""
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
@@ -158,7 +158,7 @@ class Trial:
         return generate(program, tensors, target, _FIRST_REGISTER, self.options, recipe)
 
     def _begin(self, program: KernelProgram, tensors: Sequence[Tensor]) -> Codes:
-        """What was planned and made for a kernel lately."""
+        """A memo of what was planned and made for the latest kernels."""
         key = meaning(program, tensors), (*_tensors(program),)
         if key not in self._begun:
             if len(self._begun) == _MOST_BEGUN:

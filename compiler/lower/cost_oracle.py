@@ -1,4 +1,4 @@
-"""What lowering asks of who knows what code takes, and what time is worth against memory."""
+"""The cost oracle that lowering asks for times of code, and what time is worth against memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def time_or_inf(clock: Clock, program: KernelProgram, tensors: Sequence[Tensor])
         return math.inf
 
 
-class Judge(Protocol):
+class CostOracle(Protocol):
     """A `Clock` that may be content with a first tiling. `limit_bytes`: HBM of a core; what passes
     more from kernel to kernel is no code to compare with.
     """
