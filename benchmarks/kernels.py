@@ -1,8 +1,8 @@
-"""Simulated time of single kernels beside their bounds: products, norms, optimizer updates.
+"""Simulated time of single functions beside their bounds: products, norms, optimizer updates.
 
     python benchmarks/kernels.py [--target trn1n.32xlarge] [--optlevel 2] [NAME ...]
 
-Every kernel is a JAX function on the whole road: capture, import, passes, lowering, tile code,
+Every case is a JAX function on the whole road: capture, import, passes, lowering, tile code,
 evaluator. The bound is the larger of useful flops / tensor peak and bytes that must move (what is
 read of the inputs once, outputs once) / sustained DMA rate. Bars: tensor use of matmul 4096^3 in
 bf16 at least 0.80; norms and the Adam update within 1.3 times their bound; attention at least 0.20
@@ -38,15 +38,15 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.timing.evaluate import function_segments
 
 HEADER = (
-    f"{'kernel':36}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"
-    f"{'regions':>9}{'instrs':>8}{'cpu s':>7}"
+    f"{'case':36}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"
+    f"{'kernels':>9}{'instrs':>8}{'cpu s':>7}"
 )
 INDEXED = ("dynamic_slice", "gather", "slice")
 FP32_PASSES = 4  # documented: hardware.json, fp32 products take four passes
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Case:
     """A JAX function and the shapes it is compiled for; `bar` is what must hold, as text,
     and `useful` the share of the products that counts (half of a causal square).
     """
@@ -62,19 +62,19 @@ def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16, bar: str = "") -> Kernel:
+def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16, bar: str = "") -> Case:
     name = f"matmul {m}x{k}x{n} {jnp.dtype(dtype).name}"
-    return Kernel(name, jnp.matmul, (array(m, k, dtype=dtype), array(k, n, dtype=dtype)), bar)
+    return Case(name, jnp.matmul, (array(m, k, dtype=dtype), array(k, n, dtype=dtype)), bar)
 
 
-def matmul_turned(m: int, k: int, n: int) -> Kernel:
+def matmul_turned(m: int, k: int, n: int) -> Case:
     """x @ w.T: k is innermost in both operands."""
-    return Kernel(f"matmul {m}x{k}x{n} x@w.T", lambda x, w: x @ w.T, (array(m, k), array(n, k)))
+    return Case(f"matmul {m}x{k}x{n} x@w.T", lambda x, w: x @ w.T, (array(m, k), array(n, k)))
 
 
-def weight_gradient(m: int, k: int, n: int) -> Kernel:
+def weight_gradient(m: int, k: int, n: int) -> Case:
     """x.T @ dy: k is outermost in both operands."""
-    return Kernel(f"matmul {m}x{k}x{n} x.T@y", lambda x, y: x.T @ y, (array(k, m), array(k, n)))
+    return Case(f"matmul {m}x{k}x{n} x.T@y", lambda x, y: x.T @ y, (array(k, m), array(k, n)))
 
 
 def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -98,7 +98,7 @@ def convolve(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> ja
     )
 
 
-def convolution(size: int, inputs: int, outputs: int, taps: int, **given: int) -> list[Kernel]:
+def convolution(size: int, inputs: int, outputs: int, taps: int, **given: int) -> list[Case]:
     """A convolution of 8 images and its two gradients."""
     groups = given.get("groups", 1)
     x, w = array(8, size, size, inputs), array(taps, taps, inputs // groups, outputs)
@@ -116,9 +116,9 @@ def convolution(size: int, inputs: int, outputs: int, taps: int, **given: int) -
     name = f"conv {size} {inputs}>{outputs} {taps}x{taps}"
     name += "".join(f" {key[0]}{value}" for key, value in given.items())
     return [
-        Kernel(name, forward, (x, w), "ratio <= 6"),
-        Kernel(f"{name} dx", to_input, (x, w, y), "ratio <= 6"),
-        Kernel(f"{name} dw", to_filter, (x, w, y), "ratio <= 6"),
+        Case(name, forward, (x, w), "ratio <= 6"),
+        Case(f"{name} dx", to_input, (x, w, y), "ratio <= 6"),
+        Case(f"{name} dw", to_filter, (x, w, y), "ratio <= 6"),
     ]
 
 
@@ -127,7 +127,7 @@ def max_pool(x: jax.Array) -> jax.Array:
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, steps, "SAME")
 
 
-def attention(heads: int, length: int, width: int, causal: bool) -> Kernel:
+def attention(heads: int, length: int, width: int, causal: bool) -> Case:
     """softmax(q k^T / sqrt(d)) v per head, scores and softmax in fp32."""
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ def attention(heads: int, length: int, width: int, causal: bool) -> Kernel:
 
     each = array(heads, length, width)
     name = f"flash attention {'causal' if causal else 'full'} {heads}x{length}x{width}"
-    return Kernel(name, forward, (each, each, each), "tensor >= 0.20", 0.5 if causal else 1.0)
+    return Case(name, forward, (each, each, each), "tensor >= 0.20", 0.5 if causal else 1.0)
 
 
 def adam(transform: optax.GradientTransformation, size: int) -> tuple[Callable[..., Any], Any]:
@@ -155,7 +155,7 @@ def adam(transform: optax.GradientTransformation, size: int) -> tuple[Callable[.
     return update, (parameter, jax.eval_shape(transform.init, parameter), parameter)
 
 
-def kernels() -> list[Kernel]:
+def cases() -> list[Case]:
     found = [
         matmul(4096, 4096, 4096, bar="tensor >= 0.80"),
         matmul(1024, 1024, 1024),
@@ -169,11 +169,11 @@ def kernels() -> list[Kernel]:
     for dtype in (jnp.float32, jnp.bfloat16):
         x, weight = array(4096, 4096, dtype=dtype), array(4096, dtype=dtype)
         name, bar = jnp.dtype(dtype).name, "ratio <= 1.3"
-        found.append(Kernel(f"rms_norm {name}", rms_norm, (x, weight), bar))
-        found.append(Kernel(f"rms_norm backward {name}", rms_norm_gradient, (x, weight, x), bar))
+        found.append(Case(f"rms_norm {name}", rms_norm, (x, weight), bar))
+        found.append(Case(f"rms_norm backward {name}", rms_norm_gradient, (x, weight, x), bar))
     found += [attention(16, 2048, 128, causal) for causal in (True, False)]
     for name, transform in (("adam", optax.adam(1e-3)), ("adamw", optax.adamw(1e-3))):
-        found.append(Kernel(f"{name} float32", *adam(transform, 4096), "ratio <= 1.3"))
+        found.append(Case(f"{name} float32", *adam(transform, 4096), "ratio <= 1.3"))
     found += convolution(56, 64, 64, 3)
     found += convolution(14, 256, 256, 3)
     found += convolution(56, 128, 256, 1, stride=2)
@@ -184,7 +184,7 @@ def kernels() -> list[Kernel]:
     return found + movers()
 
 
-def movers() -> list[Kernel]:
+def movers() -> list[Case]:
     """Pooling, ordering and data movement by index: bound by DMA."""
     image, table, rows = array(8, 112, 112, 64), array(32000, 1024), array(4096, 1024)
     index, f32 = array(4096, dtype=jnp.int32), jnp.float32
@@ -197,36 +197,32 @@ def movers() -> list[Kernel]:
         return jax.lax.reduce_window(x, 0.0, jax.lax.add, window, window, "VALID") / 4
 
     return [
-        Kernel("max_pool 112 64", max_pool, (image,)),
-        Kernel("max_pool 112 64 backward", pool_gradient, (image, array(8, 56, 56, 64))),
-        Kernel("average_pool 112 64", average, (image,)),
-        Kernel(
-            "cumulative sum 512x2048", lambda x: jnp.cumsum(x, 1), (array(512, 2048, dtype=f32),)
-        ),
-        Kernel("gather 4096 rows", lambda t, i: t[i], (table, index)),
-        Kernel("scatter-add 4096 rows", lambda t, i, u: t.at[i].add(u), (table, index, rows)),
-        Kernel(
+        Case("max_pool 112 64", max_pool, (image,)),
+        Case("max_pool 112 64 backward", pool_gradient, (image, array(8, 56, 56, 64))),
+        Case("average_pool 112 64", average, (image,)),
+        Case("cumulative sum 512x2048", lambda x: jnp.cumsum(x, 1), (array(512, 2048, dtype=f32),)),
+        Case("gather 4096 rows", lambda t, i: t[i], (table, index)),
+        Case("scatter-add 4096 rows", lambda t, i, u: t.at[i].add(u), (table, index, rows)),
+        Case(
             "scatter-max 512 rows",
             lambda t, i, u: t.at[i].max(u),
             (array(1024, 1024), array(512, dtype=jnp.int32), array(512, 1024)),
         ),
-        Kernel("sort 128x256", lambda x: jnp.sort(x, 1), (array(128, 256, dtype=f32),)),
-        Kernel(
-            "top 8 of 4096x1024", lambda x: jax.lax.top_k(x, 8), (array(4096, 1024, dtype=f32),)
-        ),
-        Kernel("top 8 of 4096x64", lambda x: jax.lax.top_k(x, 8), (array(4096, 64, dtype=f32),)),
-        Kernel("transpose 4096x4096", lambda x: x.T, (array(4096, 4096),)),
-        Kernel("to channels last", lambda x: x.transpose(0, 2, 3, 1), (array(8, 64, 56, 56),)),
+        Case("sort 128x256", lambda x: jnp.sort(x, 1), (array(128, 256, dtype=f32),)),
+        Case("top 8 of 4096x1024", lambda x: jax.lax.top_k(x, 8), (array(4096, 1024, dtype=f32),)),
+        Case("top 8 of 4096x64", lambda x: jax.lax.top_k(x, 8), (array(4096, 64, dtype=f32),)),
+        Case("transpose 4096x4096", lambda x: x.T, (array(4096, 4096),)),
+        Case("to channels last", lambda x: x.transpose(0, 2, 3, 1), (array(8, 64, 56, 56),)),
     ]
 
 
-def graph_of(kernel: Kernel) -> Graph:
-    traced = jax.jit(kernel.function, keep_unused=True).trace(*kernel.arguments)
+def graph_of(case: Case) -> Graph:
+    traced = jax.jit(case.function, keep_unused=True).trace(*case.arguments)
     return dce(import_module(artifact_of(traced)))
 
 
 def compiled(graph: Graph, target: Target, options: CompileOptions) -> Function:
-    return compile_unit(Unit("kernel", graph, Signature()), target.name, options)
+    return compile_unit(Unit("case", graph, Signature()), target.name, options)
 
 
 def bound_s(graph: Graph, target: Target, share: float) -> tuple[float, float]:
@@ -277,21 +273,21 @@ def _share_under_windows(op: Op) -> float:
     return share
 
 
-def report(kernel: Kernel, target: Target, options: CompileOptions) -> str:
-    graph = graph_of(kernel)
+def report(case: Case, target: Target, options: CompileOptions) -> str:
+    graph = graph_of(case)
     start = cpu_s()
     function = compiled(graph, target, options)
     spent = cpu_s() - start
     segments = function_segments(function, target)
     seconds = sum(s.duration_ps for s in segments) / PS_PER_S
     moved = sum(s.hbm_bytes for s in segments)
-    tensor, dma = bound_s(graph, target, kernel.useful)
+    tensor, dma = bound_s(graph, target, case.useful)
     bound = max(tensor, dma)
-    instrs = sum(1 for region in function.regions for _ in walk(region.body))
+    instrs = sum(1 for kernel in function.kernels for _ in walk(kernel.body))
     return (
-        f"{kernel.name:36}{seconds * 1e6:>10.1f}{bound * 1e6:>10.1f}{seconds / bound:>7.2f}"
-        f"{tensor / seconds:>8.2f}{moved / seconds / 1e9:>7.0f}{len(function.regions):>9}"
-        f"{instrs:>8}{spent:>7.2f}  {kernel.bar}"
+        f"{case.name:36}{seconds * 1e6:>10.1f}{bound * 1e6:>10.1f}{seconds / bound:>7.2f}"
+        f"{tensor / seconds:>8.2f}{moved / seconds / 1e9:>7.0f}{len(function.kernels):>9}"
+        f"{instrs:>8}{spent:>7.2f}  {case.bar}"
     )
 
 
@@ -301,18 +297,18 @@ def cpu_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="only kernels whose name contains one of these")
+    parser.add_argument("names", nargs="*", help="only cases whose name contains one of these")
     parser.add_argument("--target", default="trn1n.32xlarge")
     parser.add_argument("--optlevel", type=int, choices=(1, 2, 3), default=2)
     args = parser.parse_args()
     target, options = load_target(args.target), CompileOptions(optlevel=args.optlevel)
     print(HEADER)
-    for kernel in kernels():
-        if not args.names or any(name in kernel.name for name in args.names):
+    for case in cases():
+        if not args.names or any(name in case.name for name in args.names):
             try:
-                print(report(kernel, target, options), flush=True)
+                print(report(case, target, options), flush=True)
             except Exception as e:
-                print(kernel.name, str(e)[:200])
+                print(case.name, str(e)[:200])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ COLUMNS = (
 INTRODUCTION = """# Small real models
 
 Each model is compiled for one core as one program, executed instruction by instruction (L0) and
-region by region (L1), and compared with the fp32 step of JAX on the same values; `bound` is what
+kernel by kernel (L1), and compared with the fp32 step of JAX on the same values; `bound` is what
 [numerics.md](numerics.md) allows. Time, use of the tensor engine (useful matmul time at its bf16
 peak over simulated time) and HBM bytes are simulated on a NeuronCore-v2; "x ideal" is bytes over
 arguments read and results written once. The models are as small as tests want them, so times are

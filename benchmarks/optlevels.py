@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.driver import compile_function
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.compiler.fusion.trial import forget
+from shardwright.compiler.fusion.autotuner import forget
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.link import link
@@ -127,7 +127,7 @@ def row(
     timing = time_step(step)
     compute = timing.breakdown_ps["compute"] + timing.breakdown_ps["memory"]
     instrs = sum(
-        1 for p in programs.values() for f in p.functions for r in f.regions for _ in walk(r.body)
+        1 for p in programs.values() for f in p.functions for k in f.kernels for _ in walk(k.body)
     )
     return (
         f"{model.name:14}{level:>6}{seconds:>15.2f}{ratio:>11.2f}{timing.step_time_ps / 1e9:>11.1f}"

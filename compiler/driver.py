@@ -16,7 +16,7 @@ from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.linking.budget import check_activations
 from shardwright.compiler.linking.link import Location, link_program, placed_function
 from shardwright.compiler.lower.function import Signature, settle
@@ -33,10 +33,10 @@ from shardwright.compiler.rewriting.driver import Rewrite, run
 from shardwright.compiler.rewriting.specs import LOOP_FREE, NO_RANKS
 from shardwright.compiler.schedule import hbm
 from shardwright.compiler.schedule.core_order import order_cores
-from shardwright.compiler.schedule.region_order import order_regions
+from shardwright.compiler.schedule.kernel_order import order_kernels
 from shardwright.compiler.shown.engines import overlap_text
+from shardwright.compiler.shown.kernels import fusion_text, kernels_text
 from shardwright.compiler.shown.memory import function_memory
-from shardwright.compiler.shown.regions import fusion_text, regions_text
 from shardwright.compiler.shown.tiling import tiling_text
 from shardwright.compiler.steps import note, within
 from shardwright.compiler.support.schema import MOST
@@ -47,7 +47,7 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
     A longer search, or one for a type of model, is held against the default level's function and
-    taken where it is no slower, whatever neighbours fill of its stalls: regions are judged one by
+    taken where it is no slower, whatever neighbours fill of its stalls: kernels are judged one by
     one, so that a function of better ones may be worse.
 
     Raises: CompileError whose location is an op ordinal (see `located`).
@@ -75,7 +75,7 @@ def _compiled(
     core = LogicalCore(machine, options)
     settled = settle(graph, signature, options, core)
     note("fusion", lambda: fusion_text(settled))
-    note("regions", lambda: regions_text(settled.lowered))
+    note("kernels", lambda: kernels_text(settled.lowered))
     return generate_function(settled.lowered, core)
 
 
@@ -112,12 +112,12 @@ def _choice_text(asked_wins: bool, times: Sequence[Sequence[int]]) -> str:
 
 
 def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
-    """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
-    made: list[tuple[Region, ...]] = []
+    """Tile code for every kernel of a lowered function. Raises CompileError, CapacityError."""
+    made: list[tuple[Kernel, ...]] = []
     recipes: list[tuple[Recipe | None, ...]] = []
     tensors, registers = list(lowered.tensors), lowered.num_registers
     end = lowered.scratch_bytes
-    for program in lowered.regions:
+    for program in lowered.kernels:
         code = core.generate(program, tensors, registers)
         made += code.pairs
         recipes += code.recipes
@@ -126,9 +126,9 @@ def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
         registers = max(registers, code.next_register)
     if end > MOST:  # more than a file states: nobody behind it could tell what does not fit
         check_activations(0, end, core.target.limit_bytes)
-    subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
+    subgraphs = [list(kernels) for kernels in zip(*made, strict=True)] or [[]] * core.options.lnc
     order_cores(subgraphs, tensors)
-    order_regions(subgraphs, tensors, limits_for(core.target.name))
+    order_kernels(subgraphs, tensors, limits_for(core.target.name))
     function = Function(
         name="",
         tensors=tensors,
@@ -136,7 +136,7 @@ def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
         outputs=lowered.outputs,
         parameters=lowered.parameters,
         num_registers=registers,
-        regions=subgraphs[0],
+        kernels=subgraphs[0],
         collectives=lowered.collectives,
         scratch_bytes=end,
         target=core.target.name,

@@ -61,7 +61,7 @@ class CompileOptions:
     """
 
     lnc: int = field(default=1, metadata={"choices": (1, 2), "key": "cluster.lnc"})
-    """Physical cores of a logical NeuronCore that regions are cut for. It belongs to the machine,
+    """Physical cores of a logical NeuronCore that kernels are cut for. It belongs to the machine,
     so a job sets it there and not in `[compiler]`.
     """
 

@@ -292,7 +292,7 @@ def _neff_parsers(verbs: Any) -> None:
     )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
-    dump = tools.add_parser("dump", help="calls, regions and the instructions of every engine")
+    dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
     dump.add_argument("file", type=Path)
     dump.add_argument("--function", default="", help="only this one")
     dump.add_argument(

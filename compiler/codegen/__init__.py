@@ -1,4 +1,4 @@
-"""Tile code generation: `generate` turns a `RegionProgram` into a `Region` with tiles and
+"""Tile code generation: `generate` turns a `KernelProgram` into a `Kernel` with tiles and
 instructions.
 """
 

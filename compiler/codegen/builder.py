@@ -1,4 +1,4 @@
-"""Where instructions and tiles go: the region under construction, its loops, and access patterns
+"""Where instructions and tiles go: the kernel under construction, its loops, and access patterns
 over atoms.
 
 A `Scope` is a place in the loop nest: a body to append to, and for every atom a `Box` (origin and
@@ -16,8 +16,8 @@ from typing import Any
 
 from shardwright.compiler.codegen.domain import PerAtom, Split, Tensors, Walk
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, root_of
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
-from shardwright.compiler.isa.region import Affine, root_of
 from shardwright.compiler.machine.target import Limits
 
 Code = list[Instr | Loop]
@@ -82,7 +82,7 @@ class Held:
 
 
 class Builder:
-    """A region under construction: tiles, code, registers, and what is made once before it."""
+    """A kernel under construction: tiles, code, registers, and what is made once before it."""
 
     def __init__(self, limits: Limits, tensors: Tensors, first_register: int) -> None:
         self.limits = limits
@@ -134,7 +134,7 @@ class Builder:
 
     def filled(self, value: Any, dtype: DType, elements: int = 1, part: str = "") -> Held:
         """A tile full of `value` (number or, for a register as data, `Affine`), made once per
-        region.
+        kernel.
 
         `part` keeps equal tiles apart that should not share memory.
         """

@@ -237,9 +237,9 @@ def _require_same_points(space: Space, number: int, after: Iterable[int]) -> Non
     if any(space[n].atoms - own for n in after):
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
-            f"region {space.name} requires values over the indices of its contraction after it,"
+            f"kernel {space.name} requires values over the indices of its contraction after it,"
             " got a broadcast",
-            hint="lower it to a region of its own",
+            hint="lower it to a kernel of its own",
         )
 
 
@@ -256,7 +256,7 @@ def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
-            f"region {space.name} requires elementwise values {where} its contraction,"
+            f"kernel {space.name} requires elementwise values {where} its contraction,"
             f" got {bad[0]}",
-            hint="lower it to a region of its own",
+            hint="lower it to a kernel of its own",
         )

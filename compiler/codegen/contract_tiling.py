@@ -38,8 +38,8 @@ from shardwright.compiler.codegen.whole_panel import (
 )
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
@@ -83,7 +83,7 @@ def _require_floats(space: Space, number: int) -> None:
     if not all(t.is_float for t in types):
         raise CompileError(
             "SW_CODEGEN_CONTRACT_TYPE",
-            f"region {space.name}: the tensor engine requires float operands, got"
+            f"kernel {space.name}: the tensor engine requires float operands, got"
             f" {', '.join(t.value for t in types)}",
             hint="convert the operands to bf16 or f32",
         )

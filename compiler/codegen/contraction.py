@@ -24,8 +24,8 @@ from shardwright.compiler.codegen.turned_blocks import store_turned
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern
-from shardwright.compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]

@@ -1,6 +1,6 @@
-"""Cutting a region for the two physical cores of a logical NeuronCore.
+"""Cutting a kernel for the two physical cores of a logical NeuronCore.
 
-A region is cut along one atom before it is tiled: each half is a region of its own, with its own
+A kernel is cut along one atom before it is tiled: each half is a kernel of its own, with its own
 tiling, on-chip memory and queues, so the outermost parallel tile loop of the whole runs on both
 cores at once. An atom qualifies when nothing is summed along it and neither half touches what the
 other one stores. Which cut is taken is `compiler/fusion/logical_core.py`'s choice.
@@ -16,13 +16,13 @@ from typing import Any
 from shardwright.compiler.codegen.domain import Tensors, needed
 from shardwright.compiler.codegen.in_place import reaches
 from shardwright.compiler.codegen.partial_sums import Cut, split_at_sums
-from shardwright.compiler.isa.region import STORES, Node, RegionProgram, View, root_of
+from shardwright.compiler.isa.kernel import STORES, KernelProgram, Node, View, root_of
 
-Halves = tuple[RegionProgram, RegionProgram]
+Halves = tuple[KernelProgram, KernelProgram]
 
 
-def cuts(program: RegionProgram, tensors: Tensors) -> Iterator[Cut]:
-    """The ways to cut a region in two, those first that leave least work to do on both cores, along
+def cuts(program: KernelProgram, tensors: Tensors) -> Iterator[Cut]:
+    """The ways to cut a kernel in two, those first that leave least work to do on both cores, along
     the longest atoms first among equals; along atoms it sums over only where there is no other.
 
     Halves are equal, or the first one is longer by one point.
@@ -36,8 +36,8 @@ def cuts(program: RegionProgram, tensors: Tensors) -> Iterator[Cut]:
         yield from (cut for cut in summed if cut is not None)
 
 
-def _shared_points(program: RegionProgram, atom: int) -> int:
-    """Points of what both halves would make for themselves if the region were cut along an atom."""
+def _shared_points(program: KernelProgram, atom: int) -> int:
+    """Points of what both halves would make for themselves if the kernel were cut along an atom."""
     return sum(
         math.prod(program.atoms[a] for a in node.atoms)
         for node in program.nodes
@@ -45,14 +45,14 @@ def _shared_points(program: RegionProgram, atom: int) -> int:
     )
 
 
-def _plain(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
+def _plain(program: KernelProgram, atom: int, tensors: Tensors) -> Cut | None:
     if _is_summed(program, atom) or _is_inside_points(program, atom):
         return None
     halves = _halves((program, program), atom)
     return Cut(halves) if halves is not None and _are_independent(halves, tensors) else None
 
 
-def _summed(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
+def _summed(program: KernelProgram, atom: int, tensors: Tensors) -> Cut | None:
     split = split_at_sums(program, atom, tensors)
     if split is None or _is_inside_points(program, atom):
         return None
@@ -62,11 +62,11 @@ def _summed(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
     return replace(split, halves=halves)
 
 
-def _is_summed(program: RegionProgram, atom: int) -> bool:
+def _is_summed(program: KernelProgram, atom: int) -> bool:
     return any(atom in node.attrs.get("over", ()) for node in program.nodes)
 
 
-def _is_inside_points(program: RegionProgram, atom: int) -> bool:
+def _is_inside_points(program: KernelProgram, atom: int) -> bool:
     """Whether the atom walks inside the points of a window, which are loaded as a whole."""
     return any(
         0 < abs(node.attrs["view"].strides[atom]) < min(bound.unit for bound in bounds)
@@ -94,20 +94,20 @@ def _halves(programs: Halves, atom: int, sums: Collection[int] = ()) -> Halves |
     )
 
 
-def _moves(program: RegionProgram, sink: Node, atom: int) -> bool:
+def _moves(program: KernelProgram, sink: Node, atom: int) -> bool:
     """Whether points of the atom are stored at elements of their own."""
     view: View = sink.attrs["view"]
     by_index = bool(sink.attrs.get("unique")) and _spans(program, sink, atom)
     return by_index or view.strides[atom] != 0
 
 
-def _spans(program: RegionProgram, node: Node, atom: int) -> bool:
+def _spans(program: KernelProgram, node: Node, atom: int) -> bool:
     return any(atom in program.nodes[i].atoms for i in node.inputs)
 
 
 def _part(
-    program: RegionProgram, atom: int, points: range, sinks: Collection[int]
-) -> RegionProgram:
+    program: KernelProgram, atom: int, points: range, sinks: Collection[int]
+) -> KernelProgram:
     """What `sinks` store at some points of an atom."""
     kept = needed(program.nodes, sinks)
     number = {old: new for new, old in enumerate(kept)}
@@ -143,7 +143,7 @@ def _are_independent(halves: Halves, tensors: Tensors) -> bool:
     )
 
 
-def _meet(a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors: Tensors) -> bool:
+def _meet(a: Node, mine: KernelProgram, b: Node, theirs: KernelProgram, tensors: Tensors) -> bool:
     """Whether two nodes of different halves can touch a common element."""
     view: View = a.attrs["view"]
     other: View = b.attrs["view"]
@@ -157,12 +157,12 @@ def _meet(a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors:
     return reaches(steps, other.offset.const - view.offset.const)
 
 
-def _is_only_store(program: RegionProgram, tensor: int) -> bool:
+def _is_only_store(program: KernelProgram, tensor: int) -> bool:
     stored = [n.attrs["view"].tensor for n in program.nodes if n.op in STORES]
     return stored.count(tensor) == 1
 
 
-def _steps(node: Node, program: RegionProgram, sign: int) -> Iterator[tuple[int, int]]:
+def _steps(node: Node, program: KernelProgram, sign: int) -> Iterator[tuple[int, int]]:
     """How far a view reaches: (elements per step, steps)."""
     for stride, size in zip(node.attrs["view"].strides, program.atoms, strict=True):
         if stride:

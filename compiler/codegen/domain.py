@@ -1,4 +1,4 @@
-"""What a point of a region's index space is made of: values, and how addresses move over it."""
+"""What a point of a kernel's index space is made of: values, and how addresses move over it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
-from shardwright.compiler.isa.region import STORES, Affine, Node, Tensor
+from shardwright.compiler.isa.kernel import STORES, Affine, Node, Tensor
 
 Tensors = Sequence[Tensor]
 Atoms = tuple[int, ...]
@@ -32,7 +32,7 @@ FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """A bounded coordinate of a walk (`isa.region.Bound`): start, size, unit, step per atom."""
+    """A bounded coordinate of a walk (`isa.kernel.Bound`): start, size, unit, step per atom."""
 
     start: int
     size: int

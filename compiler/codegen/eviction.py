@@ -19,8 +19,8 @@ from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
 from shardwright.compiler.codegen.turned_blocks import is_plain
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.region import Affine
 
 _RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none
 

@@ -27,8 +27,8 @@ from shardwright.compiler.codegen.domain import (
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Rates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES
 
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
 # (the shortest instruction takes 64 cycles: hardware.json instruction costs).

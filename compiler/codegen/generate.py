@@ -1,4 +1,4 @@
-"""From a region's meaning to its code: normalise, group the stores, generate each group, place
+"""From a kernel's meaning to its code: normalise, group the stores, generate each group, place
 tiles, order engines.
 
 Stores that need no contraction become one strip nest, stores that need the same single contraction
@@ -27,9 +27,9 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
-from shardwright.compiler.isa.limits import check_region, limits_for
-from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
+from shardwright.compiler.isa.limits import check_kernel, limits_for
+from shardwright.compiler.isa.program import Kernel
 from shardwright.compiler.machine.target import FIRST_TARGET, Limits, Target, load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.schedule.allocate import allocate
@@ -44,7 +44,7 @@ _BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a search chose: the share of SBUF planned for, the candidate of each nest by position,
-    how many iterations lie side by side, and whether tiles of loads share with no others. Regions
+    how many iterations lie side by side, and whether tiles of loads share with no others. Kernels
     of one structure have one recipe.
     """
 
@@ -65,16 +65,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A region with code, the first register it left free, how it was chosen, notes for people."""
+    """A kernel with code, the first register it left free, how it was chosen, notes for people."""
 
-    region: Region
+    kernel: Kernel
     next_register: int
     recipe: Recipe | None = None
     notes: tuple[str, ...] = ()
 
 
 def generate(
-    program: RegionProgram,
+    program: KernelProgram,
     tensors: Tensors,
     target: str | Limits,
     first_register: int,
@@ -83,25 +83,25 @@ def generate(
 ) -> Generated:
     """Tiles and instructions for `program`.
 
-    Loop counters are registers from `first_register` on. Regions other than `compute` have no code.
-    With a `recipe` nothing is searched: it is that of a region of the same structure.
+    Loop counters are registers from `first_register` on. Kernels other than `compute` have no code.
+    With a `recipe` nothing is searched: it is that of a kernel of the same structure.
 
     Raises: CompileError for what the engines cannot do, CapacityError when no tiling fits.
     """
     if program.kind != "compute":
-        return Generated(Region(program), first_register)
+        return Generated(Kernel(program), first_register)
     codes = Codes(program, tensors, target, first_register, options)
     return codes.searched() if recipe is None else codes.repeated(recipe)
 
 
 class Codes:
-    """The codes of one region that planners offer, each planned and made once: a search goes on
-    from what a quick look has made. Regions of kind `compute`; arguments as in `generate`.
+    """The codes of one kernel that planners offer, each planned and made once: a search goes on
+    from what a quick look has made. Kernels of kind `compute`; arguments as in `generate`.
     """
 
     def __init__(
         self,
-        program: RegionProgram,
+        program: KernelProgram,
         tensors: Tensors,
         target: str | Limits,
         first_register: int,
@@ -121,7 +121,7 @@ class Codes:
         # By builder, which `_distinct` keeps, and turns.
         self._placed: dict[Hashable, _Placed] = {}
         self._made: dict[Hashable, Generated | CapacityError] = {}
-        self._times: dict[int, int] = {}  # by the identity of a region, which `_made` keeps alive
+        self._times: dict[int, int] = {}  # by the identity of a kernel, which `_made` keeps alive
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that fits. Raises CapacityError."""
@@ -138,7 +138,7 @@ class Codes:
         chosen = [tried[position] for tried, position in options_of]
         made = self._build(chosen, recipe.ways, loads_apart=recipe.loads_apart)
         assert made is not None
-        _verify(made.region, self.limits)
+        _verify(made.kernel, self.limits)
         return replace(made, recipe=recipe)
 
     def choices(self, recipe: Recipe) -> list[Choice]:
@@ -161,7 +161,7 @@ class Codes:
             positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
             apart = self._with_loads_apart(made, chosen, ways, effort)
             found = apart or made
-            _verify(found.region, self.limits)
+            _verify(found.kernel, self.limits)
             return replace(found, recipe=Recipe(share, positions, ways, apart is not None))
         assert failure is not None
         raise failure
@@ -231,8 +231,8 @@ class Codes:
                 placed = self._placed[key]
                 if below < math.inf and placed.busiest_ps >= below:
                     return None
-                order_engines(placed.region, self.tensors, self.limits)
-                self._made[key] = Generated(placed.region, placed.next_register)
+                order_engines(placed.kernel, self.tensors, self.limits)
+                self._made[key] = Generated(placed.kernel, placed.next_register)
             except CapacityError as error:
                 self._made[key] = error
         made, notes = self._made[key], tuple(c.note for c in chosen if c.note)
@@ -242,17 +242,17 @@ class Codes:
 
     def _place(self, builder: Builder, ways: int) -> _Placed:
         """Code with `ways` iterations side by side, and addresses."""
-        region = Region(self.program, *builder.code())
+        kernel = Kernel(self.program, *builder.code())
         if ways > 1:
-            cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
-            overlap(region, self.tensors, ways, cost)
-        allocate(region, self.limits)
-        return _Placed(region, builder.next_register, self.tensors, self.machine)
+            cost = partial(instr_cost, kernel=kernel, tensors=self.tensors, target=self.machine)
+            overlap(kernel, self.tensors, ways, cost)
+        allocate(kernel, self.limits)
+        return _Placed(kernel, builder.next_register, self.tensors, self.machine)
 
     def _time(self, made: Generated) -> int:
-        key = id(made.region)
+        key = id(made.kernel)
         if key not in self._times:
-            self._times[key] = judged_ps(made.region, self.tensors, self.machine)
+            self._times[key] = judged_ps(made.kernel, self.tensors, self.machine)
         return self._times[key]
 
 
@@ -260,7 +260,7 @@ class Codes:
 class _Placed:
     """Code with addresses, before engines wait for each other."""
 
-    region: Region
+    kernel: Kernel
     next_register: int
     tensors: Tensors
     machine: Target
@@ -268,7 +268,7 @@ class _Placed:
     @cached_property
     def busiest_ps(self) -> int:
         """Busy time of the busiest engine, which no order is faster than."""
-        return busiest_ps(self.region, self.tensors, self.machine)
+        return busiest_ps(self.kernel, self.tensors, self.machine)
 
 
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
@@ -324,8 +324,8 @@ def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:
     return contraction_candidates if single else row_candidates
 
 
-def _verify(region: Region, limits: Limits) -> None:
-    findings = check_region(region, limits)
+def _verify(kernel: Kernel, limits: Limits) -> None:
+    findings = check_kernel(kernel, limits)
     if findings:
         raise CompileError(
             "SW_CODEGEN_ILLEGAL",

@@ -1,6 +1,6 @@
 """What a nest may overwrite while it still reads: nothing but the point it is working on.
 
-A region means "all loads, then all stores"; its code runs tile by tile. The two agree when no tile
+A kernel means "all loads, then all stores"; its code runs tile by tile. The two agree when no tile
 stores to an element that another tile still loads. That holds for views that place every point at
 the same element, and for views that have no element in common; everything else is refused here.
 """
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import STORES, root_of
+from shardwright.compiler.isa.kernel import STORES, root_of
 
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
 
 def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
-    """Check the nests of a region in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
+    """Check the nests of a kernel in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
     for sinks in groups:
         inside = [space[n] for n in space.slice(sinks)]
@@ -40,9 +40,9 @@ def _root(tensors: Tensors, value: Value) -> int:
 def _error(space: Space, tensors: Tensors, value: Value) -> CompileError:
     return CompileError(
         "SW_CODEGEN_IN_PLACE",
-        f"region {space.name} requires memory it reads to stay as it is, got a store to elements of"
+        f"kernel {space.name} requires memory it reads to stay as it is, got a store to elements of"
         f" tensor {tensors[value.access.tensor].name} that other tiles still load",
-        hint="store to another buffer, or lower the two parts to regions of their own",
+        hint="store to another buffer, or lower the two parts to kernels of their own",
     )
 
 

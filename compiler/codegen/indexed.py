@@ -18,9 +18,9 @@ from shardwright.compiler.codegen.values import Frame, copy_engine
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr
 from shardwright.compiler.isa.program import Space as Memory
-from shardwright.compiler.isa.region import Affine
 
 # fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a
 # transpose, larger ones in two parts.
@@ -209,7 +209,7 @@ class _Scatter:
         if not self.frame.builder.dtype(self.data).is_float:
             raise CompileError(
                 "SW_CODEGEN_SCATTER",
-                f"region {self.frame.space.name}: a scatter that adds rows which may repeat"
+                f"kernel {self.frame.space.name}: a scatter that adds rows which may repeat"
                 f" requires floats, got {self.frame.builder.dtype(self.data).value}",
             )
         target = self._where(self._count(equal, "LT"), "GT", self._zero(), scope)
@@ -250,7 +250,7 @@ def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held
 
 
 def _triangle(frame: Frame, side: str) -> Held:
-    """[P, P] fp32: 1 where column - partition < 0 (LT) or > 0 (GT). Made once per region."""
+    """[P, P] fp32: 1 where column - partition < 0 (LT) or > 0 (GT). Made once per kernel."""
     builder = frame.builder
     size = builder.limits.partitions
     held = builder.filled(0.0, DType.F32, size, part=f"triangle {side}")

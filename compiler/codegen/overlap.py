@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from shardwright.compiler.codegen.domain import Tensors
 from shardwright.compiler.codegen.relocate import renamed
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.schedule.engine_order import Memory, touched
 
 # (initiation interval, latency after it) of an instruction in ps.
@@ -27,13 +27,13 @@ Cost = Callable[[Instr], Costs]
 _MAX_INSTRUCTIONS = 96
 
 
-def overlap(region: Region, tensors: Tensors, ways: int, cost: Cost) -> None:
-    """Unroll and order the innermost loops of `region` in place, before tiles have addresses."""
-    memory = Memory(region, tensors)
-    for loop, count in zip(_innermost(region.body), turns(region.body, ways), strict=True):
+def overlap(kernel: Kernel, tensors: Tensors, ways: int, cost: Cost) -> None:
+    """Unroll and order the innermost loops of `kernel` in place, before tiles have addresses."""
+    memory = Memory(kernel, tensors)
+    for loop, count in zip(_innermost(kernel.body), turns(kernel.body, ways), strict=True):
         if count:
             costs = [cost(i) for i in loop.body if isinstance(i, Instr)]
-            copies = [c for u in range(count) for c in _copy(loop, u, count, region.tiles)]
+            copies = [c for u in range(count) for c in _copy(loop, u, count, kernel.tiles)]
             loop.trip //= count
             loop.body[:] = schedule(copies, memory, costs * count)
 

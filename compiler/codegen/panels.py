@@ -34,8 +34,8 @@ from shardwright.compiler.codegen.contract_plan import (
 from shardwright.compiler.codegen.domain import Atoms
 from shardwright.compiler.codegen.turned_blocks import BlockLoader
 from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import Affine
 
 _GROUP = (
     4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code

@@ -1,8 +1,8 @@
-"""Cutting a region along an atom it sums over: each core sums its half, then one adds the two.
+"""Cutting a kernel along an atom it sums over: each core sums its half, then one adds the two.
 
-The first pair of regions does everything up to the sums and leaves them in scratch memory, one
-copy per core; a second, small region on core 0 joins the copies and does what follows. It is
-offered for regions that have no other cut: gradients of weights summed over rows, norms.
+The first pair of kernels does everything up to the sums and leaves them in scratch memory, one
+copy per core; a second, small kernel on core 0 joins the copies and does what follows. It is
+offered for kernels that have no other cut: gradients of weights summed over rows, norms.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.domain import Tensors
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.isa.region import (
+from shardwright.compiler.isa.kernel import (
     STORES,
     Affine,
+    KernelProgram,
     Node,
-    RegionProgram,
     Tensor,
     View,
     root_of,
@@ -26,16 +26,16 @@ from shardwright.compiler.isa.region import (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A region cut in two; `joined` follows where both halves have sums of their own, which lie in
+    """A kernel cut in two; `joined` follows where both halves have sums of their own, which lie in
     `scratch`: tensors numbered behind those of the function.
     """
 
-    halves: tuple[RegionProgram, RegionProgram]
-    joined: RegionProgram | None = None
+    halves: tuple[KernelProgram, KernelProgram]
+    joined: KernelProgram | None = None
     scratch: tuple[Tensor, ...] = ()
 
 
-def split_at_sums(program: RegionProgram, atom: int, tensors: Tensors) -> Cut | None:
+def split_at_sums(program: KernelProgram, atom: int, tensors: Tensors) -> Cut | None:
     """`program` in front of and behind its sums over `atom`; None when something behind a sum
     still moves along the atom, or needs more than loads and elementwise operators.
     """
@@ -65,7 +65,7 @@ def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
     return found
 
 
-def _moves(program: RegionProgram, number: int, atom: int) -> bool:
+def _moves(program: KernelProgram, number: int, atom: int) -> bool:
     """Whether a node spans the atom, sums along it, or stores along it."""
     node = program.nodes[number]
     spans = node.op not in STORES and atom in node.attrs.get("over", node.atoms)
@@ -74,7 +74,7 @@ def _moves(program: RegionProgram, number: int, atom: int) -> bool:
 
 
 def _made_again(
-    program: RegionProgram, behind: Collection[int], sums: Collection[int]
+    program: KernelProgram, behind: Collection[int], sums: Collection[int]
 ) -> set[int] | None:
     """What nodes behind the sums read besides them; None unless loads and elementwise operators."""
     found: set[int] = set()
@@ -91,7 +91,7 @@ def _made_again(
 
 
 def _overwrites(
-    program: RegionProgram, behind: Collection[int], again: Collection[int], tensors: Tensors
+    program: KernelProgram, behind: Collection[int], again: Collection[int], tensors: Tensors
 ) -> bool:
     """Whether the front stores to memory that the back still loads."""
     nodes = program.nodes
@@ -102,11 +102,11 @@ def _overwrites(
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
 
 
-def _shape(program: RegionProgram, node: Node) -> tuple[int, ...]:
+def _shape(program: KernelProgram, node: Node) -> tuple[int, ...]:
     return tuple(program.atoms[a] for a in node.atoms)
 
 
-def _view(program: RegionProgram, node: Node, tensor: int, core: int) -> View:
+def _view(program: KernelProgram, node: Node, tensor: int, core: int) -> View:
     """The copy of one core, dense in the order of the atoms."""
     strides, step = [0] * len(program.atoms), 1
     for a in reversed(node.atoms):
@@ -116,12 +116,12 @@ def _view(program: RegionProgram, node: Node, tensor: int, core: int) -> View:
 
 
 def _front(
-    program: RegionProgram,
+    program: KernelProgram,
     sums: Sequence[int],
     behind: Collection[int],
     numbers: Sequence[int],
     core: int,
-) -> RegionProgram:
+) -> KernelProgram:
     """Everything not behind the sums, which a core stores to its copy."""
     kept = [n for n in range(len(program.nodes)) if n not in behind]
     nodes = list(_renumbered(program.nodes, kept, {}))
@@ -133,12 +133,12 @@ def _front(
 
 
 def _back(
-    program: RegionProgram,
+    program: KernelProgram,
     atom: int,
     sums: Sequence[int],
     kept: Collection[int],
     numbers: Sequence[int],
-) -> RegionProgram:
+) -> KernelProgram:
     """The copies joined, and what is behind them."""
     nodes: list[Node] = []
     known: dict[int, int] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.domain import MASK, Count, Numbers, Rewriting, Space, Value, Walk
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 

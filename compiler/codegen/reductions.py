@@ -20,8 +20,8 @@ from shardwright.compiler.codegen.planning import MIN_CYCLES
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
-from shardwright.compiler.isa.region import Affine
 
 _COLUMN = -7  # a private atom number for "columns of a flat tile"
 

@@ -1,6 +1,6 @@
-"""Code of one region for another of the same meaning: other tensor numbers, other registers.
+"""Code of one kernel for another of the same meaning: other tensor numbers, other registers.
 
-A merge is judged by the code of the region it would make. When it is accepted the region is
+A merge is judged by the code of the kernel it would make. When it is accepted the kernel is
 generated for good, in a function that by then has other tensors and registers; nothing else of its
 code depends on those, so it is renamed instead of being made again.
 """
@@ -11,27 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiler.isa.program import AccessPattern, Instr, Loop, Region, Space
-from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.isa.kernel import Affine, KernelProgram
+from shardwright.compiler.isa.program import AccessPattern, Instr, Kernel, Loop, Space
 
 Rename = Callable[[int], int]
 
 
 def relocated(
-    region: Region,
-    program: RegionProgram,
+    kernel: Kernel,
+    program: KernelProgram,
     tensors: Mapping[int, int],
     first_register: int,
     moved_to: int,
-) -> Region:
-    """`region` as code of `program`: tensors renamed, registers moved to begin at `moved_to`."""
+) -> Kernel:
+    """`kernel` as code of `program`: tensors renamed, registers moved to begin at `moved_to`."""
 
     def register(number: int) -> int:
         return number - first_register + moved_to if number >= first_register else number
 
-    tiles = [replace(tile, loop=register(tile.loop)) for tile in region.tiles]
-    body = _body(region.body, tensors, register)
-    return Region(program, tiles, body, region.tokens)
+    tiles = [replace(tile, loop=register(tile.loop)) for tile in kernel.tiles]
+    body = _body(kernel.body, tensors, register)
+    return Kernel(program, tiles, body, kernel.tokens)
 
 
 def _body(
@@ -47,7 +47,7 @@ def _body(
 
 def _instr(instr: Instr, tensors: Mapping[int, int], register: Rename) -> Instr:
     def affine(value: Affine) -> Affine:
-        # Registers of the region stay behind those of the function, so the terms stay sorted.
+        # Registers of the kernel stay behind those of the function, so the terms stay sorted.
         return Affine(value.const, tuple((register(r), c) for r, c in value.terms))
 
     def buffer(p: AccessPattern) -> int:

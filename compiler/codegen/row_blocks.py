@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from shardwright.compiler.codegen.domain import Atoms, PerAtom, Walk
 from shardwright.compiler.codegen.planning import Rates
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Space
-from shardwright.compiler.isa.region import Affine
 
 _MOST = 16  # rows of a partition: as many of 128 bytes are a run of 2 KiB
 # Partitions of a block, and those turned together: an access may start at a multiple of its size

@@ -1,6 +1,6 @@
 """Trying tilings: the planners estimate, the evaluator decides where estimates are close.
 
-A nest of a region offers candidates, cheapest estimate first. Level 1 takes the first that fits;
+A nest of a kernel offers candidates, cheapest estimate first. Level 1 takes the first that fits;
 the other levels generate the best few of each nest in turn and keep the code with the shortest
 simulated time on the nominal machine. Nothing here knows what a candidate is.
 """
@@ -42,7 +42,7 @@ EFFORTS = {
     3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8)), thorough=True, loads_apart=True),
 }
 
-# Row regions lay their tiles side by side themselves, and their code takes long to make.
+# Row kernels lay their tiles side by side themselves, and their code takes long to make.
 ROW_EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
     2: Effort(2, 1.5, ((1, 4),), loads_apart=True),
@@ -51,7 +51,7 @@ ROW_EFFORTS = {
 
 
 def effort_of(options: CompileOptions, kinds: Collection[str]) -> Effort:
-    """The effort for a region with nests of `kinds`."""
+    """The effort for a kernel with nests of `kinds`."""
     if "row" in kinds:
         return ROW_EFFORTS[options.optlevel]
     searched = MODEL_TYPES[options.model_type].searched

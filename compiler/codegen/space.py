@@ -1,7 +1,7 @@
-"""A region made ready for tiling: minimal atoms per value, merged and split atoms, splat constants,
+"""A kernel made ready for tiling: minimal atoms per value, merged and split atoms, splat constants,
 sinks.
 
-`normalise` turns a `RegionProgram` into a `Space` that is freely edited by the planners: size-1
+`normalise` turns a `KernelProgram` into a `Space` that is freely edited by the planners: size-1
 atoms are gone, atoms that every view walks as one index are one atom, values span only what moves
 them. `split` cuts one atom into a major and a minor part, with a tail where the minor part does not
 divide it. Next: `strips.py` and `contraction.py`.
@@ -26,13 +26,13 @@ from shardwright.compiler.codegen.domain import (
 from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import STORES, Bound, Node, RegionProgram, View
+from shardwright.compiler.isa.kernel import STORES, Bound, KernelProgram, Node, View
 
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 
-def normalise(program: RegionProgram) -> Space:
-    """The space of a compute region. Raises CompileError for types that the engines do not have."""
+def normalise(program: KernelProgram) -> Space:
+    """The space of a compute kernel. Raises CompileError for types that the engines do not have."""
     sizes = {a: n for a, n in enumerate(program.atoms) if n != 1}
     space = Space(program.name, sizes, [])
     number: dict[int, int] = {}
@@ -59,7 +59,7 @@ def _require_types(space: Space) -> None:
         if (wide or value.dtype is DType.F64) and value.op not in STORES:
             raise CompileError(
                 "SW_CODEGEN_DTYPE",
-                f"region {space.name} requires element types up to 32 bits, got {value.op} of"
+                f"kernel {space.name} requires element types up to 32 bits, got {value.op} of"
                 f" {value.dtype.value}",
                 hint="compute in f32 or i32",
             )
@@ -77,7 +77,7 @@ def _append(space: Space, node: Node, inputs: Numbers) -> int:
     if node.op in SPLATS:
         attrs = {k: attrs[k] for k in ("value", "low", "high") if k in attrs}
     if node.op == "load_indexed":
-        inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the region
+        inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the kernel
     if "order" in attrs:
         attrs["order"] = tuple(a for a in attrs["order"] if a in space.sizes)
     if over:

@@ -1,4 +1,4 @@
-"""Choosing the tiles of a strip region: which atom on the partitions, what stays whole in a row,
+"""Choosing the tiles of a strip kernel: which atom on the partitions, what stays whole in a row,
 what is looped.
 
 Candidates are every atom, every useful split of a large atom, and no partition atom at all. Each
@@ -31,8 +31,8 @@ from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES
 from shardwright.compiler.machine.target import Limits
 
 # A row of 4096 bytes reaches the plateau of the DMA curve (hardware.json
@@ -68,9 +68,9 @@ def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPla
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
-            f"region {space.name} requires an atom for the partitions and a loop order in which its"
+            f"kernel {space.name} requires an atom for the partitions and a loop order in which its"
             " reductions nest, found none",
-            hint="split the region at one of its reductions",
+            hint="split the kernel at one of its reductions",
         )
     exact = [p for p in plans if not _turns_extremes(p)]
     return exact if any(p.partition is not None for p in exact) else plans

@@ -1,4 +1,4 @@
-"""Strip regions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
+"""Strip kernels: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
 the loops they cross.
 
 Every value runs at the shallowest loop that covers the atoms it spans. What depends on a sum over
@@ -16,7 +16,7 @@ from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
-from shardwright.compiler.isa.region import STORES
+from shardwright.compiler.isa.kernel import STORES
 
 Slots = tuple[int, int]
 """Of tiles that a DMA fills or empties, and of the others."""
@@ -24,7 +24,7 @@ Slots = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripPlan:
-    """How a strip region is tiled.
+    """How a strip kernel is tiled.
 
     `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the
     looped atoms, outermost first; `values` the numbers to compute; `slots` as in `Frame`;
@@ -65,7 +65,7 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
 
 
 def emit_strips(plan: StripPlan, builder: Builder) -> None:
-    """Append the code of a strip region to the builder's body."""
+    """Append the code of a strip kernel to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
 
@@ -104,7 +104,7 @@ class _Nest:
         if any(not sink and tensor >= 0 and root(tensor) in stored for sink, tensor in walks):
             raise CompileError(
                 "SW_CODEGEN_IN_PLACE",
-                f"region {self.space.name} reads a tensor again after storing to its memory",
+                f"kernel {self.space.name} reads a tensor again after storing to its memory",
                 hint="store to another buffer",
             )
         stored |= {root(tensor) for sink, tensor in walks if sink}

@@ -77,7 +77,7 @@ class Frame:
         emit = _EMITTERS.get(value.op)
         if emit is None:
             raise CompileError(
-                "SW_CODEGEN_OP", f"no tile code for region node {value.op}", hint="report this op"
+                "SW_CODEGEN_OP", f"no tile code for kernel node {value.op}", hint="report this op"
             )
         emit(self, number, value, scope)
 
@@ -125,7 +125,7 @@ class Frame:
         return scope.spanning(axes, "scratch", self.rows(scope), dtype, self.slots[1])
 
     def operand(self, number: int) -> Held:
-        """Where a value is held; splats come from tiles made in front of the region."""
+        """Where a value is held; splats come from tiles made in front of the kernel."""
         if number in self.held:
             return self.held[number]
         value = self.space[number]

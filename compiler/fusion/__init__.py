@@ -1,1 +1,1 @@
-"""Which merges and cuts of regions pay: trial code, timed (`lower/` asks)."""
+"""Which merges and cuts of kernels pay: an autotuner times their code (`lower/` asks)."""

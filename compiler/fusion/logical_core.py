@@ -1,8 +1,8 @@
-"""Regions on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
+"""Kernels on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
 
-With one physical core this is the judge of `trial.py` and nothing else. With two, every region is
-cut along the atom whose halves are fastest, judged by the first tiling of each; a region that
-cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
+With one physical core this is the `Autotuner` and nothing else. With two, every kernel is cut along
+the atom whose halves are fastest, judged by the first tiling of each; a kernel that cannot be cut,
+or gains nothing, stays on core 0 while core 1 is idle.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from itertools import islice
 from shardwright.compiler.codegen.cores import cuts
 from shardwright.compiler.codegen.generate import Recipe
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.fusion.trial import Trial, meaning
+from shardwright.compiler.fusion.autotuner import Autotuner, meaning
 from shardwright.compiler.ir.facts import sent_bytes
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
+from shardwright.compiler.isa.program import Kernel
 from shardwright.compiler.machine.network import expected_ps
 from shardwright.compiler.machine.target import Target, logical
 from shardwright.compiler.options import CompileOptions
 
-MAX_CUTS = 3  # cuts of a region that are timed, those that share most work first (our choice)
+MAX_CUTS = 3  # cuts of a kernel that are timed, those that share most work first (our choice)
 _EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 (our choice)
 
-Pair = tuple[RegionProgram, ...]  # what each physical core computes
+Pair = tuple[KernelProgram, ...]  # what each physical core computes
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A region as pairs one after the other, with scratch tensors numbered behind those of the
+    """A kernel as pairs one after the other, with scratch tensors numbered behind those of the
     function.
     """
 
@@ -43,9 +43,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Code of a region."""
+    """Code of a kernel."""
 
-    pairs: tuple[tuple[Region, ...], ...]  # one region per physical core, one after the other
+    pairs: tuple[tuple[Kernel, ...], ...]  # one kernel per physical core, one after the other
     scratch: tuple[Tensor, ...]  # behind the function's own tensors
     next_register: int  # the first number left free
     notes: tuple[str, ...]  # what is special about the tilings
@@ -53,25 +53,25 @@ class Coded:
 
 
 class LogicalCore:
-    """Codes and simulated times of regions on a logical core of `options.lnc` physical ones; a
-    `lower.judge.Judge`.
+    """Codes and simulated times of kernels on a logical core of `options.lnc` physical ones; a
+    `lower.cost_oracle.CostOracle`.
     """
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target, self.options = target, options
         self.limit_bytes = target.limit_bytes  # HBM that a step may use
-        self._trial = Trial(target, options)
+        self._autotuner = Autotuner(target, options)
         there = logical(target, options.lnc, hypothetical=True)
         self._flight_ps = cache(partial(expected_ps, there))
-        self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
+        self._ways: dict[Hashable, int] = {}  # which of `_offered` a kernel takes
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
-        return _time(self._trial, self.way(program, tensors), tensors)
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a kernel. Raises CompileError or CapacityError when there is no code for it."""
+        return _time(self._autotuner, self.way(program, tensors), tensors)
 
-    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """Time of the code that a region will run. Raises as a call does."""
-        return _time(self._trial.searched, self.way(program, tensors), tensors)
+    def searched(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a kernel will run. Raises as a call does."""
+        return _time(self._autotuner.searched, self.way(program, tensors), tensors)
 
     def collective_ps(self, op: Op) -> int:
         """How long a collective is expected to be in flight, as if its groups were side by side;
@@ -84,26 +84,26 @@ class LogicalCore:
         return self._flight_ps(op.name, sent_bytes(op), item, group, pairs)
 
     def generate(
-        self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
+        self, program: KernelProgram, tensors: Sequence[Tensor], first_register: int
     ) -> Coded:
-        """Code for a region. Raises CompileError, CapacityError."""
+        """Code for a kernel. Raises CompileError, CapacityError."""
         way = self.way(program, tensors)
         known = [*tensors, *way.scratch]
         pairs = [
-            [self._trial.generate(part, known, first_register) for part in pair]
+            [self._autotuner.generate(part, known, first_register) for part in pair]
             for pair in way.pairs
         ]
         every = [code for pair in pairs for code in pair]
         return Coded(
-            pairs=tuple(tuple(code.region for code in pair) for pair in pairs),
+            pairs=tuple(tuple(code.kernel for code in pair) for pair in pairs),
             scratch=way.scratch,
             next_register=max(first_register, *(code.next_register for code in every)),
             notes=tuple(dict.fromkeys(note for code in every for note in code.notes)),
             recipes=tuple(tuple(code.recipe for code in pair) for pair in pairs),
         )
 
-    def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
-        """What each physical core computes of a region."""
+    def way(self, program: KernelProgram, tensors: Sequence[Tensor]) -> Way:
+        """What each physical core computes of a kernel."""
         if self.options.lnc == 1:
             return Way(((program,),))
         if program.kind != "compute":
@@ -115,7 +115,7 @@ class LogicalCore:
             self._ways[key] = self._chosen(program, tensors)
         return next(islice(_offered(program, tensors), self._ways[key], None))
 
-    def _chosen(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def _chosen(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         """Which way is the fastest; the whole on a tie, else the first. Ways behind one that shares
         the work evenly are not looked at.
         """
@@ -128,29 +128,29 @@ class LogicalCore:
 
     def _first_fit_ps(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _time(self._trial.first_fit_ps, way, tensors)
+            return _time(self._autotuner.first_fit_ps, way, tensors)
         except DiagnosticError:
             return math.inf
 
 
-def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
-    """The whole region on core 0, then its cuts."""
+def _offered(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+    """The whole kernel on core 0, then its cuts."""
     yield Way(((program, idle(program)),))
     for cut in islice(cuts(program, tensors), MAX_CUTS):
         behind = () if cut.joined is None else ((cut.joined, idle(cut.joined)),)
         yield Way((cut.halves, *behind), cut.scratch)
 
 
-def idle(program: RegionProgram) -> RegionProgram:
-    """What a core does that has no part in a region."""
-    return RegionProgram("idle", program.name, loc=program.loc)
+def idle(program: KernelProgram) -> KernelProgram:
+    """What a core does that has no part in a kernel."""
+    return KernelProgram("idle", program.name, loc=program.loc)
 
 
 def _time(
-    judge: Callable[[RegionProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
+    clock: Callable[[KernelProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
 ) -> int:
     """One pair after the other; of a pair the slower core counts."""
     known = [*tensors, *way.scratch]
     return sum(
-        max(judge(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
+        max(clock(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
     )

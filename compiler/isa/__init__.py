@@ -1,1 +1,1 @@
-"""The instruction set: programs, regions, limits, costs, and what makes code legal."""
+"""The instruction set: programs, kernels, limits, costs, and what makes code legal."""

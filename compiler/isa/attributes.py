@@ -1,5 +1,5 @@
-"""What attributes mean, as tables: those of a region by its kind, of a node by its op, of an
-instruction by its opcode. Which they are is written in `region.py` and `instructions.py`.
+"""What attributes mean, as tables: those of a kernel by its kind, of a node by its op, of an
+instruction by its opcode. Which they are is written in `kernel.py` and `instructions.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERAND = either(COUNT, VIEW)
 _ROWS: dict[str, Rule] = {"view": VIEW, "stride": WHOLE, "rows": COUNT}
 _KEPT_INSIDE: dict[str, Rule] = {"low": _LIMIT, "high": _LIMIT}
 
-REGION_ATTRIBUTES: Mapping[str, Table] = {
+KERNEL_ATTRIBUTES: Mapping[str, Table] = {
     "compute": Table(),
     "idle": Table(),
     "register_load": Table({"register": COUNT, "view": VIEW}, _KEPT_INSIDE),

@@ -84,6 +84,7 @@ HEADS: Mapping[str, tuple[Head, ...]] = {
         ),
     ),
     "nodes": (Head((Field("op", "strings"), _DTYPE, _ATTRS, Field("inputs"))),),
+    # `regions` is the name in files of what holds kernels
     "regions": (
         Head(
             (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import DMA, TOKENS_ONLY
+from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import PS_PER_S, CoreModel
 
 

@@ -25,6 +25,7 @@ from shardwright.compiler.isa.columns import (
     read_rows,
 )
 from shardwright.compiler.isa.encode import DTYPE_EXT, EXTENSIONS
+from shardwright.compiler.isa.kernel import Affine, Bound, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     AccessPattern,
@@ -32,15 +33,14 @@ from shardwright.compiler.isa.program import (
     CollectiveCall,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Tile,
 )
 from shardwright.compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
 from shardwright.compiler.isa.program_soundness import LOCATIONS, check_program, read_step
-from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
 from shardwright.compiler.isa.schema import AFFINE, BOUND, VIEW
 from shardwright.compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
 from shardwright.compiler.support.schema import MOST_DEPTH, TEXT, Rule, several
@@ -149,13 +149,13 @@ class _Decoder:
             if not 1 <= len(stack) <= MOST_DEPTH:
                 raise ValueError(f"code: loops that end, at most {MOST_DEPTH} deep, are required")
         if len(stack) > 1:
-            raise ValueError("code: a loop does not end in its region")
+            raise ValueError("code: a loop does not end in its kernel")
         return stack[0]
 
-    def regions(self, registers: int) -> list[Region]:
-        """All regions in order. Each has the tiles, nodes and code behind those of the one before
+    def kernels(self, registers: int) -> list[Kernel]:
+        """All kernels in order. Each has the tiles, nodes and code behind those of the one before
         it."""
-        out: list[Region] = []
+        out: list[Kernel] = []
         begun, whole = (0, 0, 0), (len(self.tiles), len(self.nodes), len(self.code))
         for row in self.rows("regions"):
             kind, name, attrs, loc, *ends_of, num_atoms = row[:8]
@@ -166,9 +166,9 @@ class _Decoder:
                 raise ValueError(f"regions: ends between {begun} and {whole} required, got {ends}")
             (tiles, nodes, code) = (slice(a, b) for a, b in zip(begun, ends, strict=True))
             atoms = tuple(rest[:num_atoms])
-            program = RegionProgram(kind, name, atoms, tuple(self.nodes[nodes]), attrs, loc)
+            program = KernelProgram(kind, name, atoms, tuple(self.nodes[nodes]), attrs, loc)
             body = self.body(self.code[code], registers)
-            out.append(Region(program, self.tiles[tiles], body, tuple(rest[num_atoms:])))
+            out.append(Kernel(program, self.tiles[tiles], body, tuple(rest[num_atoms:])))
             begun = ends
         if begun != whole:
             raise ValueError(f"regions require all of {whole} tiles, nodes and code, got {begun}")
@@ -176,44 +176,44 @@ class _Decoder:
         self._add_row_sums(out)
         return out
 
-    def _add_row_sums(self, regions: Sequence[Region]) -> None:
+    def _add_row_sums(self, kernels: Sequence[Kernel]) -> None:
         """A file without the column has no instruction with two destinations."""
         if "row_sums" not in self.sections:
             return
-        for region, row in zip(regions, self.rows("row_sums"), strict=True):
-            code = list(walk(region.body))
+        for kernel, row in zip(kernels, self.rows("row_sums"), strict=True):
+            code = list(walk(kernel.body))
             check_indices(row[::2], len(code), "row_sums: instructions")
             check_indices(row[1::2], len(self.patterns), "row_sums: patterns")
             for number, pattern in _pairs(row):
                 code[number].row_sum = self.patterns[pattern]
 
-    def _add_borders(self, regions: Sequence[Region]) -> None:
-        """A file without the columns has barriers between all regions."""
+    def _add_borders(self, kernels: Sequence[Kernel]) -> None:
+        """A file without the columns has barriers between all kernels."""
         if "borders" not in self.sections:
             return
         rows = (self.rows(name) for name in ("borders", "behind"))
-        for region, borders, (begins_at_once, *behind) in zip(regions, *rows, strict=True):
+        for kernel, borders, (begins_at_once, *behind) in zip(kernels, *rows, strict=True):
             if not begins_at_once:
                 continue
             check_indices(borders[::2], len(ENGINES), "borders: queues")
-            region.borders = tuple(Border(ENGINES[q], back) for q, back in _pairs(borders))
-            code = list(walk(region.body))
+            kernel.borders = tuple(Border(ENGINES[q], back) for q, back in _pairs(borders))
+            code = list(walk(kernel.body))
             check_indices(behind[::2], len(code), "behind: instructions")
             for number, border in _pairs(behind):
                 code[number].borders += (border,)
 
-    def subgraphs(self, registers: int) -> tuple[list[Region], list[Region] | None]:
-        """The regions of each physical core; a file for single cores has no column `after`."""
-        regions = self.regions(registers)
+    def subgraphs(self, registers: int) -> tuple[list[Kernel], list[Kernel] | None]:
+        """The kernels of each physical core; a file for single cores has no column `after`."""
+        kernels = self.kernels(registers)
         if "after" not in self.sections:
-            return regions, None
+            return kernels, None
         after = numbers("after", self.sections).tolist()
-        half = len(regions) // 2
-        for number, (region, count) in enumerate(zip(regions, after, strict=True)):
+        half = len(kernels) // 2
+        for number, (kernel, count) in enumerate(zip(kernels, after, strict=True)):
             if not 0 <= count <= number % half:
-                raise ValueError(f"region {number % half} waits for {count} of the other core")
-            region.after = count
-        return regions[:half], regions[half:]
+                raise ValueError(f"kernel {number % half} waits for {count} of the other core")
+            kernel.after = count
+        return kernels[:half], kernels[half:]
 
     def tensors(self) -> list[Tensor]:
         constants = bytes(self.sections["constants"])
@@ -240,8 +240,8 @@ def decode_function(sections: Mapping[str, Any]) -> Function:
     calls = [CollectiveCall(*row) for row in head["collectives"]]
     for number, call in enumerate(calls):
         check_collective(call, f"collective {number}")
-    regions, partner = dec.subgraphs(head["num_registers"])
-    parts = {"tensors": dec.tensors(), "regions": regions, "partner": partner}
+    kernels, partner = dec.subgraphs(head["num_registers"])
+    parts = {"tensors": dec.tensors(), "kernels": kernels, "partner": partner}
     function = Function(**{**head, "collectives": calls, **parts})
     check_function(function)
     return function

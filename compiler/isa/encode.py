@@ -24,6 +24,7 @@ from shardwright.compiler.isa.columns import (
     LOOP,
     SPACES,
 )
+from shardwright.compiler.isa.kernel import Affine, Bound, Tensor, View
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     AccessPattern,
@@ -31,13 +32,12 @@ from shardwright.compiler.isa.program import (
     CollectiveCall,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
-    Region,
     Repeat,
 )
 from shardwright.compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
-from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
 from shardwright.compiler.isa.soundness import HEAD
 
 Sections = dict[str, "np.ndarray[Any, Any] | bytes"]
@@ -108,10 +108,10 @@ class _Encoder:
         self.affines: Pool[Affine] = Pool()
         self.patterns: Pool[AccessPattern] = Pool()
         self.columns = {name: Ragged() for name in _COLUMNS}
-        self.borders = Ragged()  # per region: queue and how far back, in turn, of every border
-        # per region: 0 at a barrier, else 1; instruction and border, in turn
+        self.borders = Ragged()  # per kernel: queue and how far back, in turn, of every border
+        # per kernel: 0 at a barrier, else 1; instruction and border, in turn
         self.behind = Ragged()
-        self.row_sums = Ragged()  # per region: instruction and second destination, in turn
+        self.row_sums = Ragged()  # per kernel: instruction and second destination, in turn
         self.constants = bytearray()
         numbers: Mapping[str, Callable[[Any], int]] = {
             "strings": self.strings.__getitem__,
@@ -145,22 +145,22 @@ class _Encoder:
                 rest = chain(sources, item.waits, item.signals)
                 self.add("code", (*head, len(item.srcs), len(item.waits)), rest)
 
-    def region(self, r: Region) -> None:
-        program = r.program
-        for tile in r.tiles:
+    def kernel(self, kernel: Kernel) -> None:
+        program = kernel.program
+        for tile in kernel.tiles:
             self.add("tiles", _fields(tile))
         for n in program.nodes:
             self.add("nodes", (n.op, n.dtype, n.attrs, len(n.inputs)), (*n.inputs, *n.atoms))
-        self.body(r.body)
+        self.body(kernel.body)
         head = (program.kind, program.name, program.attrs, program.loc)
         ends = (len(self.columns[name].ends) for name in ("tiles", "nodes", "code"))
-        rest = (*program.atoms, *r.tokens)
+        rest = (*program.atoms, *kernel.tokens)
         self.add("regions", (*head, *ends, len(program.atoms)), rest)
-        borders = r.borders or ()
+        borders = kernel.borders or ()
         self.borders.append(x for b in borders for x in (ENGINES.index(b.queue), b.back))
-        waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
-        self.behind.append((int(r.borders is not None), *waits))
-        sums = ((n, i.row_sum) for n, i in enumerate(walk(r.body)) if i.row_sum is not None)
+        waits = (x for n, i in enumerate(walk(kernel.body)) for b in i.borders for x in (n, b))
+        self.behind.append((int(kernel.borders is not None), *waits))
+        sums = ((n, i.row_sum) for n, i in enumerate(walk(kernel.body)) if i.row_sum is not None)
         self.row_sums.append(x for n, p in sums for x in (n, self.patterns[p]))
 
     def tensor(self, t: Tensor) -> None:
@@ -183,8 +183,8 @@ def encode_function(function: Function) -> Sections:
     out: Sections = {}
     for tensor in function.tensors:
         enc.tensor(tensor)
-    for region in chain.from_iterable(function.subgraphs):
-        enc.region(region)
+    for kernel in chain.from_iterable(function.subgraphs):
+        enc.kernel(kernel)
     enc.pools()
     columns = dict(enc.columns)
     if function.has_borders:
@@ -194,7 +194,7 @@ def encode_function(function: Function) -> Sections:
     for name, column in columns.items():
         column.store(name, out)
     if len(function.subgraphs) > 1:
-        after = [region.after for subgraph in function.subgraphs for region in subgraph]
+        after = [kernel.after for subgraph in function.subgraphs for kernel in subgraph]
         out["after"] = np.asarray(after, np.int64)
     out["constants"] = bytes(enc.constants)
     out["strings"] = pack_attrs(list(enc.strings))

@@ -1,6 +1,6 @@
 """What a NeuronCore refuses: instructions and tiles against its limits, facts of its data file.
 
-Code generation verifies every region it emits with `check_region`; the simulator's L0 calls
+Code generation verifies every kernel it emits with `check_kernel`; the simulator's L0 calls
 `check_instr` on what it loads, so both sides refuse the same things. What an instruction costs is
 in `costs.py`; what it means is in `instructions.py`.
 """
@@ -16,8 +16,8 @@ from shardwright.compiler.isa.program import (
     AccessPattern,
     Engine,
     Instr,
+    Kernel,
     Loop,
-    Region,
     Space,
     Tile,
     extent,
@@ -35,14 +35,14 @@ def limits_for(machine: str | Limits) -> Limits:
     return machine if isinstance(machine, Limits) else load_target(machine).core.limits
 
 
-def check_region(region: Region, limits: Limits) -> list[str]:
-    """Everything in `region` the machine would refuse, as readable findings."""
-    found = list(_check_tiles(region.tiles, limits))
-    for instr in walk(region.body):
-        found += check_instr(instr, region.tiles, limits)
-    if len(region.tokens) > limits.semaphores:
-        found.append(f"requires at most {limits.semaphores} semaphores, got {len(region.tokens)}")
-    return [f"{region.program.name}: {text}" for text in found]
+def check_kernel(kernel: Kernel, limits: Limits) -> list[str]:
+    """Everything in `kernel` the machine would refuse, as readable findings."""
+    found = list(_check_tiles(kernel.tiles, limits))
+    for instr in walk(kernel.body):
+        found += check_instr(instr, kernel.tiles, limits)
+    if len(kernel.tokens) > limits.semaphores:
+        found.append(f"requires at most {limits.semaphores} semaphores, got {len(kernel.tokens)}")
+    return [f"{kernel.program.name}: {text}" for text in found]
 
 
 def walk(body: Sequence[Instr | Loop]) -> Iterator[Instr]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 
 TRANSFERS = ("host_store", "host_load")
 """Kinds of `CollectiveCall` that go over the host's link."""
@@ -48,12 +48,12 @@ class Space(enum.Enum):
 
 @dataclass(slots=True)
 class Tile:
-    """An on-chip buffer of a region: `partitions` x `elements` per slot, at byte `address` of
+    """An on-chip buffer of a kernel: `partitions` x `elements` per slot, at byte `address` of
     every partition.
 
     `slots > 1` rotates: iteration `i` of the loop whose counter is register `loop` uses slot `i %
     slots`. A tile is only touched inside the body of that loop (`loop == -1`: anywhere in the
-    region, one slot).
+    kernel, one slot).
     """
 
     name: str
@@ -76,7 +76,7 @@ class AccessPattern:
     """Which elements an instruction touches.
 
     HBM: `buffer` is a tensor number; address = offset + sum(index * stride) elements over `dims`.
-    SBUF, PSUM: `buffer` is a tile number of the region; `dims[0]` is (1, number of partitions)
+    SBUF, PSUM: `buffer` is a tile number of the kernel; `dims[0]` is (1, number of partitions)
     starting at partition
     `start`; the other dims are (stride, size) in elements inside the partition, at element
     `offset` of the slot. Stride 0 reads one element repeatedly (never legal for a destination). At
@@ -105,9 +105,9 @@ def extent(dims: Iterable[tuple[int, int]]) -> tuple[int, int]:
 class Instr:
     """One engine instruction.
 
-    `waits` and `signals` name counting semaphores of the region: every wait takes one token and
+    `waits` and `signals` name counting semaphores of the kernel: every wait takes one token and
     blocks the queue until there is one; every signal adds one token when the instruction has
-    finished. `borders` are numbers of the region's borders; each blocks the queue until it is
+    finished. `borders` are numbers of the kernel's borders; each blocks the queue until it is
     passed, and takes nothing. `row_sum` is the second destination of `activation_reduce`.
     """
 
@@ -147,24 +147,24 @@ class Loop:
 
 
 class Border(NamedTuple):
-    """Passed when `queue` has finished all its instructions of the region `back` regions before
-    this one, and of all regions before that. Every queue has one semaphore that counts regions."""
+    """Passed when `queue` has finished all its instructions of the kernel `back` kernels before
+    this one, and of all kernels before that. Every queue has one semaphore that counts kernels."""
 
     queue: Engine
     back: int
 
 
 @dataclass(slots=True)
-class Region:
-    """A region's meaning and its code; semaphores start at `tokens`.
+class Kernel:
+    """A kernel's meaning and its code; semaphores start at `tokens`.
 
-    A region without `borders` starts behind a barrier of all engines. One that has them starts on
+    A kernel without `borders` starts behind a barrier of all engines. One that has them starts on
     every queue as soon as that queue has come to it; only what names a border waits for it.
-    `after` is a semaphore between physical cores: how many regions of the other subgraph must have
-    finished before this one starts. A core that finishes a region increments the other's count.
+    `after` is a semaphore between physical cores: how many kernels of the other subgraph must have
+    finished before this one starts. A core that finishes a kernel increments the other's count.
     """
 
-    program: RegionProgram
+    program: KernelProgram
     tiles: list[Tile] = field(default_factory=list)
     body: list[Instr | Loop] = field(default_factory=list)
     tokens: tuple[int, ...] = ()  # initial count of each semaphore
@@ -225,11 +225,11 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class Function:
-    """A compiled function: tensors, registers (parameters first), regions in program order,
+    """A compiled function: tensors, registers (parameters first), kernels in program order,
     scratch size.
 
-    For a logical NeuronCore of two physical cores there are two subgraphs of equally many regions
-    over the same tensors: `regions` runs on core 0, `partner` on core 1. A call begins and ends
+    For a logical NeuronCore of two physical cores there are two subgraphs of equally many kernels
+    over the same tensors: `kernels` runs on core 0, `partner` on core 1. A call begins and ends
     with both cores at the same point. Collectives are in the subgraph of core 0.
     """
 
@@ -239,26 +239,26 @@ class Function:
     outputs: tuple[int, ...]
     parameters: tuple[int, ...]  # registers the caller sets (layer loop counters)
     num_registers: int
-    regions: list[Region]
+    kernels: list[Kernel]
     collectives: list[CollectiveCall]
     scratch_bytes: int = 0
     target: str = ""
-    partner: list[Region] | None = None
+    partner: list[Kernel] | None = None
 
     @property
-    def subgraphs(self) -> tuple[list[Region], ...]:
+    def subgraphs(self) -> tuple[list[Kernel], ...]:
         """What each physical core runs."""
-        return (self.regions,) if self.partner is None else (self.regions, self.partner)
+        return (self.kernels,) if self.partner is None else (self.kernels, self.partner)
 
     @property
     def has_borders(self) -> bool:
-        """Whether any region starts without a barrier in front."""
-        return any(r.borders is not None for subgraph in self.subgraphs for r in subgraph)
+        """Whether any kernel starts without a barrier in front."""
+        return any(k.borders is not None for subgraph in self.subgraphs for k in subgraph)
 
-    def num_regions(self, partner: str) -> int:
-        """Compute regions of core 0 beside which core 1 runs a region of kind `partner`: `compute`
+    def num_kernels(self, partner: str) -> int:
+        """Compute kernels of core 0 beside which core 1 runs a kernel of kind `partner`: `compute`
         where both have their part, `idle` where core 1 waits."""
-        pairs = zip(self.regions, self.partner or (), strict=False)
+        pairs = zip(self.kernels, self.partner or (), strict=False)
         return sum((a.program.kind, b.program.kind) == ("compute", partner) for a, b in pairs)
 
 
@@ -322,7 +322,7 @@ class Program:
     outputs: tuple[str, ...]  # named buffers written
     steps: tuple[Call | Repeat, ...]
     arena_bytes: int  # values between functions, and the scratch zones of calls
-    # file, line, scope; regions point here by ordinal
+    # file, line, scope; kernels point here by ordinal
     locations: tuple[tuple[str, int, str], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 

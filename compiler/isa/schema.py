@@ -1,9 +1,9 @@
-"""Rules for what regions and instructions hold: element types, affine offsets, views, bounds."""
+"""Rules for what kernels and instructions hold: element types, affine offsets, views, bounds."""
 
 from __future__ import annotations
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine, Bound, View
+from shardwright.compiler.isa.kernel import Affine, Bound, View
 from shardwright.compiler.support.schema import COUNT, WHOLE, WHOLES, Rule, row, several
 
 

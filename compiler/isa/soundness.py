@@ -17,10 +17,11 @@ from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.isa.attributes import (
     ELEMENTWISE,
     INSTRUCTION_ATTRIBUTES,
+    KERNEL_ATTRIBUTES,
     NODE_FORMS,
-    REGION_ATTRIBUTES,
 )
 from shardwright.compiler.isa.instructions import INSTRUCTIONS, TOKENS_ONLY
+from shardwright.compiler.isa.kernel import STORES, Affine, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     TRANSFERS,
@@ -28,11 +29,10 @@ from shardwright.compiler.isa.program import (
     CollectiveCall,
     Function,
     Instr,
+    Kernel,
     ProgramBuffer,
-    Region,
     Space,
 )
-from shardwright.compiler.isa.region import STORES, Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.isa.schema import DTYPE
 from shardwright.compiler.isa.tokens import check_tokens
 from shardwright.compiler.support.schema import (
@@ -81,7 +81,7 @@ _COLLECTIVE: Mapping[str, Rule] = {
     "parts": several(_TRIPLE),
 }
 _TENSOR_KIND = one_of("input", "output", "constant", "scratch")
-_REGION_KIND = one_of(*REGION_ATTRIBUTES)
+_KERNEL_KIND = one_of(*KERNEL_ATTRIBUTES)
 
 
 def check_collective(call: CollectiveCall, where: str) -> None:
@@ -103,7 +103,7 @@ def check_function(function: Function) -> None:
     lengths = {len(subgraph) for subgraph in function.subgraphs}
     if len(lengths) > 1:
         raise ValueError(f"subgraphs of one length are required, got {sorted(lengths)}")
-    checker = _Regions(function)
+    checker = _Kernels(function)
     for core, subgraph in enumerate(function.subgraphs):
         checker.check(subgraph, core)
 
@@ -157,8 +157,8 @@ def _check_bindings(function: Function) -> None:
             raise ValueError(f"input tensor {number} is of kind {function.tensors[number].kind}")
 
 
-class _Regions:
-    """The regions of a function; sets of attributes and patterns are checked once for each use.
+class _Kernels:
+    """The kernels of a function; sets of attributes and patterns are checked once for each use.
     What is wrong is said without its place, which whoever goes through a list adds."""
 
     def __init__(self, function: Function) -> None:
@@ -167,37 +167,37 @@ class _Regions:
         self._seen: set[tuple[int, int]] = set()
         self._patterns: set[int] = set()
 
-    def check(self, regions: Sequence[Region], core: int) -> None:
+    def check(self, kernels: Sequence[Kernel], core: int) -> None:
         """One subgraph in order."""
-        behind = 0  # regions since the last at which all cores are at one point
+        behind = 0  # kernels since the last at which all cores are at one point
         flying: set[int] = set()
-        for number, region in enumerate(regions):
+        for number, kernel in enumerate(kernels):
             try:
-                is_event = self._region(region, behind)
-                first = self.function.regions[number].program
+                is_event = self._kernel(kernel, behind)
+                first = self.function.kernels[number].program
                 if is_event or first.kind.startswith("collective"):
-                    self._event(region.program, flying, core)
+                    self._event(kernel.program, flying, core)
                     behind = 0
                 else:
                     behind += 1
             except ValueError as error:
-                raise ValueError(f"region {number} ({region.program.name}): {error}") from error
+                raise ValueError(f"kernel {number} ({kernel.program.name}): {error}") from error
         if flying:
             raise ValueError(f"collectives {sorted(flying)} are not awaited")
 
-    def _region(self, region: Region, behind: int) -> bool:
-        """Whether it starts or awaits a collective; `behind` are the regions that borders may lie
+    def _kernel(self, kernel: Kernel, behind: int) -> bool:
+        """Whether it starts or awaits a collective; `behind` are the kernels that borders may lie
         back."""
-        _REGION_KIND.require(region.program.kind, "kind")
-        self._program(region.program)
-        self._code(region)
-        check_tokens(region)
-        for border in region.borders or ():
+        _KERNEL_KIND.require(kernel.program.kind, "kind")
+        self._program(kernel.program)
+        self._code(kernel)
+        check_tokens(kernel)
+        for border in kernel.borders or ():
             if not 1 <= border.back <= behind:
-                raise ValueError(f"a border lies 1..{behind} regions back, got {border.back}")
-        return region.program.kind.startswith("collective")
+                raise ValueError(f"a border lies 1..{behind} kernels back, got {border.back}")
+        return kernel.program.kind.startswith("collective")
 
-    def _event(self, program: RegionProgram, flying: set[int], core: int) -> None:
+    def _event(self, program: KernelProgram, flying: set[int], core: int) -> None:
         """Starts and waits of a collective alternate, and core 1 has no part in them."""
         if core:
             if program.kind != "idle":
@@ -214,14 +214,14 @@ class _Regions:
             table.require(attrs, "attributes")
             self._seen.add(key)
 
-    def _program(self, program: RegionProgram) -> None:
+    def _program(self, program: KernelProgram) -> None:
         attrs, atoms = program.attrs, program.atoms
-        self._attributes(REGION_ATTRIBUTES[program.kind], attrs)
+        self._attributes(KERNEL_ATTRIBUTES[program.kind], attrs)
         COUNTS.require(atoms, "atoms")
         if len(atoms) > MOST_DIMS:
             raise ValueError(f"at most {MOST_DIMS} atoms are required, got {len(atoms)}")
         if program.nodes and program.kind != "compute":
-            raise ValueError(f"a region of kind {program.kind} has no nodes")
+            raise ValueError(f"a kernel of kind {program.kind} has no nodes")
         for number, node in enumerate(program.nodes):
             try:
                 self._node(node, number, program)
@@ -235,7 +235,7 @@ class _Regions:
         if program.kind == "collective_start":
             self._operands(program)
 
-    def _operands(self, program: RegionProgram) -> None:
+    def _operands(self, program: KernelProgram) -> None:
         """Tensors of a collective, and enough elements to send."""
         call = self.function.collectives[program.attrs["collective"]]
         needed = call.num_elements
@@ -249,7 +249,7 @@ class _Regions:
             if name == "source" and given < needed:
                 raise ValueError(f"{needed} elements to send are required, got {given}")
 
-    def _node(self, node: Node, number: int, program: RegionProgram) -> None:
+    def _node(self, node: Node, number: int, program: KernelProgram) -> None:
         form, atoms = NODE_FORMS.get(node.op, ELEMENTWISE), node.atoms
         if len(node.inputs) not in form.inputs:
             raise ValueError(f"{form.inputs} inputs are required, got {len(node.inputs)}")
@@ -293,16 +293,16 @@ class _Regions:
         if value.terms:
             check_indices((r for r, _ in value.terms), self.registers, "registers")
 
-    def _code(self, region: Region) -> None:
-        for tile in region.tiles:
+    def _code(self, kernel: Kernel) -> None:
+        for tile in kernel.tiles:
             if tile.space is Space.HBM or tile.loop >= self.registers:
                 raise ValueError(f"tile {tile.name} requires SBUF or PSUM, and a loop of its own")
-        borders = len(region.borders or ())
-        for number, instr in enumerate(walk(region.body)):
+        borders = len(kernel.borders or ())
+        for number, instr in enumerate(walk(kernel.body)):
             try:
                 self._instruction(instr)
                 for pattern in (*instr.srcs, *instr.dsts):
-                    self._pattern(pattern, region)
+                    self._pattern(pattern, kernel)
                 check_indices(instr.borders, borders, "borders")
             except ValueError as error:
                 where = f"instruction {number} ({instr.opcode})"
@@ -324,14 +324,14 @@ class _Regions:
         if registers := instr.attrs.get("zero_when"):
             check_indices(registers, self.registers, "registers")
 
-    def _pattern(self, pattern: AccessPattern, region: Region) -> None:
+    def _pattern(self, pattern: AccessPattern, kernel: Kernel) -> None:
         if id(pattern) not in self._patterns:  # what all its users share
             self._affine(pattern.offset)
             self._patterns.add(id(pattern))
         if pattern.space is Space.HBM:
             check_indices((pattern.buffer,), len(self.tensors), "tensors")
             return
-        check_indices((pattern.buffer,), len(region.tiles), "tiles")
-        tile = region.tiles[pattern.buffer]
+        check_indices((pattern.buffer,), len(kernel.tiles), "tiles")
+        tile = kernel.tiles[pattern.buffer]
         if tile.space is not pattern.space or pattern.dims[0][0] != 1:
             raise ValueError(f"{pattern.dims} in {pattern.space.value} does not fit {tile.name}")

@@ -1,4 +1,4 @@
-"""Whether the tokens of a region are there when instructions wait for them.
+"""Whether the tokens of a kernel are there when instructions wait for them.
 
 Instructions are looked at in program order, which is one legal order of the queues. A loop changes
 every count by the same amount in each turn, so that its first and last turns decide, however often
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardwright.compiler.isa.program import Instr, Loop, Region
+from shardwright.compiler.isa.program import Instr, Kernel, Loop
 
 MOST_TOKENS = 2**15
 """Our choice: what one semaphore ever holds. A slot of a tile is worth a token."""
@@ -40,13 +40,13 @@ _TAKEN, _GIVEN = _Change(-1, -1, 0), _Change(1, 0, 1)
 Changes = dict[int, _Change]
 
 
-def check_tokens(region: Region) -> None:
-    """Raises ValueError for a wait that nothing ends, a semaphore that the region does not leave as
-    it found it, and numbers that the region has no semaphore for."""
-    tokens = region.tokens
+def check_tokens(kernel: Kernel) -> None:
+    """Raises ValueError for a wait that nothing ends, a semaphore that the kernel does not leave as
+    it found it, and numbers that the kernel has no semaphore for."""
+    tokens = kernel.tokens
     if any(not 0 <= count <= MOST_TOKENS for count in tokens):
         raise ValueError(f"0..{MOST_TOKENS} tokens are required, got {tokens}")
-    changes = _changes(region.body)
+    changes = _changes(kernel.body)
     for semaphore in changes:
         if not 0 <= semaphore < len(tokens):
             raise ValueError(f"there is no semaphore {semaphore}")

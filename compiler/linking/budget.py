@@ -93,16 +93,16 @@ def check_operator_memory(function: Function, limit_bytes: int) -> None:
 
     Raises: CapacityError NCC_EVRF009.
     """
-    for region in function.regions:
-        views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
+    for kernel in function.kernels:
+        views = [n.attrs["view"] for n in kernel.program.nodes if "view" in n.attrs]
         tensors = {view.tensor: function.tensors[view.tensor] for view in views}.values()
         need = sum(tensor.num_bytes for tensor in tensors)
         if need > limit_bytes:
             raise CapacityError(
                 "NCC_EVRF009",
-                f"operator {region.program.name} requires {_size(need)} of HBM for its tensors, the"
+                f"operator {kernel.program.name} requires {_size(need)} of HBM for its tensors, the"
                 f" limit is {_size(limit_bytes)} per core",
-                _location(region.program.loc),
+                _location(kernel.program.loc),
                 _MEMORY_HELP,
             )
 
@@ -207,18 +207,18 @@ def check_operator_instructions(functions: Sequence[Function], optlevel: int) ->
     """Raises: CompileError NCC_EXTP004 when the largest fused operator of `functions` is over its
     limit.
     """
-    regions = [r for function in functions for subgraph in function.subgraphs for r in subgraph]
-    counts = [count_instructions(region.body, unrolled=optlevel > 1) for region in regions]
+    kernels = [k for function in functions for subgraph in function.subgraphs for k in subgraph]
+    counts = [count_instructions(kernel.body, unrolled=optlevel > 1) for kernel in kernels]
     if max(counts, default=0) > OPERATOR_LIMIT:
-        region = regions[counts.index(max(counts))].program
-        what = f"operator {region.name} requires"
-        raise _too_many("NCC_EXTP004", what, max(counts), OPERATOR_LIMIT, _location(region.loc))
+        kernel = kernels[counts.index(max(counts))].program
+        what = f"operator {kernel.name} requires"
+        raise _too_many("NCC_EXTP004", what, max(counts), OPERATOR_LIMIT, _location(kernel.loc))
 
 
 def function_instructions(function: Function, optlevel: int) -> int:
     """Instructions of a function as the vendor's compiler lays them out at a level."""
-    regions = chain.from_iterable(function.subgraphs)
-    return sum(count_instructions(r.body, unrolled=optlevel > 1) for r in regions)
+    kernels = chain.from_iterable(function.subgraphs)
+    return sum(count_instructions(k.body, unrolled=optlevel > 1) for k in kernels)
 
 
 def check_module_instructions(count: int, limit: int, name: str = "the module") -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.linking.placement import place
 from shardwright.compiler.neff.listing import program_lines
 from shardwright.compiler.outline import Outlined
@@ -101,20 +101,20 @@ def function_names(units: Sequence[Unit]) -> list[str]:
 def placed_function(
     function: Function, name: str, unit: Unit, table: dict[Location, int]
 ) -> Function:
-    """`function` under its name, its regions pointing into the location table."""
-    regions, *others = (
-        [_placed_region(region, unit, table) for region in subgraph]
+    """`function` under its name, its kernels pointing into the location table."""
+    kernels, *others = (
+        [_placed_kernel(kernel, unit, table) for kernel in subgraph]
         for subgraph in function.subgraphs
     )
-    return replace(function, name=name, regions=regions, partner=others[0] if others else None)
+    return replace(function, name=name, kernels=kernels, partner=others[0] if others else None)
 
 
-def _placed_region(region: Region, unit: Unit, table: dict[Location, int]) -> Region:
-    ordinal = region.program.loc
+def _placed_kernel(kernel: Kernel, unit: Unit, table: dict[Location, int]) -> Kernel:
+    ordinal = kernel.program.loc
     if not 0 <= ordinal < len(unit.graph.ops):
-        return region
+        return kernel
     loc = unit.graph.ops[ordinal].loc
     if loc == Loc():
-        return replace(region, program=replace(region.program, loc=-1))
+        return replace(kernel, program=replace(kernel.program, loc=-1))
     number = table.setdefault((loc.file, loc.line, loc.scope), len(table))
-    return replace(region, program=replace(region.program, loc=number))
+    return replace(kernel, program=replace(kernel.program, loc=number))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.isa.kernel import STORES, KernelProgram, tensor_of
 from shardwright.compiler.isa.program import Call, Function, Program, Repeat, calls_of
-from shardwright.compiler.isa.region import STORES, RegionProgram, tensor_of
 from shardwright.compiler.lower.write_out import tensor_spans
 from shardwright.compiler.schedule import hbm
 
@@ -164,10 +164,10 @@ class Residency:
         return makers
 
     def _resident(self, number: int, tensor: int, size: int) -> Resident:
-        """A tensor of function `number` by the last region that writes it."""
+        """A tensor of function `number` by the last kernel that writes it."""
         function, locations = self.program.functions[number], self.program.locations
-        regions = (region.program for region in reversed(function.regions))
-        made = next((r for r in regions if tensor in _written(r)), None)
+        kernels = (kernel.program for kernel in reversed(function.kernels))
+        made = next((k for k in kernels if tensor in _written(k)), None)
         type = function.tensors[tensor]
         shown = f"{type.dtype.value}[{','.join(map(str, type.shape))}]"
         if made is None:
@@ -180,15 +180,15 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class ScratchPeak:
-    """The region of a function that holds most scratch, and the tensors it holds."""
+    """The kernel of a function that holds most scratch, and the tensors it holds."""
 
     num_bytes: int = 0
     tensors: tuple[int, ...] = ()
 
 
 def scratch_peak(function: Function) -> ScratchPeak:
-    """The busiest region of a function's scratch zone."""
-    spans = tensor_spans([region.program for region in function.regions])
+    """The busiest kernel of a function's scratch zone."""
+    spans = tensor_spans([kernel.program for kernel in function.kernels])
     scratch = {i: s for i, s in spans.items() if function.tensors[i].kind == "scratch"}
     best = ScratchPeak()
     for at in {first for first, _ in scratch.values()}:  # live bytes only rise where one begins
@@ -208,7 +208,7 @@ def constant_bytes(program: Program) -> int:
 def gathered_tensors(function: Function) -> frozenset[int]:
     """Tensors of a function that an all_gather is the last to write."""
     last: dict[int, bool] = {}
-    for program in (region.program for region in function.regions):
+    for program in (kernel.program for kernel in function.kernels):
         gathers = False
         if program.kind == "collective_start":
             gathers = function.collectives[program.attrs["collective"]].kind == "all_gather"
@@ -216,8 +216,8 @@ def gathered_tensors(function: Function) -> frozenset[int]:
     return frozenset(tensor for tensor, gathered in last.items() if gathered)
 
 
-def _written(program: RegionProgram) -> list[int]:
-    """Tensors that a region stores to, or starts a collective to fill."""
+def _written(program: KernelProgram) -> list[int]:
+    """Tensors that a kernel stores to, or starts a collective to fill."""
     if program.kind == "collective_start":
         return [tensor_of(program.attrs["target"])]
     return [node.attrs["view"].tensor for node in program.nodes if node.op in STORES]

@@ -1,4 +1,4 @@
-"""Function graphs to regions. Importing the package registers the lowering of every op family by
+"""Function graphs to kernels. Importing the package registers the lowering of every op family by
 name.
 """
 

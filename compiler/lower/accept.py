@@ -1,9 +1,9 @@
-"""Which merges stand: a region that is slower than its parts, or has no code, is taken apart again.
+"""Which merges stand: a kernel that is slower than its parts, or has no code, is taken apart again.
 
-The judge (`compiler/fusion/trial.py`) generates code and tells its simulated time. A region is
+The cost oracle (`compiler/fusion/`) generates code and tells its simulated time. A kernel is
 compared with the parts it would have without the phase that made it; if it loses, its last merge is
 undone and the halves are asked the same question. So no refusal of the code generator for a merged
-region ever reaches the user.
+kernel ever reaches the user.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
+from shardwright.compiler.lower.cost_oracle import QUICK_MARGIN, CostOracle, time_or_inf
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import QUICK_MARGIN, Judge, time_or_inf
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
-from shardwright.compiler.lower.write_out import region_program
+from shardwright.compiler.lower.write_out import kernel_program
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
 
@@ -31,8 +31,8 @@ LARGE_STRIP_BYTES = 150 * 1024
 """Share of an SBUF partition a strip may fill with single buffers (lowering study, assumption)."""
 
 ROW_BYTES = 182 * 1024
-"""What row regions may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the tile
-planner leaves 5 % to what allocation rounds up. The code generator says whether a region fits.
+"""What row kernels may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the tile
+planner leaves 5 % to what allocation rounds up. The code generator says whether a kernel fits.
 """
 
 SEARCH_BYTES = 1 << 20
@@ -47,7 +47,7 @@ class Policy:
 
     `timed`: phases whose merges are compared by simulated time (others only need code, `coded`);
     `crossing`: strips that fold both ways are too.
-    `margin`: how much slower than its parts a region may be, for what it saves in HBM.
+    `margin`: how much slower than its parts a kernel may be, for what it saves in HBM.
     """
 
     budget: Budget
@@ -58,13 +58,13 @@ class Policy:
 
 
 def policy_of(options: CompileOptions) -> Policy:
-    """-O1 times row regions, by their first tiling as every level does, keeps those that are a
+    """-O1 times row kernels, by their first tiling as every level does, keeps those that are a
     little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues, and of large
-    strip regions those that fold both ways; -O3 times all of those. What a model type
+    strip kernels those that fold both ways; -O3 times all of those. What a model type
     changes is in `compiler/model_types.py`.
 
-    Without the clock a row region would stand wherever it has code. One of both products of an MLP
-    has, where a row fits on chip: a hundred times as slow as two regions.
+    Without the clock a row kernel would stand wherever it has code. One of both products of an MLP
+    has, where a row fits on chip: a hundred times as slow as two kernels.
     """
     level, model = options.optlevel, MODEL_TYPES[options.model_type]
     phases = {1: ("row",), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
@@ -78,22 +78,22 @@ def policy_of(options: CompileOptions) -> Policy:
 
 
 class Trials:
-    """Trials of the regions of one body, and why merges were undone."""
+    """Trials of the kernels of one body, and why merges were undone."""
 
-    def __init__(self, groups: Groups, judge: Judge | None, policy: Policy) -> None:
+    def __init__(self, groups: Groups, oracle: CostOracle | None, policy: Policy) -> None:
         self.groups = groups
         self.policy = policy
         self.refused: dict[frozenset[int], Refusal] = {}
-        self._judge = judge
+        self._oracle = oracle
 
     def settle(self) -> None:
-        """Take apart every region that does not pay. Raises the errors that ask for another try."""
-        if self._judge is None:
+        """Take apart every kernel that does not pay. Raises the errors that ask for another try."""
+        if self._oracle is None:
             return
-        for region, part in list(self.groups.parts.items()):
+        for kernel, part in list(self.groups.parts.items()):
             kept = list(self._best(part))
             if kept != [part]:
-                self.groups.replace(region, kept)
+                self.groups.replace(kernel, kept)
         self.groups.storage.reset()
 
     def _best(self, part: Part) -> Iterator[Part]:
@@ -113,7 +113,7 @@ class Trials:
         return part.phase in self.policy.coded | self.policy.timed
 
     def _is_timed(self, part: Part) -> bool:
-        """Whether a region has to be as fast as its parts; strips that fold both ways may not be:
+        """Whether a kernel has to be as fast as its parts; strips that fold both ways may not be:
         where their rows do not fit on chip, columns lie on the partitions, a few to each.
         """
         if part.phase in self.policy.timed:
@@ -121,7 +121,7 @@ class Trials:
         return part.phase == "strip" and self.policy.crossing and self._folds_both(part)
 
     def _folds_both(self, part: Part) -> bool:
-        """Whether some reductions of a region keep what others add up."""
+        """Whether some reductions of a kernel keep what others add up."""
         tasks = (self.groups.body.tasks[n] for n in part.members)
         folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name in REDUCTIONS]
         return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
@@ -133,10 +133,10 @@ class Trials:
         return sum(t.result.type.num_bytes for t in inside)
 
     def _refusal(self, part: Part) -> Refusal | None:
-        judge, tensors = self._judge, self.groups.storage.tensors
-        assert judge is not None
+        oracle, tensors = self._oracle, self.groups.storage.tensors
+        assert oracle is not None
         try:
-            together = judge(region_program(self.groups, part.members), tensors)
+            together = oracle(kernel_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -145,10 +145,10 @@ class Trials:
             return None
         parts = list(_without(part, part.phase))
         passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
-        if passed > judge.limit_bytes:
+        if passed > oracle.limit_bytes:
             return None
-        programs = [region_program(self.groups, part.members) for part in parts]
-        apart = sum(time_or_inf(judge, program, tensors) for program in programs)
+        programs = [kernel_program(self.groups, part.members) for part in parts]
+        apart = sum(time_or_inf(oracle, program, tensors) for program in programs)
         if together <= apart * (1 + self.policy.margin):
             return None
         return Refusal("slower", f"by {together / apart - 1:.0%}")

@@ -21,7 +21,7 @@ from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.rewrite import reading
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.task import (
     ALLOC,
@@ -226,7 +226,7 @@ class Body:
         return task.op.loc if task else op.loc if op else UNKNOWN_LOC
 
     def is_free(self, value: Value) -> bool:
-        """True when regions re-make the value instead of loading it."""
+        """True when kernels re-make the value instead of loading it."""
         return value in self._free
 
     def stored(self, value: Value, op: Op) -> Value:

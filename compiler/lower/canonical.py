@@ -2,8 +2,8 @@
 collectives what there is code for.
 
 Picking one element per row by an index is a comparison with a count, a selection and a sum; adding
-one is the same backwards. In that form they join the strip regions around them (a cross-entropy
-loss becomes one region). Index columns that only count rows are recognised as batch dims first.
+one is the same backwards. In that form they join the strip kernels around them (a cross-entropy
+loss becomes one kernel). Index columns that only count rows are recognised as batch dims first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives: whole tensors in, whole tensors out, started and awaited by regions of their own.
+"""Collectives: whole tensors in, whole tensors out, started and awaited by kernels of their own.
 
 Source and target are dense tensors of the function; the table of calls keeps mesh axes symbolic, so
 the code is the same on every core. Groups of one rank move nothing and become views.

@@ -1,4 +1,4 @@
-"""`dot_general`: a region of two loads, one contract node and at most a conversion of the result.
+"""`dot_general`: a kernel of two loads, one contract node and at most a conversion of the result.
 
 Operands are loaded through whatever strides they have, so no transpose is ever stored for a
 contraction. Batch, row, column and summed dims keep their atoms; tile generation merges them.

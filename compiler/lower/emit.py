@@ -1,6 +1,6 @@
-"""Writing a region out: loads, nodes and stores over numbered atoms.
+"""Writing a kernel out: loads, nodes and stores over numbered atoms.
 
-The tasks of a region are emitted twice. The first time, aligning strides and re-making values
+The tasks of a kernel are emitted twice. The first time, aligning strides and re-making values
 splits atoms; the second time the atoms are final and get their numbers. Equal loads and re-made
 values appear once.
 """
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Bound, Node, RegionProgram, View, root_of
+from shardwright.compiler.isa.kernel import Bound, KernelProgram, Node, View, root_of
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.free import Occurrence, remake
 from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, leaves
@@ -35,7 +35,7 @@ NONE: Attrs = MappingProxyType({})
 
 
 class Emitter:
-    """Nodes of one region. `space` holds its labels, `storage` says where values live."""
+    """Nodes of one kernel. `space` holds its labels, `storage` says where values live."""
 
     def __init__(self, space: Space, storage: Storage, stored: Callable[[Task], bool]) -> None:
         self.space = space
@@ -68,10 +68,10 @@ class Emitter:
             if self._results[task.result] >= 0 and self._stored(task):
                 self._store(task)
 
-    def program(self, name: str, loc: int) -> RegionProgram:
-        """The finished region."""
+    def program(self, name: str, loc: int) -> KernelProgram:
+        """The finished kernel."""
         sizes = tuple(atom.size for atom in self._atoms)
-        return RegionProgram("compute", name, sizes, tuple(self.nodes), {}, loc)
+        return KernelProgram("compute", name, sizes, tuple(self.nodes), {}, loc)
 
     def numbers(self, atoms: Iterable[Atom]) -> tuple[int, ...]:
         """Sorted numbers of atoms, which get one if they are new."""
@@ -143,7 +143,7 @@ class Emitter:
         return number
 
     def view(self, place: Place, labels: Labels, value: Value) -> View:
-        """`place` in the index space of the region.
+        """`place` in the index space of the kernel.
 
         Raises NeedsCopyError when pieces and atoms do not divide.
         """
@@ -155,7 +155,7 @@ class Emitter:
         return Bound(where.offset.const, coordinate.size, coordinate.unit, strides)
 
     def _strides(self, layout: Layout, labels: Labels, value: Value) -> tuple[int, ...]:
-        """Step per atom of the region. Raises NeedsCopyError when pieces and atoms do not
+        """Step per atom of the kernel. Raises NeedsCopyError when pieces and atoms do not
         divide.
         """
         pairs: list[tuple[Atom, int]] = []

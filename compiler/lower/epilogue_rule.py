@@ -2,7 +2,7 @@
 
 The elementwise ops walk the index space of the result, tile by tile, while it is in PSUM, and may
 load and store other tensors of that space (a bias, a gate, an optimizer's moments). Sums over the
-result would need whole rows, so they are left to row regions.
+result would need whole rows, so they are left to row kernels.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ class EpilogueRule(Rule):
             return Refusal("traffic", "no byte less would move")
         (contract,), space = contracts, label(groups.body, tasks)
         if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
-            return Refusal("kind", "an operand of the contraction would be made in its region")
+            return Refusal("kind", "an operand of the contraction would be made in its kernel")
         return elsewhere(space, contract, tasks)

@@ -1,6 +1,6 @@
 """Excess precision: a short float is rounded where it is stored, not between operations on chip.
 
-The engines compute in fp32, so what stays inside a region stays fp32: around short sums always,
+The engines compute in fp32, so what stays inside a kernel stays fp32: around short sums always,
 elsewhere where it costs nothing, which is everywhere but in front of Vector's bf16 mode. Across
 memory a value keeps its declared type, unless it would be stored in fp32 anyway or is so small that
 its bytes take no time. `--disable-mixed-precision-accumulation` turns all of it off.
@@ -18,7 +18,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import BitcastConvertAttrs
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram, Node
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 from shardwright.compiler.support.rounding import EXACT
 
@@ -42,8 +42,8 @@ per element (documented: `compiler/isa/costs.py`).
 _BY_TYPE = frozenset(("bitcast_convert", "contract", "load_indexed", "store", "store_indexed"))
 
 
-def keep_wide(program: RegionProgram) -> RegionProgram:
-    """`program` with fp32 in place of every short float that arithmetic of the region reads.
+def keep_wide(program: KernelProgram) -> KernelProgram:
+    """`program` with fp32 in place of every short float that arithmetic of the kernel reads.
 
     Stores, contractions and whatever looks at bits still get the declared type.
     """
@@ -53,7 +53,7 @@ def keep_wide(program: RegionProgram) -> RegionProgram:
 class _Widener:
     """Which nodes become fp32, then the nodes with conversions where a declared type is read."""
 
-    def __init__(self, program: RegionProgram) -> None:
+    def __init__(self, program: KernelProgram) -> None:
         self.nodes = program.nodes
         self.sizes = program.atoms
         rounding: list[bool] = []
@@ -108,7 +108,7 @@ class _Widener:
         return tensors and all(o.dtype is DType.BF16 for o in operands)
 
     def run(self) -> list[Node]:
-        """The nodes of the region with its wide values."""
+        """The nodes of the kernel with its wide values."""
         now: list[int] = []
         for n, node in enumerate(self.nodes):
             declared = _minds_type(node)
@@ -170,21 +170,21 @@ def _takes_wide(reader: Task) -> bool:
 
 def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     """fp32 results of conversions that are stored although their short operand, which nobody else
-    reads, was stored by another region: joined with that region, the value is stored once and never
+    reads, was stored by another kernel: joined with that kernel, the value is stored once and never
     rounded.
     """
     if not groups.body.excess:
         return set()
-    region = groups.region_of
+    kernel = groups.kernel_of
     found = set()
     for task in groups.body.tasks:
         if task.op.name not in CASTS or task.result.type.dtype is not DType.F32:
             continue
         producer = groups.body.maker(task.data[0])
-        if producer is None or region[producer.number] == region[task.number]:
+        if producer is None or kernel[producer.number] == kernel[task.number]:
             continue
         if _only_widened(groups, producer, task) and groups.is_stored(
-            task, groups.parts[region[task.number]].members
+            task, groups.parts[kernel[task.number]].members
         ):
             found.add(task.result)
     return found

@@ -1,6 +1,6 @@
-"""Why regions are what they are: bytes moved and avoided, and the first rule that refused a merge.
+"""Why kernels are what they are: bytes moved and avoided, and the first rule that refused a merge.
 
-The refusals are asked again for the finished regions, so that lowering itself keeps no record of
+The refusals are asked again for the finished kernels, so that lowering itself keeps no record of
 the thousands of merges it tried.
 """
 
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import COLLECTIVE, Task
-from shardwright.compiler.lower.write_out import region_program, title
+from shardwright.compiler.lower.write_out import kernel_program, title
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedMerge:
-    """A region that reads `num_bytes` of this one's result through HBM, and why it is not merged
+    """A kernel that reads `num_bytes` of this one's result through HBM, and why it is not merged
     with it.
     """
 
@@ -36,8 +36,8 @@ class RefusedMerge:
 
 
 @dataclass(slots=True)
-class RegionStory:
-    """A compute region: name, the user's line, HBM bytes moved (every input read once, every output
+class KernelStory:
+    """A compute kernel: name, the user's line, HBM bytes moved (every input read once, every output
     written once) and avoided against an operator at a time; `notes` on its code.
     """
 
@@ -50,35 +50,35 @@ class RegionStory:
     notes: tuple[str, ...] = ()
 
 
-Describe = Callable[[RegionProgram, Sequence[Tensor]], tuple[str, ...]]
-"""Notes on the code of a region."""
+Describe = Callable[[KernelProgram, Sequence[Tensor]], tuple[str, ...]]
+"""Notes on the code of a kernel."""
 
 
 def explain_fusion(
     graph: Graph,
     signature: Signature,
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     describe: Describe | None = None,
-) -> list[RegionStory]:
-    """The regions of a function in program order; row regions with what `describe` says of them.
+) -> list[KernelStory]:
+    """The kernels of a function in program order; row kernels with what `describe` says of them.
     Raises what `settle` raises.
     """
-    return stories_of(settle(graph, signature, options, judge), describe)
+    return stories_of(settle(graph, signature, options, oracle), describe)
 
 
-def stories_of(settled: Settled, describe: Describe | None = None) -> list[RegionStory]:
+def stories_of(settled: Settled, describe: Describe | None = None) -> list[KernelStory]:
     """`explain_fusion` of a function that is lowered already."""
     groups = settled.groups
     stories = {
-        region: _story(groups, part)
-        for region, part in sorted(groups.parts.items(), key=lambda item: min(item[1].members))
-        if groups.body.tasks[region].kind != COLLECTIVE
+        kernel: _story(groups, part)
+        for kernel, part in sorted(groups.parts.items(), key=lambda item: min(item[1].members))
+        if groups.body.tasks[kernel].kind != COLLECTIVE
     }
-    for region, part in groups.parts.items() if describe else ():
+    for kernel, part in groups.parts.items() if describe else ():
         if part.phase == RowRule.phase and describe:
-            program = region_program(groups, part.members)
-            stories[region].notes = describe(program, groups.storage.tensors)
+            program = kernel_program(groups, part.members)
+            stories[kernel].notes = describe(program, groups.storage.tensors)
     for producer, consumer, num_bytes in _borders(groups):
         if producer in stories and consumer in stories:
             refusal = _first_refusal(settled, producer, consumer)
@@ -87,11 +87,11 @@ def stories_of(settled: Settled, describe: Describe | None = None) -> list[Regio
     return list(stories.values())
 
 
-def _story(groups: Groups, part: Part) -> RegionStory:
+def _story(groups: Groups, part: Part) -> KernelStory:
     tasks = groups.tasks(part.members)
     apart = sum(traffic(groups, (t.number,)) for t in tasks)
     moved = traffic(groups, part.members)
-    return RegionStory(title(tasks), _loc(tasks), len(tasks), moved, apart - moved)
+    return KernelStory(title(tasks), _loc(tasks), len(tasks), moved, apart - moved)
 
 
 def _loc(tasks: Sequence[Task]) -> Loc:
@@ -101,18 +101,18 @@ def _loc(tasks: Sequence[Task]) -> Loc:
 
 
 def _borders(groups: Groups) -> list[tuple[int, int, int]]:
-    """(producing region, reading region, bytes of the largest value) per pair of regions."""
-    region = groups.region_of
+    """(producing kernel, reading kernel, bytes of the largest value) per pair of kernels."""
+    kernel = groups.kernel_of
     found: dict[tuple[int, int], int] = {}
     for producer, consumer, value in groups.edges():
-        pair = (region[producer], region[consumer])
+        pair = (kernel[producer], kernel[consumer])
         if pair[0] != pair[1]:
             found[pair] = max(found.get(pair, 0), value.type.num_bytes)
     return [(a, b, n) for (a, b), n in found.items()]
 
 
 def _first_refusal(settled: Settled, a: int, b: int) -> Refusal:
-    """The trial that undid a merge, else what the last phase says that merges such regions."""
+    """The trial that undid a merge, else what the last phase says that merges such kernels."""
     groups = settled.groups
     first, second = groups.parts[a], groups.parts[b]
     union = first.members | second.members
@@ -120,7 +120,7 @@ def _first_refusal(settled: Settled, a: int, b: int) -> Refusal:
         if union <= members:
             return refusal
     if not groups.graph().acyclic(a, b):
-        return Refusal("cycle", "another region stands between them")
+        return Refusal("cycle", "another kernel stands between them")
     if groups.kept_apart(union):
         return Refusal("order", "one overwrites what the other still reads")
     said = [rule.refusal(groups, first, second) for rule in reversed(settled.rules)]

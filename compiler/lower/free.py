@@ -1,4 +1,4 @@
-"""Values made of constants, counts and registers alone, re-made inside every region that uses them.
+"""Values made of constants, counts and registers alone, re-made inside every kernel that uses them.
 
 A mask or a table of positions never crosses HBM. The value is built top down for the labels of its
 use: a count becomes one iota node per atom of its dim, a slice shifts the count, a broadcast drops
@@ -15,7 +15,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import dim_map, stored
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
 from shardwright.compiler.lower.task import NeedsCopyError
 from shardwright.compiler.support.intervals import within

@@ -1,7 +1,7 @@
-"""One function: graph in, regions and tensors out.
+"""One function: graph in, kernels and tensors out.
 
 Lowering may find that a value needs memory of its own, that an output cannot be written in place,
-or that two tasks may not share a region; then it starts again with that knowledge. Every try adds a
+or that two tasks may not share a kernel; then it starts again with that knowledge. Every try adds a
 fact, so the loop ends.
 """
 
@@ -18,10 +18,16 @@ from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.accept import Trials, policy_of
 from shardwright.compiler.lower.body import UPDATES, Body
+from shardwright.compiler.lower.cost_oracle import (
+    QUICK_MARGIN,
+    SPARE,
+    Clock,
+    CostOracle,
+    time_or_inf,
+)
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
-from shardwright.compiler.lower.judge import QUICK_MARGIN, SPARE, Clock, Judge, time_or_inf
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import Copied, cost
@@ -43,9 +49,9 @@ from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
-MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
-PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no region (our choice)
-WORTH_A_FORM = 0.025  # of a function, that regions may wait in vain: less is not tried (our choice)
+MAX_REMAKES = 3  # rounds of values made again between kernels (our choice)
+PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no kernel (our choice)
+WORTH_A_FORM = 0.025  # of a function, that kernels may wait in vain: less is not tried (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
@@ -69,14 +75,14 @@ class _Try:
     signature: Signature
     options: CompileOptions
     budget: Budget
-    judge: Judge | None
-    alone: Collection[Value]  # results that share a region with nothing of their score
+    oracle: CostOracle | None
+    alone: Collection[Value]  # results that share a kernel with nothing of their score
     never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
     forced: set[Value] = field(default_factory=set)  # values that need memory of their own
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
     apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
-    row_first: bool = False  # row regions take what they can before epilogues do
+    row_first: bool = False  # row kernels take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
@@ -100,36 +106,36 @@ def settle(
     graph: Graph,
     signature: Signature = Signature(),
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     budget: Budget | None = None,
 ) -> Settled:
     """Lower a loop-free graph, with the choices that were made on the way.
 
-    `judge` times regions, so that merges can be refused for being slow; without one every legal
+    `oracle` times kernels, so that merges can be refused for being slow; without one every legal
     merge stands. Raises CompileError for what the target cannot do, with the op's location.
     """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
-    found = _best(_Try(graph, signature, options, budget, judge, alone))
+    found = _best(_Try(graph, signature, options, budget, oracle, alone))
     place_scratch(found.lowered)
     return found
 
 
 def _best(first: _Try) -> Settled:
-    options, judge = first.options, first.judge
+    options, oracle = first.options, first.oracle
     if options.attention != "flash" or options.optlevel == 1:
         return _settled(first)
-    if judge is None:
+    if oracle is None:
         return _remade(first)[-1]
-    found = _chosen([_remade(one) for one in _starts(first, judge.limit_bytes // SPARE)], judge)
-    return _halved(_prompt(found, judge), judge)
+    found = _chosen([_remade(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle)
+    return _halved(_prompt(found, oracle), oracle)
 
 
 def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
     """What roads begin with: forms of the graph, and phases in both orders, since which operators
-    share a region with a contraction depends on who asks first.
+    share a kernel with a contraction depends on who asks first.
     """
     for graph in (first.graph, TURNED_LATE(first.graph)):
         if graph is not None:
@@ -140,7 +146,7 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
 
 
 def _remade(attempt: _Try) -> list[Settled]:
-    """A lowered function, and again with what still crosses from region to region made again, for
+    """A lowered function, and again with what still crosses from kernel to kernel made again, for
     as long as that costs less.
     """
     forms = [_settled(attempt)]
@@ -157,15 +163,15 @@ def _remade(attempt: _Try) -> list[Settled]:
     return forms
 
 
-def _chosen(roads: Sequence[Sequence[Settled]], judge: Judge) -> Settled:
+def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
-    gains most of the large regions that make values again.
+    gains most of the large kernels that make values again.
     """
-    first, last = (_quicker([road[at] for road in roads], judge) for at in (0, -1))
-    if _quicker([last, first], judge) is last:
+    first, last = (_quicker([road[at] for road in roads], oracle) for at in (0, -1))
+    if _quicker([last, first], oracle) is last:
         return last
-    return _quicker([last, first], judge, judge.searched)
+    return _quicker([last, first], oracle, oracle.searched)
 
 
 def _with_copies(found: Settled, made: Copied) -> Settled:
@@ -176,23 +182,23 @@ def _with_copies(found: Settled, made: Copied) -> Settled:
     )
 
 
-def _prompt(found: Settled, judge: Judge) -> Settled:
-    """The function with regions that wait for no collective much longer than their first task has
-    to, if that is faster: two products in one region wait for both gathers.
+def _prompt(found: Settled, oracle: CostOracle) -> Settled:
+    """The function with kernels that wait for no collective much longer than their first task has
+    to, if that is faster: two products in one kernel wait for both gathers.
     """
     lowered, groups = found.lowered, found.groups
     expected = lowered.expected_ps
     delay = max(groups.delay_ps(part.members) for part in groups.parts.values())
     in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
-    if not in_vain >= WORTH_A_FORM * expected:  # nor where a region has no code
+    if not in_vain >= WORTH_A_FORM * expected:  # nor where a kernel has no code
         return found
     other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
-    return _quicker([found, other], judge) if other.lowered.is_never_slower(lowered) else found
+    return _quicker([found, other], oracle) if other.lowered.is_never_slower(lowered) else found
 
 
-def _halved(found: Settled, judge: Judge) -> Settled:
-    """The function with every row region in two that is faster so, though it computes twice what
-    both halves read: a region of forward and backward attention holds all panels of both.
+def _halved(found: Settled, oracle: CostOracle) -> Settled:
+    """The function with every row kernel in two that is faster so, though it computes twice what
+    both halves read: a kernel of forward and backward attention holds all panels of both.
     """
     done: set[frozenset[Value]] = set()
     while True:
@@ -203,19 +209,19 @@ def _halved(found: Settled, judge: Judge) -> Settled:
                 done.add(results)
                 made = HALVED(before.attempt.graph, groups, part)
                 if made is not None:
-                    found = _quicker([found, _with_copies(found, made)], judge)
+                    found = _quicker([found, _with_copies(found, made)], oracle)
                 if found is not before:
                     break
         else:
             return found
 
 
-def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None) -> Settled:
-    """The fastest of a function's forms, code and collectives together, by the judge or another
-    `clock`; the first on a tie. One whose regions pass each other more than HBM holds is none, and
+def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None = None) -> Settled:
+    """The fastest of a function's forms, code and collectives together, by the oracle or another
+    `clock`; the first on a tie. One whose kernels pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
     """
-    limit = judge.limit_bytes
+    limit = oracle.limit_bytes
     least = min(_passed_bytes(form.lowered) for form in forms)
 
     def price(form: Settled) -> float:
@@ -229,14 +235,14 @@ def _quicker(forms: Sequence[Settled], judge: Judge, clock: Clock | None = None)
 
 
 def _passed_bytes(lowered: Lowered) -> int:
-    """What regions pass each other through HBM."""
+    """What kernels pass each other through HBM."""
     return sum(t.num_bytes for t in lowered.tensors if t.kind == "scratch")
 
 
 def _duration_ps(lowered: Lowered, clock: Clock) -> float:
-    times = [time_or_inf(clock, region, lowered.tensors) for region in lowered.regions]
+    times = [time_or_inf(clock, kernel, lowered.tensors) for kernel in lowered.kernels]
     queues = [call.queue for call in lowered.collectives]
-    return makespan_ps(lowered.regions, times, lowered.flights_ps, queues)
+    return makespan_ps(lowered.kernels, times, lowered.flights_ps, queues)
 
 
 def _settled(attempt: _Try) -> Settled:
@@ -246,7 +252,7 @@ def _settled(attempt: _Try) -> Settled:
         try:
             return _attempt(attempt)
         except NeedsCopyError as need:
-            # A copy is no help where a reader that cuts its dims otherwise shares its region.
+            # A copy is no help where a reader that cuts its dims otherwise shares its kernel.
             alone = attempt.forced.intersection(need.values)
             assert attempt.dense.isdisjoint(alone), "a dense value cannot be expressed"
             attempt.dense |= alone
@@ -287,7 +293,7 @@ def _attempt(given: _Try) -> Settled:
         (number[a], number[b]) for a, b in given.never_fused if a in number and b in number
     }
     clashes: set[tuple[int, int]] = set()
-    arrivals = arrivals_ps(storage.order, given.judge) if given.judge is not None else {}
+    arrivals = arrivals_ps(storage.order, given.oracle) if given.oracle is not None else {}
     while True:
         groups = Groups(storage, clashes | never_fused, given.early, arrivals, given.patience_ps)
         try:
@@ -295,7 +301,7 @@ def _attempt(given: _Try) -> Settled:
             if found := stored_wide_elsewhere(groups) - given.early:
                 given.early |= found
                 continue
-            lowered = write_out(groups, given.judge)
+            lowered = write_out(groups, given.oracle)
             return Settled(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
@@ -307,7 +313,7 @@ def rules_of(
     options: CompileOptions, budget: Budget, alone: Collection[int], row_first: bool = False
 ) -> tuple[Rule, ...]:
     """The phases of growth, in order. `alone`: softmax operators that pass through HBM;
-    `row_first`: row regions take what they can before epilogues do.
+    `row_first`: row kernels take what they can before epilogues do.
     """
     later: list[Rule] = []
     if options.optlevel > 1:
@@ -318,7 +324,7 @@ def rules_of(
 
 
 def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
-    """Results that share a region with nothing of their score: with attention `unfused`, the
+    """Results that share a kernel with nothing of their score: with attention `unfused`, the
     products that make scores and the reductions over them.
     """
     if options.attention != "unfused":
@@ -333,10 +339,10 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
 
 
 def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
-    """Grow the regions of a body, phase by phase, and take apart what does not pay."""
+    """Grow the kernels of a body, phase by phase, and take apart what does not pay."""
     for rule in rules:
         groups.grow(rule)
-    trials = Trials(groups, given.judge, policy_of(given.options))
+    trials = Trials(groups, given.oracle, policy_of(given.options))
     trials.settle()
     return trials
 

@@ -21,7 +21,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.ops.gather import windows_of
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import View
+from shardwright.compiler.isa.kernel import View
 from shardwright.compiler.lower.free import count
 from shardwright.compiler.lower.labels import (
     Label,
@@ -145,7 +145,7 @@ class _Steps:
 
 
 class _Address:
-    """Region nodes that turn the index tensor, operand `index` of a task, into row numbers of
+    """Kernel nodes that turn the index tensor, operand `index` of a task, into row numbers of
     `value`.
     """
 

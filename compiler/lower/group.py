@@ -1,7 +1,7 @@
-"""Regions: tasks that share one index space, grown greedily from producer to consumer.
+"""Kernels: tasks that share one index space, grown greedily from producer to consumer.
 
 Growth has phases, each with a rule that says which tasks may meet and whether a set of them may be
-one region (`strip_rule.py`, `row_rule.py`). Every merge is remembered, so that a region that turns
+one kernel (`strip_rule.py`, `row_rule.py`). Every merge is remembered, so that a kernel that turns
 out too large or too slow can be taken apart again where it was put together (`accept.py`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.ir.traits import RESHAPING
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.region_graph import RegionGraph
+from shardwright.compiler.lower.kernel_graph import KernelGraph
 from shardwright.compiler.lower.rule import Rule
 from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.task import Task
@@ -20,23 +20,23 @@ from shardwright.compiler.lower.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A set of tasks that is or was a region: its name, its tasks, and the two parts it was merged
+    """A set of tasks that is or was a kernel: its name, its tasks, and the two parts it was merged
     from in phase `phase` (none for a single task).
     """
 
-    region: int
+    kernel: int
     members: frozenset[int]
     phase: str = ""
     halves: tuple[Part, ...] = ()
 
 
 class Groups:
-    """The partition of a body's tasks into regions.
+    """The partition of a body's tasks into kernels.
 
-    `apart` are pairs of tasks that may not share a region,
+    `apart` are pairs of tasks that may not share a kernel,
     `early` results whose tasks join the producer of their operand before all others. `arrivals` say
     when the last collective is over that a task waits for; tasks of which one would wait more than
-    `patience_ps` longer than without the other share no region.
+    `patience_ps` longer than without the other share no kernel.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Groups:
         self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in self.body.tasks}
 
     @property
-    def region_of(self) -> dict[int, int]:
-        """The region of every task."""
-        return {n: region for region, part in self.parts.items() for n in part.members}
+    def kernel_of(self) -> dict[int, int]:
+        """The kernel of every task."""
+        return {n: kernel for kernel, part in self.parts.items() for n in part.members}
 
     def tasks(self, numbers: Collection[int]) -> list[Task]:
         """Tasks in dependency order."""
         return [self.body.tasks[n] for n in sorted(numbers, key=self._rank.__getitem__)]
 
     def is_stored(self, task: Task, members: Collection[int]) -> bool:
-        """True when the result of `task` is needed outside of the region `members`."""
+        """True when the result of `task` is needed outside of the kernel `members`."""
         if self.is_kept(task):
             return True
         return any(user not in members for user in self.users(task))
@@ -83,18 +83,18 @@ class Groups:
         """True when a task of `members` reads the result of `task`."""
         return any(user in members for user in self.users(task))
 
-    def graph(self) -> RegionGraph:
-        """Dependencies of the regions as they are now."""
-        return RegionGraph(self.order, {r: part.members for r, part in self.parts.items()})
+    def graph(self) -> KernelGraph:
+        """Dependencies of the kernels as they are now."""
+        return KernelGraph(self.order, {k: part.members for k, part in self.parts.items()})
 
     def kept_apart(self, members: Collection[int]) -> bool:
-        """True when two of the tasks may not share a region."""
+        """True when two of the tasks may not share a kernel."""
         if self.delay_ps(members) > self._patience_ps:
             return True
         return any(x in members and y in members for x, y in self._apart)
 
     def delay_ps(self, members: Collection[int]) -> float:
-        """How much longer than alone the first task of a region waits for collectives."""
+        """How much longer than alone the first task of a kernel waits for collectives."""
         arrivals = [self._arrivals.get(number, 0.0) for number in members]
         return max(arrivals) - min(arrivals)
 
@@ -122,7 +122,7 @@ class Groups:
         while changed:
             changed = False
             for producer, consumer in edges:
-                a, b = graph.region[producer], graph.region[consumer]
+                a, b = graph.kernel[producer], graph.kernel[consumer]
                 if a == b or not graph.acyclic(a, b):
                     continue
                 first, second = self.parts[a], self.parts[b]
@@ -137,7 +137,7 @@ class Groups:
                 self.parts[a] = Part(a, union, rule.phase, (first, second))
                 changed = True
 
-    def replace(self, region: int, parts: Collection[Part]) -> None:
-        """Take a region apart."""
-        del self.parts[region]
-        self.parts.update({part.region: part for part in parts})
+    def replace(self, kernel: int, parts: Collection[Part]) -> None:
+        """Take a kernel apart."""
+        del self.parts[kernel]
+        self.parts.update({part.kernel: part for part in parts})

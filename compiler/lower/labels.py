@@ -2,7 +2,7 @@
 
 A label is, per dim, a tuple of atoms from major to minor; a dim of size 1 has the empty label.
 Atoms form a union-find: `unify` makes two dims walk the same index and splits the larger atom where
-sizes divide, so reshapes need no pattern. Labels are made per region and per use, never for a whole
+sizes divide, so reshapes need no pattern. Labels are made per kernel and per use, never for a whole
 graph: through contractions, unrelated indices would merge.
 """
 

@@ -1,8 +1,8 @@
-"""Latency hiding: orders of regions in which code runs while collectives are in flight.
+"""Latency hiding: orders of kernels in which code runs while collectives are in flight.
 
-A core runs regions one by one. Beside it a stream serves collectives in the order in which they
+A core runs kernels one by one. Beside it a stream serves collectives in the order in which they
 start, and each direction of the host's link its transfers. What they are expected to take is the
-judge's to say (`judge.py`).
+cost oracle's to say (`cost_oracle.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from shardwright.compiler.ir.types import Op
+from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import TRANSFERS
-from shardwright.compiler.isa.region import RegionProgram
-from shardwright.compiler.lower.judge import Judge
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import COLLECTIVE
 
@@ -58,26 +58,26 @@ def queue_of(op: Op) -> Hashable:
 
 
 def makespan_ps(
-    regions: Sequence[RegionProgram],
+    kernels: Sequence[KernelProgram],
     times: Sequence[float],
     flights: Sequence[float],
     queues: Sequence[Hashable],
 ) -> float:
-    """Picoseconds from the first of `regions` to the last, which take `times` on the core, and of
+    """Picoseconds from the first of `kernels` to the last, which take `times` on the core, and of
     whose collectives each is in flight for as long as `flights` say, behind others in its queue.
     """
     progress = Progress()
-    for region, time in zip(regions, times, strict=True):
-        number = region.attrs.get("collective", -1)
-        if region.kind == "collective_wait":
+    for kernel, time in zip(kernels, times, strict=True):
+        number = kernel.attrs.get("collective", -1)
+        if kernel.kind == "collective_wait":
             progress.wait((number,))
         progress.compute(time)
-        if region.kind == "collective_start":
+        if kernel.kind == "collective_start":
             progress.start(number, flights[number], queues[number])
     return progress.end
 
 
-def arrivals_ps(order: Order, judge: Judge) -> dict[int, float]:
+def arrivals_ps(order: Order, oracle: CostOracle) -> dict[int, float]:
     """When the last collective is over that each task waits for, if code took no time."""
     progress, found = Progress(), dict[int, float]()
     for number in order.sorted():
@@ -85,14 +85,14 @@ def arrivals_ps(order: Order, judge: Judge) -> dict[int, float]:
         progress.now = max((found[earlier] for earlier in order.before(task)), default=0.0)
         found[number] = progress.now
         if task.kind == COLLECTIVE:
-            progress.start(number, judge.collective_ps(task.op), queue_of(task.op))
+            progress.start(number, oracle.collective_ps(task.op), queue_of(task.op))
             found[number] = progress.ends[number]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """Regions to be put in order: which others each has to run after (`before`), which collectives
+    """Kernels to be put in order: which others each has to run after (`before`), which collectives
     have to be over (`finished`), what each takes, and which are collectives, with what serves them
     (`queues`).
     """
@@ -103,17 +103,17 @@ class Hiding:
     queues: Mapping[int, Hashable]
 
     def tails(self, order: Sequence[int]) -> dict[int, float]:
-        """Picoseconds from the start of each region to the end of all that waits for it: the
+        """Picoseconds from the start of each kernel to the end of all that waits for it: the
         critical path behind it."""
         behind: defaultdict[int, float] = defaultdict(float)
-        for region in reversed(order):
-            behind[region] += self.times[region]
-            for earlier in self.before[region]:
-                behind[earlier] = max(behind[earlier], behind[region])
+        for kernel in reversed(order):
+            behind[kernel] += self.times[kernel]
+            for earlier in self.before[kernel]:
+                behind[earlier] = max(behind[earlier], behind[kernel])
         return behind
 
     def order(self, rank: Mapping[int, tuple[bool, bool, float]]) -> list[int]:
-        """Regions in dependency order: of those that are ready the one that waits for collectives
+        """Kernels in dependency order: of those that are ready the one that waits for collectives
         the least, of these the one of the lowest rank.
         """
         waiting, ready = TopologicalSorter(self.before), list[int]()
@@ -121,16 +121,16 @@ class Hiding:
         waiting.prepare()
         while waiting.is_active():
             ready += waiting.get_ready()
-            region = min(ready, key=lambda r: (progress.stall(self.finished[r]), rank[r], r))
-            ready.remove(region)
-            self._run(region, progress)
-            found.append(region)
-            waiting.done(region)
+            kernel = min(ready, key=lambda k: (progress.stall(self.finished[k]), rank[k], k))
+            ready.remove(kernel)
+            self._run(kernel, progress)
+            found.append(kernel)
+            waiting.done(kernel)
         return found
 
-    def _run(self, region: int, progress: Progress) -> None:
-        progress.wait(self.finished[region])
-        if region in self.queues:
-            progress.start(region, self.times[region], self.queues[region])
+    def _run(self, kernel: int, progress: Progress) -> None:
+        progress.wait(self.finished[kernel])
+        if kernel in self.queues:
+            progress.start(kernel, self.times[kernel], self.queues[kernel])
         else:
-            progress.compute(self.times[region])
+            progress.compute(self.times[kernel])

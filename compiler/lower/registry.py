@@ -1,7 +1,7 @@
-"""The table of op lowerings: how an op becomes tasks, index-space labels and region nodes.
+"""The table of op lowerings: how an op becomes tasks, index-space labels and kernel nodes.
 
 Each file of an op family registers its ops here; makers run while the body is built, `label` while
-regions are formed, `emit` when a region is written out. Collectives are no compute regions: they
+kernels are formed, `emit` when a kernel is written out. Collectives are no compute kernels: they
 have makers alone, as ops that become copies and writes. Elementwise ops of the graph IR share one
 entry.
 """

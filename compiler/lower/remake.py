@@ -1,7 +1,7 @@
-"""Quadratic values that still cross from one region to another are made again by their reader.
+"""Quadratic values that still cross from one kernel to another are made again by their reader.
 
-The pass over the whole step (`passes/remat`) serves readers that can never share a region. Here the
-regions are known: a region that did not fit was taken apart, and what its halves would pass through
+The pass over the whole step (`passes/remat`) serves readers that can never share a kernel. Here the
+kernels are known: a kernel that did not fit was taken apart, and what its halves would pass through
 HBM is often cheaper to compute twice from values a quarter of its size (scores from queries, keys
 and row sums). The result is a new graph, which is lowered again and kept if it costs less.
 """
@@ -31,26 +31,26 @@ class _Copies:
 
 
 Copied = tuple[Graph, list[tuple[Value, Value]]]
-"""A graph with copies, and the pairs (original, copy), which may not share a region."""
+"""A graph with copies, and the pairs (original, copy), which may not share a kernel."""
 
 
 def remade(graph: Graph, groups: Groups) -> Copied | None:
-    """`graph` with copies for the regions that read quadratic values of others. None when there is
+    """`graph` with copies for the kernels that read quadratic values of others. None when there is
     nothing to copy.
     """
     return _with_copies(graph, groups, list(groups.parts.values()))
 
 
 def halved(graph: Graph, groups: Groups, part: Part) -> Copied | None:
-    """`remade` for a row region cut in two: what its smallest result needs stays, the rest makes
-    again what it reads of that. None when the region has one result, or there is nothing to copy.
+    """`remade` for a row kernel cut in two: what its smallest result needs stays, the rest makes
+    again what it reads of that. None when the kernel has one result, or there is nothing to copy.
     """
     needs = [_needed(groups, part, n) for n in part.members if _is_result(groups, part, n)]
     first = min(needs, key=len, default=part.members)
     rest = part.members - first
     if not any(groups.body.tasks[n].kind == CONTRACT for n in rest):
         return None
-    return _with_copies(graph, groups, [Part(part.region, rest)])
+    return _with_copies(graph, groups, [Part(part.kernel, rest)])
 
 
 def _is_result(groups: Groups, part: Part, number: int) -> bool:
@@ -59,7 +59,7 @@ def _is_result(groups: Groups, part: Part, number: int) -> bool:
 
 
 def _needed(groups: Groups, part: Part, number: int) -> frozenset[int]:
-    """The tasks of a region that one of them needs, itself among them."""
+    """The tasks of a kernel that one of them needs, itself among them."""
 
     def makers(one: int) -> set[int]:
         made = map(groups.body.maker, groups.body.tasks[one].data)
@@ -84,7 +84,7 @@ def _with_copies(graph: Graph, groups: Groups, parts: Collection[Part]) -> Copie
 
 
 def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _Copies) -> None:
-    """Copies for one region; what several of its ops read is made once."""
+    """Copies for one kernel; what several of its ops read is made once."""
     body, now = groups.body, dict[Value, Value]()
 
     def in_memory(value: Value) -> bool:
@@ -110,6 +110,6 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
 
 
 def cost(groups: Groups, budget: Budget) -> float:
-    """HBM bytes of all regions, contractions counted at the bytes they could hide."""
+    """HBM bytes of all kernels, contractions counted at the bytes they could hide."""
     moved = sum(traffic(groups, part.members) for part in groups.parts.values())
     return moved + sum(task.flops for task in groups.body.tasks) / budget.intensity

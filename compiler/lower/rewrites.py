@@ -87,12 +87,12 @@ REMADE = Rewrite(
     remade,
     "another form: quadratic values that crossed HBM are made again by their readers",
     keeps=(LOOP_FREE,),
-    besides="the regions of the function",
+    besides="the kernels of the function",
 )
 HALVED = Rewrite(
     "halved",
     halved,
-    "another form: a row region in two, the second half makes again what it reads of the first",
+    "another form: a row kernel in two, the second half makes again what it reads of the first",
     keeps=(LOOP_FREE,),
-    besides="the regions of the function",
+    besides="the kernels of the function",
 )

@@ -1,8 +1,8 @@
-"""Which tasks may be one row region: contractions together with what stands between them.
+"""Which tasks may be one row kernel: contractions together with what stands between them.
 
-A row region walks 128 rows of one index (the row index) at a time. Every value of it has one of
+A row kernel walks 128 rows of one index (the row index) at a time. Every value of it has one of
 three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
-the region, at most converted; a panel does not know the rows and stays on chip while they pass. A
+the kernel, at most converted; a panel does not know the rows and stays on chip while they pass. A
 contraction takes rows and a panel to rows, or two row values to a sum. Nothing here knows what
 attention is.
 """
@@ -57,7 +57,7 @@ class Spans:
 
 
 class RowRule(Rule):
-    """Growth of regions that hold contractions."""
+    """Growth of kernels that hold contractions."""
 
     phase = "row"
 
@@ -100,7 +100,7 @@ class RowRule(Rule):
     def _with_rows(
         self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom
     ) -> Refusal | None:
-        """Why the region cannot walk `rows`."""
+        """Why the kernel cannot walk `rows`."""
         inner = frozenset[Atom]().union(*(_contracted(s, rows) for s in spans))
         looped = _looped(spans, inner, rows)
         roles = {s.task.result: _role(s, rows, looped) for s in spans}
@@ -124,7 +124,7 @@ class RowRule(Rule):
 
 
 def _saved(groups: Groups, a: Part, b: Part) -> float:
-    """HBM bytes that one region moves less than two. The write of a value that still has readers
+    """HBM bytes that one kernel moves less than two. The write of a value that still has readers
     elsewhere counts by the share of readers that are now inside: the others may follow.
     """
     union = a.members | b.members
@@ -208,7 +208,7 @@ def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
 
 
 class _Memory:
-    """Bytes per partition of a row region, as its leanest code needs them: panels, sums and
+    """Bytes per partition of a row kernel, as its leanest code needs them: panels, sums and
     transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
     segment is on chip at a time.
     """

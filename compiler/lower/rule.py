@@ -1,4 +1,4 @@
-"""What a phase of growth asks before two regions become one, and how a refusal is said.
+"""What a phase of growth asks before two kernels become one, and how a refusal is said.
 
 A refusal names the first rule that failed; `explain.py` shows it to the user.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of regions.
+    """Limits of kernels.
 
-    `strip_bytes`: what the values of 128 rows of a strip region may take per partition;
-    `row_bytes`: the same for a region with contractions, panels and accumulators included.
+    `strip_bytes`: what the values of 128 rows of a strip kernel may take per partition;
+    `row_bytes`: the same for a kernel with contractions, panels and accumulators included.
     """
 
     strip_bytes: int
@@ -39,7 +39,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A phase of growth; `alone` are tasks that share a region with nothing."""
+    """A phase of growth; `alone` are tasks that share a kernel with nothing."""
 
     budget: Budget
     alone: Collection[int] = ()
@@ -54,11 +54,11 @@ class Rule:
         return producer.fusable and consumer.fusable and producer.op.name != WRITE
 
     def kept_apart(self, producer: Task, consumer: Task) -> bool:
-        """Whether one of two tasks shares a region with nothing."""
+        """Whether one of two tasks shares a kernel with nothing."""
         return producer.number in self.alone or consumer.number in self.alone
 
     def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
-        """Why two regions may not be one; None when they may."""
+        """Why two kernels may not be one; None when they may."""
         try:
             return self.check(groups, a, b)
         except RefusedError as error:
@@ -70,7 +70,7 @@ class Rule:
 
 
 def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | None:
-    """The refusal of a region with too many tasks or streams."""
+    """The refusal of a kernel with too many tasks or streams."""
     if len(tasks) > budget.max_tasks:
         return Refusal("size", f"{len(tasks)} operations, the limit is {budget.max_tasks}")
     members = {t.number for t in tasks}
@@ -94,7 +94,7 @@ def most_alive(steps: Sequence[Mapping[Value, int]], last: Mapping[Value, int]) 
 
 
 def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
-    """Values in memory that a region reads, with the bytes it needs of them."""
+    """Values in memory that a kernel reads, with the bytes it needs of them."""
     body, tasks = groups.body, [groups.body.tasks[n] for n in members]
     inside = {t.result for t in tasks}
     found: dict[Value, int] = {}
@@ -108,7 +108,7 @@ def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
 
 
 def stores(groups: Groups, members: Collection[int]) -> dict[Value, int]:
-    """Values that a region writes to memory, with their bytes."""
+    """Values that a kernel writes to memory, with their bytes."""
     tasks = [groups.body.tasks[n] for n in members]
     return {
         t.result: (t.data[0] if t.op.name == WRITE else t.result).type.num_bytes
@@ -118,12 +118,12 @@ def stores(groups: Groups, members: Collection[int]) -> dict[Value, int]:
 
 
 def traffic(groups: Groups, members: Collection[int]) -> int:
-    """HBM bytes of a region that reads each input once and writes each output once."""
+    """HBM bytes of a kernel that reads each input once and writes each output once."""
     return sum(loads(groups, members).values()) + sum(stores(groups, members).values())
 
 
 def elsewhere(space: Space, contract: Task, tasks: Sequence[Task]) -> Refusal | None:
-    """Refuse when a value of the region walks other indices than the contraction's result."""
+    """Refuse when a value of the kernel walks other indices than the contraction's result."""
     walked = set(all_leaves(space.results[contract.result]))
     if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
         return Refusal("label", "a value walks other indices than the contraction's result")

@@ -1,7 +1,7 @@
-"""Order of regions: as in the program, except that collectives start early and are awaited late.
+"""Order of kernels: as in the program, except that collectives start early and are awaited late.
 
-A collective starts as soon as its source is stored and is awaited right before the first region
-that needs its result or the memory it uses; in between, other regions run. What only stores its
+A collective starts as soon as its source is stored and is awaited right before the first kernel
+that needs its result or the memory it uses; in between, other kernels run. What only stores its
 result for other functions comes behind what computes with it. Those over pipeline stages start in
 program order, which all stages share. Where it is known how long everything takes, other orders are
 offered in which code waits less (`latency.py`).
@@ -22,27 +22,27 @@ from shardwright.compiler.support.walks import reached
 
 Rank = tuple[bool, bool, float]
 Tasks = Mapping[int, Sequence[Task]]
-"""The tasks of each region, in a runnable order."""
+"""The tasks of each kernel, in a runnable order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A step of the function: run region `region`, or wait for the collective that is region
-    `region`.
+    """A step of the function: run kernel `kernel`, or wait for the collective that is kernel
+    `kernel`.
     """
 
-    region: int
+    kernel: int
     wait: bool = False
 
 
 class Orders:
-    """Orders of regions; collectives are alone in theirs."""
+    """Orders of kernels; collectives are alone in theirs."""
 
     def __init__(self, groups: Groups) -> None:
-        tasks = {region: groups.tasks(part.members) for region, part in groups.parts.items()}
-        before = _with_late_stores(_regions(groups.order.before, tasks), tasks)
-        self._finished = _regions(groups.order.finished, tasks)
-        self._queues = {r: queue_of(own[0].op) for r, own in tasks.items() if _flies(own)}
+        tasks = {kernel: groups.tasks(part.members) for kernel, part in groups.parts.items()}
+        before = _with_late_stores(_kernels(groups.order.before, tasks), tasks)
+        self._finished = _kernels(groups.order.finished, tasks)
+        self._queues = {k: queue_of(own[0].op) for k, own in tasks.items() if _flies(own)}
         self._ranked, self._given = _in_program_order(before, tasks)
 
     def in_program(self) -> list[Slot]:
@@ -61,8 +61,8 @@ class Orders:
         if not self._queues:
             return
         hiding = Hiding(self._ranked.before, self._finished, times, self._queues)
-        in_program = {region: at for at, region in enumerate(self._given)}
-        critical = {region: -tail for region, tail in hiding.tails(self._given).items()}
+        in_program = {kernel: at for at, kernel in enumerate(self._given)}
+        critical = {kernel: -tail for kernel, tail in hiding.tails(self._given).items()}
         found = [self._given]
         for place in (in_program, critical):
             order = hiding.order(self._ranked.rank(place))
@@ -74,24 +74,24 @@ class Orders:
 def _slots(
     order: Sequence[int], finished: Mapping[int, set[int]], flying: Collection[int]
 ) -> list[Slot]:
-    """Regions in order, each behind the waits for collectives that it needs."""
+    """Kernels in order, each behind the waits for collectives that it needs."""
     slots: list[Slot] = []
     in_flight: list[int] = []
-    for region in order:
-        for waited in [c for c in in_flight if c in finished[region]]:
+    for kernel in order:
+        for waited in [c for c in in_flight if c in finished[kernel]]:
             slots.append(Slot(waited, wait=True))
             in_flight.remove(waited)
-        slots.append(Slot(region))
-        if region in flying:
-            in_flight.append(region)
+        slots.append(Slot(kernel))
+        if kernel in flying:
+            in_flight.append(kernel)
     return slots + [Slot(c, wait=True) for c in in_flight]
 
 
-def _regions(earlier: Callable[[Task], set[int]], tasks: Tasks) -> dict[int, set[int]]:
-    """Per region, the other regions with tasks that are `earlier` than one of its own."""
-    region_of = {task.number: r for r, own in tasks.items() for task in own}
+def _kernels(earlier: Callable[[Task], set[int]], tasks: Tasks) -> dict[int, set[int]]:
+    """Per kernel, the other kernels with tasks that are `earlier` than one of its own."""
+    kernel_of = {task.number: k for k, own in tasks.items() for task in own}
     return {
-        r: {region_of[n] for task in own for n in earlier(task)} - {r} for r, own in tasks.items()
+        k: {kernel_of[n] for task in own for n in earlier(task)} - {k} for k, own in tasks.items()
     }
 
 
@@ -101,19 +101,19 @@ def _with_late_stores(before: Mapping[int, set[int]], tasks: Tasks) -> dict[int,
     """
     after = inverted(before)
     stores = {
-        r for r, own in tasks.items() if not after[r] and all(t.op.name == WRITE for t in own)
+        k for k, own in tasks.items() if not after[k] and all(t.op.name == WRITE for t in own)
     }
-    late = {r: set(earlier) for r, earlier in before.items()}
-    for region in stores:
-        for made in before[region]:
+    late = {k: set(earlier) for k, earlier in before.items()}
+    for kernel in stores:
+        for made in before[kernel]:
             if _flies(tasks[made]):
-                late[region] |= set(after[made]) - stores
+                late[kernel] |= set(after[made]) - stores
     return late
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """Regions, those each waits for, and what makes one the next among the ready: collectives and
+    """Kernels, those each waits for, and what makes one the next among the ready: collectives and
     what feeds them (`urgent`) first, those that no contraction waits for (`idle`) last of these.
     """
 
@@ -122,43 +122,43 @@ class _Ranked:
     idle: set[int]
 
     def rank(self, place: Mapping[int, float]) -> dict[int, Rank]:
-        """The rank of every region, of which the lowest comes first; `place` tells those apart that
+        """The rank of every kernel, of which the lowest comes first; `place` tells those apart that
         are of a kind.
         """
-        return {r: (r not in self.urgent, r in self.idle, place[r]) for r in self.before}
+        return {k: (k not in self.urgent, k in self.idle, place[k]) for k in self.before}
 
     def listed(self, place: Mapping[int, float]) -> list[int]:
-        """Regions in dependency order by rank alone."""
+        """Kernels in dependency order by rank alone."""
         rank = self.rank(place)
-        found = topological(self.before, lambda r: (*rank[r], r))
-        assert len(found) == len(self.before), "regions wait for each other"
+        found = topological(self.before, lambda k: (*rank[k], k))
+        assert len(found) == len(self.before), "kernels wait for each other"
         return found
 
 
 def _in_program_order(before: Mapping[int, set[int]], tasks: Tasks) -> tuple[_Ranked, list[int]]:
-    """Regions in dependency order: ready collectives (and what feeds them) first, in the order
+    """Kernels in dependency order: ready collectives (and what feeds them) first, in the order
     their results are needed, else the one that comes first in the program. Collectives that give
     way are behind the tokens they wait for.
     """
     after = inverted(before)
     urgent, idle = _urgent(after, tasks), _idle(after, tasks)
-    idle |= {r for r in urgent if idle.issuperset(after[r])}
+    idle |= {k for k in urgent if idle.issuperset(after[k])}
     ranked = _Ranked(before, urgent, idle)
-    place = {r: max(task.number for task in own) for r, own in tasks.items()}
+    place = {k: max(task.number for task in own) for k, own in tasks.items()}
     order = ranked.listed(place)
-    at = {region: number for number, region in enumerate(order)}
-    needed = {r: min((at[x] for x in after[r]), default=len(order)) for r in order}
-    for region in reversed(order):
-        if region in urgent:
-            needed[region] = min(
-                (needed[x] for x in after[region] if x in urgent), default=needed[region]
+    at = {kernel: number for number, kernel in enumerate(order)}
+    needed = {k: min((at[x] for x in after[k]), default=len(order)) for k in order}
+    for kernel in reversed(order):
+        if kernel in urgent:
+            needed[kernel] = min(
+                (needed[x] for x in after[kernel] if x in urgent), default=needed[kernel]
             )
-            place[region] = needed[region]
+            place[kernel] = needed[kernel]
     order = ranked.listed(place)
     tokens = DependencyTokens(tasks, order, before, idle).tokens()
     if not tokens:
         return ranked, order
-    behind = {r: {*earlier, tokens[r]} if r in tokens else earlier for r, earlier in before.items()}
+    behind = {k: {*earlier, tokens[k]} if k in tokens else earlier for k, earlier in before.items()}
     ranked = replace(ranked, before=behind)
     return ranked, ranked.listed(place)
 
@@ -168,10 +168,10 @@ def _idle(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     what follows from them: streams and engines take it up last.
     """
     found: set[int] = set()
-    for region in tasks:
-        if _flies(tasks[region]) and region not in found:
-            behind = reached((region,), after.__getitem__)
-            if not any(task.kind == CONTRACT for r in behind for task in tasks[r]):
+    for kernel in tasks:
+        if _flies(tasks[kernel]) and kernel not in found:
+            behind = reached((kernel,), after.__getitem__)
+            if not any(task.kind == CONTRACT for k in behind for task in tasks[k]):
                 found |= behind
     return found
 
@@ -180,18 +180,18 @@ def _urgent(after: Mapping[int, Sequence[int]], tasks: Tasks) -> set[int]:
     """Collectives, and single light ops that only bring a source into place for them; where a
     source is put together, all writes of its parts.
     """
-    found = {r for r, own in tasks.items() if _flies(own)}
-    light = {r for r, own in tasks.items() if after[r] and _is_light(own)}
-    sources = {r for r in light if found.issuperset(after[r])}
+    found = {k for k, own in tasks.items() if _flies(own)}
+    light = {k for k, own in tasks.items() if after[k] and _is_light(own)}
+    sources = {k for k in light if found.issuperset(after[k])}
     while sources:
         found |= sources
-        parts = (r for r in light - found if any(t.op.name == WRITE for t in tasks[r]))
-        sources = {r for r in parts if found.issuperset(after[r])}
+        parts = (k for k in light - found if any(t.op.name == WRITE for t in tasks[k]))
+        sources = {k for k in parts if found.issuperset(after[k])}
     return found
 
 
 def _flies(tasks: Sequence[Task]) -> bool:
-    """Whether a region is a collective."""
+    """Whether a kernel is a collective."""
     return tasks[0].kind == COLLECTIVE
 
 

@@ -2,7 +2,7 @@
 memory.
 
 An update of a tensor that nothing reads afterwards happens in place. The write itself is
-elementwise in its update, so that it joins the region that computes the update.
+elementwise in its update, so that it joins the kernel that computes the update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower.labels import Labels
 from shardwright.compiler.lower.registry import Lowering, first_operand, register, register_maker
 from shardwright.compiler.lower.task import WRITE, Task, Window

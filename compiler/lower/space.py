@@ -1,8 +1,8 @@
-"""The index space of one region: labels of its operands and results.
+"""The index space of one kernel: labels of its operands and results.
 
 Operands that come from memory share atoms when they are views of one tensor, so that a row read
 twice is one row; if that merges independent indices, every use gets atoms of its own. Values of the
-region pass through reshapes, transposes and broadcasts; a slice of one is a border.
+kernel pass through reshapes, transposes and broadcasts; a slice of one is a border.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.compiler.lower.task import WRITE, Task
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why tasks may not be one region.
+    """Why tasks may not be one kernel.
 
     `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
     traffic, intensity, code, slower.
@@ -67,11 +67,11 @@ class Space:
         return self._operands[key]
 
     def set_operand(self, task: Task, k: int, labels: Labels) -> None:
-        """Give a value that is re-made inside the region the labels of its use."""
+        """Give a value that is re-made inside the kernel the labels of its use."""
         self._operands[(task.number, k)] = labels
 
     def is_inside(self, value: Value) -> bool:
-        """True when `value` is seen from a result of this region, not loaded."""
+        """True when `value` is seen from a result of this kernel, not loaded."""
         return self.body.base(value) in self._inside
 
     def _value(self, value: Value) -> Labels:
@@ -84,12 +84,12 @@ class Space:
 
     def _internal(self, base: Value, chain: Sequence[Value]) -> Labels:
         if self.body.producer[base].op.name == WRITE:
-            self.refuse("a value assembled in memory is read in the same region")
+            self.refuse("a value assembled in memory is read in the same kernel")
         labels = self.results[base]
         for view in chain:
             below = self._through(self.body.views[view], labels)
             if below is None:
-                self.refuse("a part of a value is read in the region that makes it")
+                self.refuse("a part of a value is read in the kernel that makes it")
             labels = below
         return labels
 

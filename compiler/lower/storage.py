@@ -1,6 +1,6 @@
 """Which memory every value of a function lives in, and the order that sharing memory demands.
 
-Inputs, outputs and constants are tensors; what crosses regions goes to scratch. An output that
+Inputs, outputs and constants are tensors; what crosses kernels goes to scratch. An output that
 shares the memory of an input is written where it belongs when every reader of the old value can run
 before; otherwise it is computed apart and copied at the end (`NeedsScratchError` asks for that).
 """
@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import keeps_order, permutation
 from shardwright.compiler.ir.ops import UnfoldAttrs
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.lower import views
 from shardwright.compiler.lower.body import Body
 from shardwright.compiler.lower.excess import is_held_wide
@@ -82,7 +82,7 @@ class Storage:
         self._fixed = (list(self.tensors), dict(self._home))
 
     def reset(self) -> None:
-        """Forget scratch and constants, before regions are written out again."""
+        """Forget scratch and constants, before kernels are written out again."""
         self.tensors, self._home = list(self._fixed[0]), dict(self._fixed[1])
 
     def output_of(self, tensor: int) -> int:

@@ -1,7 +1,7 @@
-"""Which tasks may be one strip region, or a contraction with the conversions and writes of its
+"""Which tasks may be one strip kernel, or a contraction with the conversions and writes of its
 result.
 
-A strip region walks one set of parallel indices and keeps everything else of a row on chip. Its
+A strip kernel walks one set of parallel indices and keeps everything else of a row on chip. Its
 rows must be many enough for the partitions, and the values alive at a time must fit.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EPILOGUE = frozenset(("convert", COPY, WRITE))
 MIN_ROWS = 32  # fewer rows would leave most of the 128 partitions idle (our choice)
-MAX_SPREAD = 4  # points of a region over those of its largest value (our choice)
+MAX_SPREAD = 4  # points of a kernel over those of its largest value (our choice)
 SMALL_POINTS = 1 << 14  # one tile of 128 rows: below that a longer walk costs nothing
 _ROW_BYTES = 4  # values are held as fp32 on chip
 
@@ -62,7 +62,7 @@ class StripRule(Rule):
         parallel = _parallel(space, tasks, inner)
         biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
         if _wanders(space, tasks):
-            return Refusal("space", "values walk indices that no value of the region joins")
+            return Refusal("space", "values walk indices that no value of the kernel joins")
         if not parallel:
             whole = any(
                 t.number in inner and extent(all_leaves(space.operand(t, 0))) > 1 for t in tasks
@@ -81,7 +81,7 @@ class StripRule(Rule):
 
 
 def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
-    """Whether the indices of a region are many times those of any value: tiles would walk the
+    """Whether the indices of a kernel are many times those of any value: tiles would walk the
     product of spaces that have nothing to do with each other.
     """
     walked = [set(all_leaves(space.results[t.result])) for t in tasks]
@@ -92,7 +92,7 @@ def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
 
 
 def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:
-    """Atoms every value walks, or that only reductions whose result leaves the region remove."""
+    """Atoms every value walks, or that only reductions whose result leaves the kernel remove."""
     walked = []
     for task in tasks:
         span = set(all_leaves(space.results[task.result]))

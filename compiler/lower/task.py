@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shardwright.compiler.diagnostics import CompileError, Loc
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower.landing import is_run
 
 COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
@@ -92,7 +92,7 @@ class Task:
 
 
 class ClashError(Exception):
-    """Two tasks may not share a region: one would overwrite what the other still reads, or needs
+    """Two tasks may not share a kernel: one would overwrite what the other still reads, or needs
     the other's result in memory.
     """
 

@@ -18,10 +18,10 @@ from shardwright.compiler.lower.task import COLLECTIVE, CONTRACT, Task
 
 
 class DependencyTokens:
-    """Which collectives wait for which. The order of regions without tokens is cut by the layer's
+    """Which collectives wait for which. The order of kernels without tokens is cut by the layer's
     own collectives in it: window `w` is the code behind `w` of them.
 
-    `tasks` are those of every region, `before` the regions it waits for, `idle` the regions no
+    `tasks` are those of every kernel, `before` the kernels it waits for, `idle` the kernels no
     contraction waits for.
     """
 
@@ -33,15 +33,15 @@ class DependencyTokens:
         idle: Collection[int],
     ) -> None:
         self.tasks, self.order, self.before, self.idle = tasks, order, before, idle
-        self.place = {region: at for at, region in enumerate(order)}
-        flying = [r for r in order if self.tasks[r][0].kind == COLLECTIVE]
-        self.low_priority = [r for r in flying if getattr(self._op(r).attrs, "low_priority", False)]
-        behind = self._following([r for r in self.low_priority if r in self.idle])
-        self.own = [r for r in flying if r not in self.low_priority and r not in behind]
-        self.starts = [self.place[r] for r in self.own]
+        self.place = {kernel: at for at, kernel in enumerate(order)}
+        flying = [k for k in order if self.tasks[k][0].kind == COLLECTIVE]
+        self.low_priority = [k for k in flying if getattr(self._op(k).attrs, "low_priority", False)]
+        behind = self._following([k for k in self.low_priority if k in self.idle])
+        self.own = [k for k in flying if k not in self.low_priority and k not in behind]
+        self.starts = [self.place[k] for k in self.own]
 
     def tokens(self) -> dict[int, int]:
-        """Region of a collective of low priority -> region it starts behind.
+        """Kernel of a collective of low priority -> kernel it starts behind.
 
         Those that need nothing of this function are shared out over the windows by the work there:
         first what is needed here, which waits for the first of the layer's collectives at most, so
@@ -51,51 +51,51 @@ class DependencyTokens:
         """
         if not self.own:
             return {}
-        computed = self._following([r for r in self.order if self._computes(r)])
-        early = [r for r in self.low_priority if r not in computed]
-        early.sort(key=lambda r: r in self.idle)
+        computed = self._following([k for k in self.order if self._computes(k)])
+        early = [k for k in self.low_priority if k not in computed]
+        early.sort(key=lambda k: k in self.idle)
         window = dict(zip(early, self._shared(early), strict=True))
-        for region in self.low_priority:
-            if region in self.idle and region in computed:
-                made = max(self.place[r] for r in self.before[region])
-                window[region] = bisect_right(self.starts, made) + 1
-            elif region in window and region not in self.idle:
-                window[region] = min(window[region], self._needed(region) - 1, 1)
+        for kernel in self.low_priority:
+            if kernel in self.idle and kernel in computed:
+                made = max(self.place[k] for k in self.before[kernel])
+                window[kernel] = bisect_right(self.starts, made) + 1
+            elif kernel in window and kernel not in self.idle:
+                window[kernel] = min(window[kernel], self._needed(kernel) - 1, 1)
         last = len(self.own)
-        return {r: self.own[min(w, last) - 1] for r, w in window.items() if w > 0}
+        return {k: self.own[min(w, last) - 1] for k, w in window.items() if w > 0}
 
-    def _needed(self, region: int) -> int:
+    def _needed(self, kernel: int) -> int:
         """The window in which a result is read first."""
-        readers = (self.place[r] for r, earlier in self.before.items() if region in earlier)
+        readers = (self.place[k] for k, earlier in self.before.items() if kernel in earlier)
         return bisect_right(self.starts, min(readers))
 
     def _shared(self, early: Sequence[int]) -> list[int]:
         """Windows for collectives that could start at once: bytes follow work."""
         work = [0] * (len(self.own) + 1)
-        for at, region in enumerate(self.order):
-            work[bisect_right(self.starts, at)] += self._flops(region)
+        for at, kernel in enumerate(self.order):
+            work[bisect_right(self.starts, at)] += self._flops(kernel)
         reached = list(accumulate(work if any(work) else [1] * len(work)))
-        sizes = [sent_bytes(self._op(r)) for r in early]
+        sizes = [sent_bytes(self._op(k)) for k in early]
         ends = accumulate(sizes)
         middles = [(end - size / 2) / sum(sizes) for end, size in zip(ends, sizes, strict=True)]
         return [bisect_left(reached, middle * reached[-1]) for middle in middles]
 
-    def _op(self, region: int) -> Op:
-        """The collective of a region."""
-        return self.tasks[region][0].op
+    def _op(self, kernel: int) -> Op:
+        """The collective of a kernel."""
+        return self.tasks[kernel][0].op
 
-    def _computes(self, region: int) -> bool:
+    def _computes(self, kernel: int) -> bool:
         """True for what is named by a contraction, and the layer's own collectives."""
-        named = next(task for task in self.tasks[region] if task.number == region)
-        return named.kind == CONTRACT or region in self.own
+        named = next(task for task in self.tasks[kernel] if task.number == kernel)
+        return named.kind == CONTRACT or kernel in self.own
 
-    def _flops(self, region: int) -> int:
-        return sum(task.flops for task in self.tasks[region])
+    def _flops(self, kernel: int) -> int:
+        return sum(task.flops for task in self.tasks[kernel])
 
-    def _following(self, regions: Collection[int]) -> set[int]:
-        """`regions` and all that must run after one of them."""
-        found = set(regions)
-        for region in self.order:
-            if not found.isdisjoint(self.before[region]):
-                found.add(region)
+    def _following(self, kernels: Collection[int]) -> set[int]:
+        """`kernels` and all that must run after one of them."""
+        found = set(kernels)
+        for kernel in self.order:
+            if not found.isdisjoint(self.before[kernel]):
+                found.add(kernel)
         return found

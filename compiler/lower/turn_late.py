@@ -1,7 +1,7 @@
 """Conversions in front of the transposes that they read: another form of a function.
 
 A converted value is stored, and it lies as the conversion has it. Behind a transpose it suits a
-contraction on its own, whose summed index then walks the partitions; a row region reads the same
+contraction on its own, whose summed index then walks the partitions; a row kernel reads the same
 value in runs of one element. `function.py` compares both forms.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower.labels import Atom, Label, find, leaves, unify
 from shardwright.compiler.lower.task import Window
 

@@ -31,7 +31,7 @@ MAX_FILE_BYTES = MAX_RAW_BYTES = 2**32
 hundred megabytes."""
 FEATURE_ZSTD = 1
 FEATURE_SUBGRAPHS = 2  # functions have a subgraph per physical core of a logical NeuronCore
-FEATURE_BORDERS = 4  # regions follow each other without a barrier
+FEATURE_BORDERS = 4  # kernels follow each other without a barrier
 FEATURE_ROW_SUMS = 8  # instructions have a second destination
 KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS | FEATURE_BORDERS | FEATURE_ROW_SUMS
 

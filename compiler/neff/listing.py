@@ -1,4 +1,4 @@
-"""A program as text: buffers, calls, and per function every region with its meaning and its code.
+"""A program as text: buffers, calls, and per function every kernel with its meaning and its code.
 
 `neff dump` prints it and `neff diff` compares two of them, so what one shows the other can tell
 apart. One line says one thing, and equal programs have equal text. With `engines` only the
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from shardwright.compiler.isa.kernel import Tensor
+from shardwright.compiler.isa.kernel_text import body_lines, head_text
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     Engine,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
     Tile,
 )
-from shardwright.compiler.isa.region import Tensor
-from shardwright.compiler.isa.region_text import body_lines, head_text
 from shardwright.compiler.text.values import affine_text, value_text
 
 _STEP = "  "
@@ -44,18 +44,18 @@ def function_lines(
     engines: Collection[Engine] = (),
 ) -> Iterator[str]:
     """One function, or with `engines` its code for those queues alone."""
-    yield f"function {function.name} ({len(function.regions)} regions)"
+    yield f"function {function.name} ({len(function.kernels)} kernels)"
     for number, tensor in enumerate(function.tensors):
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"
     for number, call in enumerate(function.collectives):
         shape = " ".join("x".join(map(str, s)) for s in call.shapes)
         over = ",".join(call.axes) or "the host link"
         yield f"{_STEP}collective {number} {call.kind} over {over} {shape}"
-    for core, regions in enumerate(function.subgraphs):
+    for core, kernels in enumerate(function.subgraphs):
         if len(function.subgraphs) > 1:
             yield f"{_STEP}subgraph sg{core:02d} on physical core {core}"
-        for number, region in enumerate(regions):
-            yield from _region(number, region, locations, engines)
+        for number, kernel in enumerate(kernels):
+            yield from _kernel(number, kernel, locations, engines)
 
 
 def _buffer(buffer: ProgramBuffer) -> str:
@@ -87,27 +87,27 @@ def _steps(steps: Sequence[Call | Repeat], program: Program, depth: int) -> Iter
         yield f"{_STEP * depth}call {function.name}{registers} ({given}) -> ({made}){zone}"
 
 
-def _region(
+def _kernel(
     number: int,
-    region: Region,
+    kernel: Kernel,
     locations: Sequence[tuple[str, int, str]],
     engines: Collection[Engine],
 ) -> Iterator[str]:
-    meaning, where = region.program, ""
+    meaning, where = kernel.program, ""
     if 0 <= meaning.loc < len(locations):
         where = " from {}:{}".format(*locations[meaning.loc])
-    order = f" after {region.after} of the other core" if region.after else ""
-    start = "" if region.borders is None else " without a barrier"
-    yield f"{_STEP}region {number} {head_text(meaning)}{where}{order}{start}"
+    order = f" after {kernel.after} of the other core" if kernel.after else ""
+    start = "" if kernel.borders is None else " without a barrier"
+    yield f"{_STEP}kernel {number} {head_text(meaning)}{where}{order}{start}"
     if not engines:
         yield from (f"{_STEP * 2}{line}" for line in body_lines(meaning))
-        for position, tile in enumerate(region.tiles):
+        for position, tile in enumerate(kernel.tiles):
             yield f"{_STEP * 2}tile {position} {_tile(tile)}"
-        if region.tokens:
-            yield f"{_STEP * 2}semaphores {' '.join(map(str, region.tokens))}"
-        for position, (queue, back) in enumerate(region.borders or ()):
-            yield f"{_STEP * 2}border {position} {queue.value} behind region {number - back}"
-    yield from _code(region.body, 2, engines)
+        if kernel.tokens:
+            yield f"{_STEP * 2}semaphores {' '.join(map(str, kernel.tokens))}"
+        for position, (queue, back) in enumerate(kernel.borders or ()):
+            yield f"{_STEP * 2}border {position} {queue.value} behind kernel {number - back}"
+    yield from _code(kernel.body, 2, engines)
 
 
 def _tile(tile: Tile) -> str:

@@ -19,8 +19,8 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops.host import HOST, STORE
 from shardwright.compiler.ir.traits import IDENTITIES, UPDATES
 from shardwright.compiler.ir.types import Graph, TensorType, Value
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import Call, ProgramBuffer, Repeat, calls_of
-from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
 from shardwright.compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns

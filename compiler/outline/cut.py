@@ -21,7 +21,7 @@ from shardwright.compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from shardwright.compiler.ir.ops.host import EMPTY
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.outline import pieces
 from shardwright.compiler.outline.live_ranges import shrink_live_ranges

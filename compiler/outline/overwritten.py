@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.ir.traits import UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.passes.scalars import Known
 
 

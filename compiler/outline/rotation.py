@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardwright.compiler.ir.facts import behind
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.outline.cut import BITCASTS, LoopStep
 from shardwright.compiler.outline.pieces import MOVERS
 

@@ -2,7 +2,7 @@
 
 An index tensor made of counts and constants (positions against a table that is too short) is
 evaluated here, on global shapes, and refused with the user's line. Indices that are data are
-counted when the program runs (`sim_cluster/values/regions.py`).
+counted when the program runs (`sim_cluster/values/kernels.py`).
 """
 
 from __future__ import annotations

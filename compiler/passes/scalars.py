@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import chooses, counted_dim, stored, takes_at
 from shardwright.compiler.ir.ops import SliceAttrs
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.support.intervals import within
 
 

@@ -1,3 +1,3 @@
 """When and where code of a core runs: addresses on chip and in HBM, queues of engines, order of
-regions and physical cores.
+kernels and physical cores.
 """

@@ -1,4 +1,4 @@
-"""Addresses of on-chip tiles: every tile of a region gets its bytes of SBUF or its banks of PSUM.
+"""Addresses of on-chip tiles: every tile of a kernel gets its bytes of SBUF or its banks of PSUM.
 
 Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a
 tile lives from its first to its last use inside the body of the loop it rotates with.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.isa.program import Instr, Loop, Region, Space, Tile
+from shardwright.compiler.isa.program import Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.reach import patterns_of
 
@@ -42,19 +42,19 @@ class Life:
         return (*self.home, self.first), (*self.home, self.last + 1)
 
 
-def allocate(region: Region, limits: Limits) -> None:
-    """Set the address of every tile of `region`.
+def allocate(kernel: Kernel, limits: Limits) -> None:
+    """Set the address of every tile of `kernel`.
 
-    Raises CapacityError (SW_SBUF_CAPACITY, SW_PSUM_CAPACITY) naming region, tile and limit.
+    Raises CapacityError (SW_SBUF_CAPACITY, SW_PSUM_CAPACITY) naming kernel, tile and limit.
     """
-    lives = lifetimes(region)
+    lives = lifetimes(kernel)
     for space, capacity, unit in spaces(limits):
         sizes = {
             n: -(-tile.slots * tile.slot_bytes // unit) * unit
-            for n, tile in enumerate(region.tiles)
+            for n, tile in enumerate(kernel.tiles)
             if tile.space is space
         }
-        memory = _Memory(region, space, capacity, sizes)
+        memory = _Memory(kernel, space, capacity, sizes)
         if not memory.side_by_side():
             memory.share(lives)
 
@@ -67,11 +67,11 @@ def spaces(limits: Limits) -> tuple[tuple[Space, int, int], ...]:
     )
 
 
-def lifetimes(region: Region) -> list[Life]:
+def lifetimes(kernel: Kernel) -> list[Life]:
     """Life of every tile; a tile nobody touches lives nowhere (an empty range)."""
     homes: dict[int, Path] = {-1: ()}
-    uses: list[list[Path]] = [[] for _ in region.tiles]
-    for path, item in _paths(region.body, ()):
+    uses: list[list[Path]] = [[] for _ in kernel.tiles]
+    for path, item in _paths(kernel.body, ()):
         if isinstance(item, Loop):
             homes[item.register] = path
         else:
@@ -79,7 +79,7 @@ def lifetimes(region: Region) -> list[Life]:
             for number in tiles:
                 uses[number].append(path)
     lives = []
-    for tile, paths in zip(region.tiles, uses, strict=True):
+    for tile, paths in zip(kernel.tiles, uses, strict=True):
         home = homes[tile.loop] if paths else ()
         elements = [p[len(home)] for p in paths]
         lives.append(Life(home, min(elements, default=0), max(elements, default=-1)))
@@ -96,11 +96,11 @@ def _paths(body: Sequence[Instr | Loop], prefix: Path) -> Iterator[tuple[Path, I
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """One on-chip memory: its bytes per partition, and those of the region's tiles in it by number,
+    """One on-chip memory: its bytes per partition, and those of the kernel's tiles in it by number,
     rounded up so that the next tile starts aligned.
     """
 
-    region: Region
+    kernel: Kernel
     space: Space
     capacity: int
     sizes: Mapping[int, int]
@@ -111,7 +111,7 @@ class _Memory:
         if ends and ends[-1] > self.capacity:
             return False
         for (n, size), end in zip(self.sizes.items(), ends, strict=True):
-            self.region.tiles[n].address = end - size
+            self.kernel.tiles[n].address = end - size
         return True
 
     def share(self, lives: Sequence[Life]) -> None:
@@ -121,7 +121,7 @@ class _Memory:
         """
         whole = [
             Life(life.home, 0, _ALWAYS) if tile.slots > 1 and life.last >= 0 else life
-            for life, tile in zip(lives, self.region.tiles, strict=True)
+            for life, tile in zip(lives, self.kernel.tiles, strict=True)
         ]
         for used, in_turn in ((whole, True), (whole, False)):
             try:
@@ -145,7 +145,7 @@ class _Memory:
             if address + size > capacity:
                 raise self._overflow(n, address + size, capacity)
             cursor = address + size if in_turn else 0
-            self.region.tiles[n].address = address
+            self.kernel.tiles[n].address = address
             placed.append((first, end, (address, address + size)))
 
     def _small(self) -> tuple[list[int], int]:
@@ -159,17 +159,17 @@ class _Memory:
             if end - size < least:
                 break
             end -= size
-            self.region.tiles[n].address = end
+            self.kernel.tiles[n].address = end
             found.append(n)
         return found, end
 
     def _overflow(self, number: int, needed: int, capacity: int) -> CapacityError:
-        region, name = self.region, self.space.value.upper()
+        kernel, name = self.kernel, self.space.value.upper()
         return CapacityError(
             f"SW_{name}_CAPACITY",
-            f"region {region.program.name}, tile {region.tiles[number].name}: requires {needed}"
+            f"kernel {kernel.program.name}, tile {kernel.tiles[number].name}: requires {needed}"
             f" bytes of {name} per partition, the limit is {capacity}",
-            hint="a smaller sharded size or a smaller block of the region fits",
+            hint="a smaller sharded size or a smaller block of the kernel fits",
         )
 
 

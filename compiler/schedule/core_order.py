@@ -1,9 +1,9 @@
-"""Order between the two physical cores of a logical NeuronCore: which regions wait for the other
+"""Order between the two physical cores of a logical NeuronCore: which kernels wait for the other
 core.
 
-Cores share HBM only. A region starts when the other core has finished every earlier region of its
+Cores share HBM only. A kernel starts when the other core has finished every earlier kernel of its
 own that stores what this one touches, or touches what this one stores; halves of the same rows in a
-row of regions never wait. L0 checks the result with a race detector that knows nothing of this.
+row of kernels never wait. L0 checks the result with a race detector that knows nothing of this.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import STORES, Node, RegionProgram, Tensor, View, tensor_of
+from shardwright.compiler.isa.kernel import STORES, KernelProgram, Node, Tensor, View, tensor_of
+from shardwright.compiler.isa.program import Kernel
 from shardwright.compiler.schedule.reach import bytes_of, reach
 
 
@@ -27,18 +27,18 @@ class _Use:
     stores: bool
 
 
-def order_cores(subgraphs: Sequence[Sequence[Region]], tensors: Sequence[Tensor]) -> None:
-    """Set `Region.after` in every subgraph."""
+def order_cores(subgraphs: Sequence[Sequence[Kernel]], tensors: Sequence[Tensor]) -> None:
+    """Set `Kernel.after` in every subgraph."""
     if len(subgraphs) == 1:
         return
     uses = [_uses(subgraph, tensors) for subgraph in subgraphs]
     for mine, (subgraph, others) in enumerate(zip(subgraphs, reversed(uses), strict=True)):
-        for at, region in enumerate(subgraph):
-            region.after = _finished(uses[mine][at], others[:at])
+        for at, kernel in enumerate(subgraph):
+            kernel.after = _finished(uses[mine][at], others[:at])
 
 
 def _finished(uses: Sequence[_Use], earlier: Sequence[Sequence[_Use]]) -> int:
-    """How many of the other core's `earlier` regions must have finished."""
+    """How many of the other core's `earlier` kernels must have finished."""
     for number in range(len(earlier), 0, -1):
         if any(_clash(a, b) for a in uses for b in earlier[number - 1]):
             return number
@@ -50,11 +50,11 @@ def _clash(a: _Use, b: _Use) -> bool:
     return shared and (a.stores or b.stores)
 
 
-def _uses(regions: Sequence[Region], tensors: Sequence[Tensor]) -> list[list[_Use]]:
-    """What each region touches. A collective touches its source and target from start to wait."""
-    starts: dict[int, RegionProgram] = {}
+def _uses(kernels: Sequence[Kernel], tensors: Sequence[Tensor]) -> list[list[_Use]]:
+    """What each kernel touches. A collective touches its source and target from start to wait."""
+    starts: dict[int, KernelProgram] = {}
     found = []
-    for program in (region.program for region in regions):
+    for program in (kernel.program for kernel in kernels):
         if program.kind == "collective_start":
             starts[program.attrs["collective"]] = program
         elif program.kind == "collective_wait":
@@ -63,7 +63,7 @@ def _uses(regions: Sequence[Region], tensors: Sequence[Tensor]) -> list[list[_Us
     return found
 
 
-def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[_Use]:
+def _touched(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[_Use]:
     for node in program.nodes:
         if "view" in node.attrs:
             yield _of_node(node, program.atoms, tensors)

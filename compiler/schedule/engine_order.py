@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from shardwright.compiler.diagnostics import CapacityError
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Tensor, View, root_of
+from shardwright.compiler.isa.kernel import Tensor, View, root_of
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import end_address, share_bytes
 from shardwright.compiler.schedule.engine_spans import Span, Spans, apart, fixed
@@ -53,14 +53,14 @@ class Edge:
 _NAMES = {engine: engine.value for engine in Engine}
 
 
-def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> None:
-    """Add waits, signals and stand-ins to the code of `region` and set its `tokens`. Tiles must
+def order_engines(kernel: Kernel, tensors: Sequence[Tensor], limits: Limits) -> None:
+    """Add waits, signals and stand-ins to the code of `kernel` and set its `tokens`. Tiles must
     have addresses.
 
-    Raises CapacityError SW_SEMAPHORES when the region needs more semaphores than the core has.
+    Raises CapacityError SW_SEMAPHORES when the kernel needs more semaphores than the core has.
     """
     bodies: list[Ordered] = []
-    _order_body(region.body, None, 0, Memory(region, tensors), bodies)
+    _order_body(kernel.body, None, 0, Memory(kernel, tensors), bodies)
     for share in _SHARE:
         numbers, tokens = _semaphores(bodies, share)
         if len(tokens) <= limits.semaphores:
@@ -68,13 +68,13 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
     else:
         raise CapacityError(
             "SW_SEMAPHORES",
-            f"region {region.program.name} requires {len(tokens)} semaphores, the core has"
+            f"kernel {kernel.program.name} requires {len(tokens)} semaphores, the core has"
             f" {limits.semaphores}",
-            hint="split the region",
+            hint="split the kernel",
         )
     for ordered, chosen in zip(bodies, numbers, strict=True):
         _insert(ordered, chosen)
-    region.tokens = tuple(tokens)
+    kernel.tokens = tuple(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,11 @@ def _semaphores(bodies: Sequence[Ordered], share: str) -> tuple[list[list[int]],
 class Memory:
     """Which memories can hold the same bytes, and how far apart iterations that reuse them are."""
 
-    def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
-        self.tiles = region.tiles
+    def __init__(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+        self.tiles = kernel.tiles
         self.root = {n: root_of(tensors, n) for n in range(len(tensors))}
-        self.sharing = _sharing(region.tiles)
-        self.pointwise = _pointwise(region, self.root)
+        self.sharing = _sharing(kernel.tiles)
+        self.pointwise = _pointwise(kernel, self.root)
         self.spans = Spans()
 
     def keys(self, pattern: AccessPattern) -> Iterable[Key]:
@@ -154,11 +154,11 @@ class Memory:
         return self.is_window(key, loop) or loop.trip % self.back(key, loop.register) != 0
 
 
-def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
+def _pointwise(kernel: Kernel, root: Mapping[int, int]) -> set[int]:
     """Memory that is read by one node and written in place through the same view: each point
     depends on itself only, and the data flow from the load to the store already orders the two."""
     views: dict[int, dict[str, list[View]]] = {}
-    for node in region.program.nodes:
+    for node in kernel.program.nodes:
         view = node.attrs.get("view")
         if view is not None:
             views.setdefault(root[view.tensor], {}).setdefault(node.op, []).append(view)
@@ -167,7 +167,7 @@ def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
         loads, stores = by_op.get("load", []), by_op.get("store", [])
         same = {(v.offset, v.strides) for v in (*loads, *stores)}
         in_place = set(by_op) == {"load", "store"} and len(loads) == 1 and len(same) == 1
-        if in_place and _is_injective(loads[0], region.program.atoms):
+        if in_place and _is_injective(loads[0], kernel.program.atoms):
             found.add(number)
     return found
 

@@ -26,7 +26,7 @@ Parts = Mapping[int, Span | None]  # per tile; None when no one span covers the 
 
 
 class Spans:
-    """Spans of the elements of a region, each found once: the body an element is in asks for them,
+    """Spans of the elements of a kernel, each found once: the body an element is in asks for them,
     and every body around."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@ of the plan.
 
 Largest buffer first, into the smallest gap that fits among the buffers alive at the same time; the
 back-end study measured this order at the liveness bound on whole train steps. Positions are steps
-of whatever is planned: regions of a function, or calls of a program.
+of whatever is planned: kernels of a function, or calls of a program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.kernel import Tensor
 
 MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
 ALIGNMENT_BYTES = 256

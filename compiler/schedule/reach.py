@@ -1,11 +1,11 @@
-"""Which memory code and regions touch: from the first byte to the last, whatever lies between."""
+"""Which memory code and kernels touch: from the first byte to the last, whatever lies between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shardwright.compiler.isa.kernel import Tensor, root_of
 from shardwright.compiler.isa.program import AccessPattern, Instr
-from shardwright.compiler.isa.region import Tensor, root_of
 
 SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
 

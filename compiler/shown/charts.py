@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.machine.target import PS_PER_US
 
 WIDTH = 64

@@ -1,4 +1,4 @@
-"""Memory over time as text: scratch tensors of a function over its regions, arena buffers of a
+"""Memory over time as text: scratch tensors of a function over its kernels, arena buffers of a
 program over its calls. One row per tensor, one column per position, `#` while its bytes are in use.
 """
 
@@ -23,12 +23,12 @@ _ROW = 24  # columns of the bars of bytes in use
 
 
 def function_memory(function: Function) -> str:
-    """The tensors of a function, when the regions need them, and the scratch zone they share."""
+    """The tensors of a function, when the kernels need them, and the scratch zone they share."""
     return "\n".join(_function_lines(function)) + "\n"
 
 
 def _function_lines(function: Function) -> Iterator[str]:
-    programs = [region.program for region in function.regions]
+    programs = [kernel.program for kernel in function.kernels]
     spans, count = tensor_spans(programs), len(programs)
     scratch = [i for i, t in enumerate(function.tensors) if t.kind == "scratch"]
     lives = {i: hbm.Lifetime(function.tensors[i].num_bytes, *spans.get(i, (0, 0))) for i in scratch}
@@ -37,10 +37,10 @@ def _function_lines(function: Function) -> Iterator[str]:
     yield "Scratch tensors lie in the function's own zone and share its bytes when they live apart."
     yield ""
     yield f"scratch zone: {bytes_text(function.scratch_bytes)} ({function.scratch_bytes} bytes);"
-    yield f"no plan of these regions needs less than {bytes_text(bound)} ({bound} bytes)"
+    yield f"no plan of these kernels needs less than {bytes_text(bound)} ({bound} bytes)"
     yield ""
-    yield f"When tensors are in use; a column is a region, 0 to {count - 1}:"
-    rows: list[Sequence[object]] = [("tensor", "kind", "bytes", "at", "regions", "in use")]
+    yield f"When tensors are in use; a column is a kernel, 0 to {count - 1}:"
+    rows: list[Sequence[object]] = [("tensor", "kind", "bytes", "at", "kernels", "in use")]
     for number, tensor in enumerate(function.tensors):
         if number not in spans:
             continue
@@ -54,7 +54,7 @@ def _function_lines(function: Function) -> Iterator[str]:
         rows.append((number, tensor_text(tensor), size, place, f"{first}..{last}", chart))
     yield from table(rows, right=(0, 2))
     yield ""
-    yield "Scratch bytes in use while each region runs:"
+    yield "Scratch bytes in use while each kernel runs:"
     live = [
         sum(hbm.aligned(life.size_bytes) for life in lives.values() if life.start <= at <= life.end)
         for at in range(count)

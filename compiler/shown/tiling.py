@@ -1,4 +1,4 @@
-"""Tiling as text: how the index space of every region is cut into what lies on chip at a time.
+"""Tiling as text: how the index space of every kernel is cut into what lies on chip at a time.
 
 Which loop walks along which atom is read off the code itself: a DMA inside of the loop moves on by
 so many steps of that atom in HBM.
@@ -15,22 +15,22 @@ from typing import Any
 from shardwright.compiler.codegen.domain import Split
 from shardwright.compiler.codegen.generate import Codes, Recipe
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import STORES, Tensor, View
+from shardwright.compiler.isa.kernel_text import head_text
 from shardwright.compiler.isa.limits import limits_for, walk
-from shardwright.compiler.isa.program import Function, Instr, Loop, Region, Space
-from shardwright.compiler.isa.region import STORES, Tensor, View
-from shardwright.compiler.isa.region_text import head_text
+from shardwright.compiler.isa.program import Function, Instr, Kernel, Loop, Space
 from shardwright.compiler.machine.target import Limits, Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.schedule.allocate import Life, end_address, lifetimes
 from shardwright.compiler.shown.charts import bytes_text, span_chart, table, tensor_text, us_text
-from shardwright.compiler.timing.evaluate import RegionTime, function_segments
+from shardwright.compiler.timing.evaluate import KernelTime, function_segments
 
 Recipes = Sequence[Sequence[Recipe | None]]
 _CHART = 32
 _HEAD = """\
-How every region is cut into tiles.
+How every kernel is cut into tiles.
 
-An atom is an independent index of the region. A tile holds a block of it on chip, a loop walks over
+An atom is an independent index of the kernel. A tile holds a block of it on chip, a loop walks over
 its blocks; an atom that is folded is that of a sum, a maximum or a product. `partitions` are the
 {partitions} lanes of SBUF and PSUM, `elements` lie behind each other on one. A tile with several
 slots rotates: one slot is filled while another is read. `in use` shows when, from the first to the
@@ -43,7 +43,7 @@ the sum in PSUM, `staged` waits to be stored.
 A nest is what one planner tiles: `strip` (elementwise and folds of rows), `contraction` (one
 product), `row` (several products, or folds beside them, as in attention), `windows` (convolutions),
 `copy`. The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,
-RowPlan in compiler/codegen); numbers in it are atoms of the region as it was normalised.
+RowPlan in compiler/codegen); numbers in it are atoms of the kernel as it was normalised.
 
 `op N` is the N-th op, from 0, of the function's graph before its passes. Times are on the nominal
 machine.
@@ -54,32 +54,32 @@ _INSIDE = ("cost", "variant", "number", "run", "values")  # of plans: what says 
 def tiling_text(
     function: Function, recipes: Recipes, target: Target, options: CompileOptions
 ) -> str:
-    """The tiling of every region of a function; `recipes` are those of its physical cores."""
+    """The tiling of every kernel of a function; `recipes` are those of its physical cores."""
     limits, times = limits_for(target.name), _times(function, target)
     lines = _HEAD.format(partitions=limits.partitions).splitlines()
-    for core, regions in enumerate(function.subgraphs):
-        for number, region in enumerate(regions):
+    for core, kernels in enumerate(function.subgraphs):
+        for number, kernel in enumerate(kernels):
             name = f" on physical core {core}" if len(function.subgraphs) > 1 else ""
-            made_of = f" (op {region.program.loc})" if region.program.loc >= 0 else ""
-            lines += ["", f"region {number}{name}: {head_text(region.program)}{made_of}"]
-            if region.program.kind == "compute":
-                one = _Tiled(region, function.tensors, target, limits)
+            made_of = f" (op {kernel.program.loc})" if kernel.program.loc >= 0 else ""
+            lines += ["", f"kernel {number}{name}: {head_text(kernel.program)}{made_of}"]
+            if kernel.program.kind == "compute":
+                one = _Tiled(kernel, function.tensors, target, limits)
                 lines += one.lines()
                 lines += _timed(times[number])
                 lines += _searched(one, recipes[number][core], options)
     return "\n".join(lines) + "\n"
 
 
-def _times(function: Function, target: Target) -> dict[int, RegionTime]:
-    """Times of regions by number, as they follow each other."""
-    kinds = enumerate(region.program.kind for region in function.regions)
+def _times(function: Function, target: Target) -> dict[int, KernelTime]:
+    """Times of kernels by number, as they follow each other."""
+    kinds = enumerate(kernel.program.kind for kernel in function.kernels)
     numbers = [number for number, kind in kinds if not kind.startswith("collective")]
     segments = function_segments(function, target)
-    times = [time for segment in segments for time in segment.regions]
+    times = [time for segment in segments for time in segment.kernels]
     return dict(zip(numbers, times, strict=True))
 
 
-def _timed(time: RegionTime) -> Iterator[str]:
+def _timed(time: KernelTime) -> Iterator[str]:
     busy = ", ".join(f"{engine} {us_text(ps)}" for engine, ps in time.busy_ps.items())
     moved = bytes_text(time.hbm_bytes)
     yield f"  time: adds {us_text(time.duration_ps)} to a call, {moved} through HBM"
@@ -87,13 +87,13 @@ def _timed(time: RegionTime) -> Iterator[str]:
 
 
 class _Tiled:
-    """One region."""
+    """One kernel."""
 
     def __init__(
-        self, region: Region, tensors: Sequence[Tensor], target: Target, limits: Limits
+        self, kernel: Kernel, tensors: Sequence[Tensor], target: Target, limits: Limits
     ) -> None:
-        self.region, self.tensors, self.target, self.limits = region, tensors, target, limits
-        self.moving = [n for n in region.program.nodes if "view" in n.attrs]
+        self.kernel, self.tensors, self.target, self.limits = kernel, tensors, target, limits
+        self.moving = [n for n in kernel.program.nodes if "view" in n.attrs]
         self.views = [n.attrs["view"] for n in self.moving]
         self.walked = dict(self._walked())
 
@@ -103,10 +103,10 @@ class _Tiled:
         yield from self._atoms()
         yield from self._tiles()
         yield "  loops and what they hold:"
-        yield from _loops(self.region.body, self.walked, 2)
+        yield from _loops(self.kernel.body, self.walked, 2)
 
     def _touched(self) -> Iterator[str]:
-        """The tensors that the region reads and writes in HBM."""
+        """The tensors that the kernel reads and writes in HBM."""
         for what, is_sink in (("reads", False), ("writes", True)):
             nodes = [n for n in self.moving if (n.op in STORES) is is_sink]
             for number in dict.fromkeys(n.attrs["view"].tensor for n in nodes):
@@ -115,16 +115,16 @@ class _Tiled:
     def _along(self, atom: int) -> str:
         """The tensors that an atom walks along, and whether it is summed over."""
         numbers = sorted({v.tensor for v in self.views if v.strides[atom]})
-        folded = any(atom in n.attrs.get("over", ()) for n in self.region.program.nodes)
+        folded = any(atom in n.attrs.get("over", ()) for n in self.kernel.program.nodes)
         tensors = f" along {', '.join(f'tensor {n}' for n in numbers)}" if numbers else ""
         return f"{tensors}{', folded' if folded else ''}"
 
     def _atoms(self) -> Iterator[str]:
         yield "  atoms:"
-        for atom, size in enumerate(self.region.program.atoms):
+        for atom, size in enumerate(self.kernel.program.atoms):
             loops = [
                 f"loop r{loop.register}: {loop.trip} blocks of {block}"
-                for loop in _all_loops(self.region.body)
+                for loop in _all_loops(self.kernel.body)
                 for found, block in (self.walked.get(loop.register, (-1, 0)),)
                 if found == atom
             ]
@@ -132,19 +132,19 @@ class _Tiled:
             yield f"    atom {atom} of {size}{self._along(atom)}: {cut}"
 
     def _tiles(self) -> Iterator[str]:
-        if not self.region.tiles:
+        if not self.kernel.tiles:
             yield "  no tiles: a DMA moves HBM to HBM"
             return
         sizes = {Space.SBUF: self.limits.sbuf_bytes, Space.PSUM: self.limits.psum_bytes}
         for space, capacity in sizes.items():
-            tiles = [t for t in self.region.tiles if t.space is space]
+            tiles = [t for t in self.kernel.tiles if t.space is space]
             if tiles:
                 used = max(map(end_address, tiles)) - min(t.address for t in tiles)
                 of = f"{bytes_text(used)} of {bytes_text(capacity)}"
                 yield f"  {space.value.upper()}: {of} per partition"
         rows: list[Sequence[object]]
         rows = [("tile", "space", "partitions x elements", "slots", "bytes", "at", "in use")]
-        lives = zip(self.region.tiles, lifetimes(self.region), strict=True)
+        lives = zip(self.kernel.tiles, lifetimes(self.kernel), strict=True)
         for n, (t, life) in enumerate(lives):
             size = f"{t.partitions} x {t.elements} {t.dtype.value}"
             slots = f"{t.slots}{f' by r{t.loop}' if t.slots > 1 else ''}"
@@ -157,7 +157,7 @@ class _Tiled:
         """When a tile is in use, in elements of the body of the loop it belongs to."""
         if life.last < 0:
             return "never"
-        body, where = self.region.body, "region"
+        body, where = self.kernel.body, "kernel"
         for at in life.home:
             item = body[at]
             assert isinstance(item, Loop)
@@ -166,8 +166,8 @@ class _Tiled:
 
     def _walked(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
-        atoms = self.region.program.atoms
-        for loop in _all_loops(self.region.body):
+        atoms = self.kernel.program.atoms
+        for loop in _all_loops(self.kernel.body):
             moves = (m for i in walk(loop.body) for m in _moves(loop, i, self.views, atoms))
             yield from ((loop.register, move) for move in islice(moves, 1))
 
@@ -222,7 +222,7 @@ def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> It
     """What the tiling was chosen from."""
     if recipe is None:
         return
-    codes = Codes(one.region.program, one.tensors, one.target.name, 0, options)
+    codes = Codes(one.kernel.program, one.tensors, one.target.name, 0, options)
     apart = ", loads in bytes of their own" if recipe.loads_apart else ""
     beside = f", {recipe.ways} turns of the innermost loop side by side" if recipe.ways > 1 else ""
     yield f"  search: up to {recipe.share:.0%} of SBUF{beside}{apart}"

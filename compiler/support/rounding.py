@@ -22,7 +22,7 @@ EXACT = frozenset(
         *("constant", "iota", "register"),
     )
 )
-"""Ops of graphs and nodes of regions whose results are elements of their operands, or whole
+"""Ops of graphs and nodes of kernels whose results are elements of their operands, or whole
 numbers: nothing is rounded."""
 
 _SIGNIFICAND_BITS = {

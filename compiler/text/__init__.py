@@ -1,1 +1,1 @@
-"""What the text forms of graphs and regions share: words, fields, values."""
+"""What the text forms of graphs and kernels share: words, fields, values."""

@@ -1,6 +1,6 @@
 """Tokens of the text forms, and the cursor every parser of them moves along.
 
-One lexer serves graphs and regions: names, values (`%0`), numbers, strings, types and punctuation;
+One lexer serves graphs and kernels: names, values (`%0`), numbers, strings, types and punctuation;
 `//` starts a comment. A cursor refuses what does not fit at the user's line and column. What a
 token means is in `values.py` and in the parsers.
 """

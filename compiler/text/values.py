@@ -1,4 +1,4 @@
-"""Attribute values as text that says its type, for graphs and regions alike.
+"""Attribute values as text that says its type, for graphs and kernels alike.
 
 `4` `1.5` `true` `none` `word` `"any text"` `f32` `tensor<2xf32>` `[1, 2]` `{key=value}` `0xAB`
 (bytes) `<8+4*r3>` (affine) `tensor 2+8+4*r3[64, 1]` (a view) `bound{offset=0, ...}`. A word in
@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import TensorType, tensor_type
-from shardwright.compiler.isa.region import Affine, Bound, View
+from shardwright.compiler.isa.kernel import Affine, Bound, View
 from shardwright.compiler.text.elements import bits_text, read_bits
 from shardwright.compiler.text.fields import Given, field_values, from_fields
 from shardwright.compiler.text.lexer import Cursor, is_word, name_text

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from shardwright.compiler.isa.costs import instr_interval_ps
-from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
-from shardwright.compiler.isa.region import Tensor
+from shardwright.compiler.isa.kernel import Tensor
+from shardwright.compiler.isa.program import Engine, Function, Instr, Kernel, Loop, Space
 from shardwright.compiler.machine.target import PS_PER_S, CoreModel, Target
 from shardwright.compiler.timing.chain import DMA, Chain
 from shardwright.compiler.timing.max_plus import QUEUE, Timed, TimedLoop, timed_loop
@@ -26,7 +26,7 @@ _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 JUDGED_RECOVERY = 0.5
-"""Part of a region's stalls that its neighbours are taken to fill when code is chosen: the middle
+"""Part of a kernel's stalls that its neighbours are taken to fill when code is chosen: the middle
 of what they may do (our choice, docs/design/0061). At 0 code wins that waits less and works more,
 which a step that fills stalls pays for; at 1 code that only waits costs nothing.
 """
@@ -39,8 +39,8 @@ to compute less, which a step that hides its collectives behind it pays for.
 
 
 @dataclass(frozen=True, slots=True)
-class RegionTime:
-    """One region: duration, busy time per engine, time with any compute engine busy, bytes through
+class KernelTime:
+    """One kernel: duration, busy time per engine, time with any compute engine busy, bytes through
     HBM; `lone_ps` of the duration one physical core works while the other has no part in it."""
 
     name: str
@@ -55,7 +55,7 @@ class RegionTime:
 class Segment:
     """A stretch of a function between collective events.
 
-    kind `compute`: regions back to back. kind `start` and `wait`: collective number `collective` of
+    kind `compute`: kernels back to back. kind `start` and `wait`: collective number `collective` of
     the function.
     """
 
@@ -65,12 +65,12 @@ class Segment:
     busy_ps: Mapping[str, int] = field(default_factory=dict)
     hbm_bytes: int = 0
     collective: int = -1
-    regions: tuple[RegionTime, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
 
     @property
     def lone_ps(self) -> int:
         """Time in which one physical core has no part in what the other one does."""
-        return sum(r.lone_ps for r in self.regions)
+        return sum(k.lone_ps for k in self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +82,28 @@ class Shares:
 
 
 class _Costs:
-    """A region's code with its costs at several shares (`bodies`), and what it adds up to at each,
+    """A kernel's code with its costs at several shares (`bodies`), and what it adds up to at each,
     whatever waits for what. Only DMA differs between shares. `recorded`: intervals of compute
     engines are kept at the first.
     """
 
     def __init__(
         self,
-        region: Region,
+        kernel: Kernel,
         tensors: Sequence[Tensor],
         target: Target,
         points: Sequence[Shares],
         recorded: bool,
     ) -> None:
-        self.region, self.tensors, self.core = region, tensors, target.core
+        self.kernel, self.tensors, self.core = kernel, tensors, target.core
         rate = target.hbm_bytes_per_s_per_core
         self.rates = [(point.dma, rate * point.hbm) for point in points]
         self.recorded = recorded
         self.busy = [dict.fromkeys(Engine, 0) for _ in points]
         self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
         self.hbm_bytes = 0
-        self.is_code = region.program.kind == "compute"
-        self.bodies = self._costed(region.body, 1)
+        self.is_code = kernel.program.kind == "compute"
+        self.bodies = self._costed(kernel.body, 1)
 
     def _costed(self, items: Sequence[Instr | Loop], times: int) -> list[list[Timed | TimedLoop]]:
         """Instructions and loops that run `times` times with their costs, per point."""
@@ -123,7 +123,7 @@ class _Costs:
         return out
 
     def _dma(self, instr: Instr, times: int) -> list[Timed]:
-        whole = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        whole = instr_interval_ps(instr, self.kernel.tiles, self.tensors, self.core)
         moved = _hbm_bytes(instr, self.tensors)
         out = []
         for n, (share, bytes_per_s) in enumerate(self.rates):
@@ -137,7 +137,7 @@ class _Costs:
     def _compute(self, instr: Instr, times: int) -> list[Timed]:
         if instr.opcode in _TOKENS:
             return [_timed(instr, 0, 0)] * len(self.rates)
-        interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        interval = instr_interval_ps(instr, self.kernel.tiles, self.tensors, self.core)
         cycles = self.core.compute_latency_cycles
         latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
         latency += self.core.semaphore_ps if instr.signals else 0
@@ -147,27 +147,27 @@ class _Costs:
         return [first, *[first._replace(recorded=False)] * (len(self.rates) - 1)]
 
     def key(self, point: int) -> object:
-        """Equal for points at which the region costs the same."""
+        """Equal for points at which the kernel costs the same."""
         return tuple(self.moves[point])
 
-    def time(self, point: int, chain: Chain) -> RegionTime:
-        """The region at one point, as the next of `chain`."""
+    def time(self, point: int, chain: Chain) -> KernelTime:
+        """The kernel at one point, as the next of `chain`."""
         if self.is_code:
             return self.code_time(point, chain)
-        name = self.region.program.name
-        if self.region.program.kind == "idle":
+        name = self.kernel.program.name
+        if self.kernel.program.kind == "idle":
             chain.ended()
-            return RegionTime(name, 0, {}, 0, 0)
+            return KernelTime(name, 0, {}, 0, 0)
         chain.rest(self.core.dma_fixed_ps)  # register_load
-        return RegionTime(name, self.core.dma_fixed_ps, {}, 0, 4)
+        return KernelTime(name, self.core.dma_fixed_ps, {}, 0, 4)
 
-    def code_time(self, point: int, chain: Chain) -> RegionTime:
+    def code_time(self, point: int, chain: Chain) -> KernelTime:
         """The code at one point, as the next of `chain`: by how much it moves the end."""
         busy = self.busy[point]
-        duration, recorded = chain.run(self.region, self.bodies[point], sum(busy[e] for e in DMA))
+        duration, recorded = chain.run(self.kernel, self.bodies[point], sum(busy[e] for e in DMA))
         of_engines = {e.value: t for e, t in busy.items() if t}
         compute = min(duration, recorded)
-        return RegionTime(self.region.program.name, duration, of_engines, compute, self.hbm_bytes)
+        return KernelTime(self.kernel.program.name, duration, of_engines, compute, self.hbm_bytes)
 
     def busiest_ps(self, point: int) -> int:
         """Busy time of the busiest engine; loads and stores are one."""
@@ -180,8 +180,8 @@ def _timed(instr: Instr, interval_ps: int, latency_ps: int, recorded: bool = Fal
     return Timed(queue, interval_ps, latency_ps, waits, signals, recorded, instr.borders)
 
 
-def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime:
-    """A region whose duration above that of the busiest engine neighbours fill as far as the core's
+def _recovered(time: KernelTime, busiest_ps: int, core: CoreModel) -> KernelTime:
+    """A kernel whose duration above that of the busiest engine neighbours fill as far as the core's
     `stall_recovery` says.
     """
     stall = max(0, time.duration_ps - busiest_ps)
@@ -197,28 +197,28 @@ def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
 
 
 def instr_cost(
-    instr: Instr, region: Region, tensors: Sequence[Tensor], target: Target
+    instr: Instr, kernel: Kernel, tensors: Sequence[Tensor], target: Target
 ) -> tuple[int, int]:
     """(initiation interval, latency after it) of one instruction that signals; ps."""
-    alone = replace(region, body=[replace(instr, signals=(0,))])
+    alone = replace(kernel, body=[replace(instr, signals=(0,))])
     ((timed,),) = _Costs(alone, tensors, target, (Shares(),), recorded=False).bodies
     assert isinstance(timed, Timed)
     return timed.interval_ps, timed.latency_ps
 
 
-def region_times(
-    region: Region,
+def kernel_times(
+    kernel: Kernel,
     tensors: Sequence[Tensor],
     target: Target,
     points: Sequence[Shares],
     recorded: bool = True,
-) -> list[RegionTime]:
-    """Time of one region from barrier to barrier at every point. `compute_ps` is that of the first
+) -> list[KernelTime]:
+    """Time of one kernel from barrier to barrier at every point. `compute_ps` is that of the first
     and of points that cost the same, if `recorded`; else 0.
     """
-    costs = _Costs(region, tensors, target, points, recorded)
+    costs = _Costs(kernel, tensors, target, points, recorded)
 
-    def time(point: int) -> RegionTime:
+    def time(point: int) -> KernelTime:
         alone = costs.code_time(point, Chain(target.core.semaphore_ps))
         return _recovered(alone, costs.busiest_ps(point), target.core)
 
@@ -233,22 +233,22 @@ def _at_each(points: int, key: Callable[[int], object], made: Callable[[int], Ma
 
 
 _JUDGED = (Shares(JUDGED_DMA),)
-"""Where regions are judged."""
+"""Where kernels are judged."""
 
 
-def busiest_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
-    """Busy time of the busiest engine of a region as it is judged: `judged_ps` is no less, whatever
+def busiest_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
+    """Busy time of the busiest engine of a kernel as it is judged: `judged_ps` is no less, whatever
     waits for what.
     """
-    return _Costs(region, tensors, target, _JUDGED, recorded=False).busiest_ps(0)
+    return _Costs(kernel, tensors, target, _JUDGED, recorded=False).busiest_ps(0)
 
 
-def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
-    """How long a region is judged to take by those who choose between codes and merges: beside
+def judged_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
+    """How long a kernel is judged to take by those who choose between codes and merges: beside
     neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
     """
     machine = replace(target, core=replace(target.core, stall_recovery=JUDGED_RECOVERY))
-    return region_times(region, tensors, machine, _JUDGED, recorded=False)[0].duration_ps
+    return kernel_times(kernel, tensors, machine, _JUDGED, recorded=False)[0].duration_ps
 
 
 def function_segments(
@@ -263,7 +263,7 @@ def function_segments(
 def segments_at(
     function: Function, target: Target, points: Sequence[Shares], recorded: bool = True
 ) -> list[tuple[Segment, ...]]:
-    """`function_segments` at every point; `recorded` as in `region_times`.
+    """`function_segments` at every point; `recorded` as in `kernel_times`.
 
     Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
     duration is that of the slower one.
@@ -279,25 +279,25 @@ def segments_at(
 def _coded(
     function: Function, target: Target, points: Sequence[Shares], recorded: bool
 ) -> Iterator[list[_Costs]]:
-    """The regions of all physical cores, step by step.
+    """The kernels of all physical cores, step by step.
 
     The cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): one whose
     partner is idle has all of its bandwidth (inferred).
     """
-    for regions in zip(*function.subgraphs, strict=True):
-        bank = len(regions) if any(r.program.kind == "idle" for r in regions) else 1
+    for kernels in zip(*function.subgraphs, strict=True):
+        bank = len(kernels) if any(k.program.kind == "idle" for k in kernels) else 1
         shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        yield [_Costs(r, function.tensors, target, shared, recorded) for r in regions]
+        yield [_Costs(k, function.tensors, target, shared, recorded) for k in kernels]
 
 
 def _segments(
     coded: Sequence[Sequence[_Costs]], point: int, core: CoreModel
 ) -> tuple[Segment, ...]:
-    """Regions of every physical core at one point as segments."""
+    """Kernels of every physical core at one point as segments."""
     out: list[Segment] = []
     pending = _Cores(core, len(coded[0]) if coded else 1)
     for number, codes in enumerate(coded):
-        first = codes[0].region.program
+        first = codes[0].kernel.program
         if first.kind in _EVENTS:
             out += pending.taken(number + 1)
             kind = first.kind.removeprefix("collective_")
@@ -309,7 +309,7 @@ def _segments(
 
 @dataclass(frozen=True, slots=True)
 class EngineSpan:
-    """An engine in a region: from when to when since the last collective, and how long it is busy
+    """An engine in a kernel: from when to when since the last collective, and how long it is busy
     in between.
     """
 
@@ -319,12 +319,12 @@ class EngineSpan:
 
 
 def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, EngineSpan]]]:
-    """Per region of every physical core what its engines do when, if the core shares nothing; empty
-    for regions without code. Times are those of the queues alone (`stall_recovery` left out).
+    """Per kernel of every physical core what its engines do when, if the core shares nothing; empty
+    for kernels without code. Times are those of the queues alone (`stall_recovery` left out).
     """
     pending = _Cores(target.core, len(function.subgraphs))
     for number, codes in enumerate(_coded(function, target, (Shares(),), recorded=False)):
-        if codes[0].region.program.kind in _EVENTS:
+        if codes[0].kernel.program.kind in _EVENTS:
             pending.taken(number + 1)
             yield [{} for _ in codes]
             continue
@@ -340,7 +340,7 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
 class _Cores:
     """The clocks of the physical cores between two collectives, and what they did together.
 
-    Every physical core runs its regions in order; a region that waits for the other core starts
+    Every physical core runs its kernels in order; a kernel that waits for the other core starts
     after it, one semaphore later.
     """
 
@@ -349,11 +349,11 @@ class _Cores:
         self._begin(0)
 
     def add(self, codes: Sequence[_Costs], point: int) -> None:
-        """One region of every core."""
+        """One kernel of every core."""
         before = self._now()
         times = []
         for number, code in enumerate(codes):
-            awaited = code.region.after - self.first
+            awaited = code.kernel.after - self.first
             if awaited > 0:
                 other = self.chains[1 - number].ends[awaited - 1]
                 self.chains[number].hold(other + self.core.semaphore_ps)
@@ -361,15 +361,15 @@ class _Cores:
         duration, moved = self._now() - before, sum(t.hbm_bytes for t in times)
         # Halves run the same code side by side: what computes is the busier one.
         compute = min(duration, max(t.compute_ps for t in times))
-        together = RegionTime(times[0].name, duration, _busy_ps(times), compute, moved)
+        together = KernelTime(times[0].name, duration, _busy_ps(times), compute, moved)
         if busiest := [code.busiest_ps(point) for code in codes if code.is_code]:
             together = _recovered(together, max(busiest), self.core)
-        lone = any(code.region.program.kind == "idle" for code in codes)
+        lone = any(code.kernel.program.kind == "idle" for code in codes)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 
     def taken(self, first: int) -> list[Segment]:
         """Everything so far, if anything; both cores are at the same point then. `first` is the
-        next region.
+        next kernel.
         """
         times = self.times
         self._begin(first)
@@ -377,18 +377,18 @@ class _Cores:
             return []
         whole = sum(t.duration_ps for t in times), sum(t.compute_ps for t in times)
         moved = sum(t.hbm_bytes for t in times)
-        return [Segment("compute", *whole, _busy_ps(times), moved, regions=tuple(times))]
+        return [Segment("compute", *whole, _busy_ps(times), moved, kernels=tuple(times))]
 
     def _begin(self, first: int) -> None:
-        self.first = first  # number of the first region of the stretch
+        self.first = first  # number of the first kernel of the stretch
         self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
-        self.times: list[RegionTime] = []
+        self.times: list[KernelTime] = []
 
     def _now(self) -> int:
         return max(chain.end_ps for chain in self.chains)
 
 
-def _busy_ps(times: Sequence[RegionTime]) -> dict[str, int]:
+def _busy_ps(times: Sequence[KernelTime]) -> dict[str, int]:
     """Busy time per engine of all of them."""
     busy: dict[str, int] = {}
     for time in times:

@@ -8,8 +8,8 @@ alone would be wrong: a prefetching DMA queue drifts relative to the tensor engi
 knows no absolute time, so a loop that is entered twice in the same relative state is evaluated
 once. `tests/support/event_heap.py` is the oracle.
 
-A timeline goes on through regions that no barrier separates: clocks stay, semaphores are new, and
-borders are instants that earlier regions have fixed. An instant that the clock of a queue has
+A timeline goes on through kernels that no barrier separates: clocks stay, semaphores are new, and
+borders are instants that earlier kernels have fixed. An instant that the clock of a queue has
 passed decides nothing any more, so loops fold as before.
 """
 
@@ -95,7 +95,7 @@ class _Outcome(NamedTuple):
 
 
 class Timeline:
-    """Clocks and tokens of one region after the other, and the busy intervals that the last one
+    """Clocks and tokens of one kernel after the other, and the busy intervals that the last one
     recorded.
     """
 
@@ -105,7 +105,7 @@ class Timeline:
         self.enter(tokens)
 
     def enter(self, tokens: Sequence[int], borders: Sequence[int] = ()) -> None:
-        """Come to the next region. `borders` are the times at which its borders are passed."""
+        """Come to the next kernel. `borders` are the times at which its borders are passed."""
         now = min(self.clock)  # tokens that are there from the start hold nobody up
         self.tokens = [deque([now] * n) for n in tokens]
         self.borders = borders

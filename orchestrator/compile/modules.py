@@ -158,11 +158,11 @@ class Watch(Observer):
         budget.check_operator_instructions([function], options.optlevel)
         count = budget.function_instructions(function, options.optlevel)
         self.instructions += count
-        self._log.say("info", f"{unit.name}: {len(function.regions)} regions, {count} instructions")
-        for number, region in enumerate(chain.from_iterable(function.subgraphs)):
-            made = budget.count_instructions(region.body, unrolled=options.optlevel > 1)
-            name = f"{unit.name} region {number} {region.program.name}"
-            self._log.say("debug", f"{name} ({region.program.kind}): {made} instructions")
+        self._log.say("info", f"{unit.name}: {len(function.kernels)} kernels, {count} instructions")
+        for number, kernel in enumerate(chain.from_iterable(function.subgraphs)):
+            made = budget.count_instructions(kernel.body, unrolled=options.optlevel > 1)
+            name = f"{unit.name} kernel {number} {kernel.program.name}"
+            self._log.say("debug", f"{name} ({kernel.program.kind}): {made} instructions")
         self._log.dot()
 
 

@@ -31,10 +31,10 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "listing": "the linked program: buffers, calls, and where the code of functions is",
         },
         "functions": {
-            "fusion": "which operators share a region, what that saves, which merges were refused",
-            "regions": "what each region computes: the text of region programs",
+            "fusion": "which operators share a kernel, what that saves, which merges were refused",
+            "kernels": "what each kernel computes: the text of kernel programs",
             "tiling": "TILING: atoms, tiles on chip, loops, and what they were chosen from",
-            "memory": "LIVENESS of tensors between regions, and the scratch zone",
+            "memory": "LIVENESS of tensors between kernels, and the scratch zone",
             "overlap": "OVERLAP: what every engine does when; collectives and what runs beside",
             "listing": "the code: every instruction with its waits and signals",
             "chosen": "the code of the level asked for beside that of the default: who won",
@@ -54,13 +54,13 @@ How to find things
     programs/NAME/*-listing.txt says which functions it calls, and in which order.
   - Numbers count steps within a folder. A step that changed nothing has no file: the graph is that
     of the file before it.
-  - Graphs and regions are texts that `shardwright opt` reads back (docs/text-forms.md); comments
+  - Graphs and kernels are texts that `shardwright opt` reads back (docs/text-forms.md); comments
     (`//`) say where values live.
 
 Where to read
   tiling     functions/NAME/*-tiling.txt
   liveness   *-memory.txt here (a core, over the step), programs/NAME/*-memory.txt (between
-             functions), functions/NAME/*-memory.txt (between regions), tiles: *-tiling.txt
+             functions), functions/NAME/*-memory.txt (between kernels), tiles: *-tiling.txt
   overlap    functions/NAME/*-overlap.txt (engines, and collectives beside them), *-time.txt here
              (what is hidden in the end); programs/NAME: graphs behind `grouped`, `bucketed`,
              `shifted` and `prioritised` are those with layers moved

@@ -70,15 +70,15 @@ def _program(program: Program) -> dict[str, Any]:
 
 
 def _subgraphs(program: Program) -> dict[str, Any]:
-    """Instructions of every physical core, and how the regions are shared out between two."""
+    """Instructions of every physical core, and how the kernels are shared out between two."""
     counts = [0] * program.lnc
     for function in program.functions:
-        for core, regions in enumerate(function.subgraphs):
-            counts[core] += sum(count_instructions(r.body, unrolled=False) for r in regions)
+        for core, kernels in enumerate(function.subgraphs):
+            counts[core] += sum(count_instructions(k.body, unrolled=False) for k in kernels)
     found: dict[str, Any] = {f"sg{core:02d} instructions": n for core, n in enumerate(counts)}
     if program.lnc > 1:
-        found["regions on both"] = sum(f.num_regions("compute") for f in program.functions)
-        found["regions on sg00 alone"] = sum(f.num_regions("idle") for f in program.functions)
+        found["kernels on both"] = sum(f.num_kernels("compute") for f in program.functions)
+        found["kernels on sg00 alone"] = sum(f.num_kernels("idle") for f in program.functions)
     return found
 
 

@@ -1,4 +1,4 @@
-"""`--explain fusion`: the regions of every compiled function, what they keep on chip, and why they
+"""`--explain fusion`: the kernels of every compiled function, what they keep on chip, and why they
 are not larger.
 
 The functions are lowered again here, with the user's locations; compile units themselves carry
@@ -14,20 +14,20 @@ from typing import Any
 from rich.table import Table
 
 from shardwright.compiler.fusion.logical_core import LogicalCore
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.explain import Describe, explain_fusion
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.terminal import terminal
 
-_SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
+_SHOWN = 0.01  # of a function's bytes; smaller kernels are only counted
 _MIB = 2**20
 _FIRST_REGISTER = 1 << 20  # above every register of a function
 _NUMBERS = ("ops", "MiB moved", "avoided")
 
 
 def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
-    """One entry per distinct function of the job: name and regions, largest traffic first.
+    """One entry per distinct function of the job: name and kernels, largest traffic first.
 
     Raises the DiagnosticError of the stage that refuses.
     """
@@ -42,20 +42,20 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
         built = build(job, service, Stages())
     target = built.layout.target
     options = replace(job.compiler, lnc=target.lnc)
-    passes, judge = unit_passes(options, target.core.generation), LogicalCore(target, options)
+    passes, oracle = unit_passes(options, target.core.generation), LogicalCore(target, options)
     found = []
     for unit in outline(built.plan.step).functions:
         graph = run(unit.graph, passes)
-        stories = explain_fusion(graph, unit.signature, options, judge, notes_of(judge))
+        stories = explain_fusion(graph, unit.signature, options, oracle, notes_of(oracle))
         rows = [_entry(story) for story in sorted(stories, key=lambda s: -s.moved_bytes)]
-        found.append({"function": unit.name, "regions": rows})
+        found.append({"function": unit.name, "kernels": rows})
     return found
 
 
 def notes_of(core: LogicalCore) -> Describe:
-    """Notes on the code that `core` has for a region."""
+    """Notes on the code that `core` has for a kernel."""
 
-    def describe(program: RegionProgram, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    def describe(program: KernelProgram, tensors: Sequence[Tensor]) -> tuple[str, ...]:
         return core.generate(program, tensors, _FIRST_REGISTER).notes
 
     return describe
@@ -63,7 +63,7 @@ def notes_of(core: LogicalCore) -> Describe:
 
 def _entry(story: Any) -> dict[str, Any]:
     return {
-        "region": story.name,
+        "kernel": story.name,
         "location": f"{story.loc.file}:{story.loc.line}",
         "operators": story.operators,
         "moved_bytes": story.moved_bytes,
@@ -86,20 +86,20 @@ def show(functions: list[dict[str, Any]]) -> None:
 
 
 def _moved(function: dict[str, Any]) -> int:
-    return sum(r["moved_bytes"] for r in function["regions"])
+    return sum(k["moved_bytes"] for k in function["kernels"])
 
 
 def _table(function: dict[str, Any]) -> Table:
-    moved, rows = _moved(function), function["regions"]
+    moved, rows = _moved(function), function["kernels"]
     shown = [r for r in rows if r["moved_bytes"] >= _SHOWN * moved]
-    title = f"{function['function']}: {len(rows)} regions move {moved / _MIB:,.1f} MiB per call"
+    title = f"{function['function']}: {len(rows)} kernels move {moved / _MIB:,.1f} MiB per call"
     if len(shown) < len(rows):
         title += f" ({len(rows) - len(shown)} below 1 % not shown)"
-    columns = ("region", "where", *_NUMBERS, "not merged with")
+    columns = ("kernel", "where", *_NUMBERS, "not merged with")
     table = terminal.table(*columns, title=title, right=_NUMBERS)
     for row in shown:
         table.add_row(
-            "\n".join([row["region"], *row["notes"]]),
+            "\n".join([row["kernel"], *row["notes"]]),
             row["location"].rpartition("/")[2],
             str(row["operators"]),
             f"{row['moved_bytes'] / _MIB:,.1f}",

@@ -32,7 +32,7 @@ _LEAST = 5e-4  # of the step: less is 0.0 %
 def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
     """`{step_time_ps, functions, lines}`, the longest first: a function with its own breakdown, a
     line with its engines, operations and bytes. What is no code is a line of its category."""
-    functions = [{k: v for k, v in row.items() if k != "regions"} for row in report["functions"]]
+    functions = [{k: v for k, v in row.items() if k != "kernels"} for row in report["functions"]]
     lines = [*_code_lines(report), *_waits(report)]
     return {
         "step_time_ps": report["timing"]["step_time_ps"],
@@ -46,9 +46,9 @@ def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for function in report["functions"]:
         left = sum(function["breakdown_ps"].get(category, 0) for category in CODE)
-        for region in function["regions"]:
-            left -= region["time_ps"]
-            _add(found, region)
+        for kernel in function["kernels"]:
+            left -= kernel["time_ps"]
+            _add(found, kernel)
         if left:  # of functions that are summed up in one row
             _add(found, {"loc": "", "time_ps": left, "busy_ps": {}, "flops": 0, "hbm_bytes": 0})
     for line, row in found.items():
@@ -57,13 +57,13 @@ def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
         yield {"line": line, "what": what} | row | {"engines_ps": engines}
 
 
-def _add(found: dict[str, dict[str, Any]], region: Facts) -> None:
+def _add(found: dict[str, dict[str, Any]], kernel: Facts) -> None:
     empty = {"names": {}, "time_ps": 0, "engines_ps": Counter(), "flops": 0, "hbm_bytes": 0}
-    row = found.setdefault(region["loc"] or NO_LINE, empty)
-    row["names"][region.get("name", "other code")] = None
-    row["engines_ps"].update(region["busy_ps"])
+    row = found.setdefault(kernel["loc"] or NO_LINE, empty)
+    row["names"][kernel.get("name", "other code")] = None
+    row["engines_ps"].update(kernel["busy_ps"])
     for key in ("time_ps", "flops", "hbm_bytes"):
-        row[key] += region[key]
+        row[key] += kernel[key]
 
 
 def _waits(report: Report) -> Iterator[dict[str, Any]]:

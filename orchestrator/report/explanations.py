@@ -53,7 +53,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
             "explain_collectives",
             "every collective: algorithm and why, bytes, exposed time, other algorithms' times",
         ),
-        "fusion": Explanation("explain_fusion", "which regions the compiler made, and why"),
+        "fusion": Explanation("explain_fusion", "which kernels the compiler made, and why"),
         "memory": Explanation("memory_report", "what is live when, and what would save"),
         "sensitivity": Explanation(
             "explain_sensitivity", "how far every figure of the machine moves the step"

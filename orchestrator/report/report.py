@@ -152,8 +152,8 @@ def batch_section(built: Built) -> dict[str, int]:
 
 
 def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
-    """What a core of this report is, and how its physical cores share the work: regions that both
-    compute, regions that one computes alone, and the time of those in a step.
+    """What a core of this report is, and how its physical cores share the work: kernels that both
+    compute, kernels that one computes alone, and the time of those in a step.
     """
     target = built.layout.target
     functions = [f for program in built.programs.values() for f in program.functions]
@@ -162,8 +162,8 @@ def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
         "per_instance": target.cores,
         "hbm_bytes": target.hbm_bytes_per_core,
         "hypothetical": target.is_hypothetical,
-        "regions_cut": sum(f.num_regions("compute") for f in functions),
-        "regions_alone": sum(f.num_regions("idle") for f in functions),
+        "kernels_cut": sum(f.num_kernels("compute") for f in functions),
+        "kernels_alone": sum(f.num_kernels("idle") for f in functions),
         "alone_ps": timing.lone_ps,
     }
 
@@ -199,7 +199,7 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
 
 
 def _instructions(function: Function, unrolled: bool) -> int:
-    return sum(count_instructions(r.body, unrolled) for s in function.subgraphs for r in s)
+    return sum(count_instructions(k.body, unrolled) for s in function.subgraphs for k in s)
 
 
 def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:

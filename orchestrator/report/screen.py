@@ -117,7 +117,7 @@ def _judged(numerics: Facts) -> Iterator[tuple[dict[str, Any], str, str]]:
         cure = "if every leaf is right after one step, later steps read something old"
         yield loss, f"the loss of {loss['step']}", cure
     if (level := numerics["worst_l0"]) is not None:
-        name = f"{level['value']} of program {level['program']}, instructions against regions,"
+        name = f"{level['value']} of program {level['program']}, instructions against kernels,"
         yield level, name, "a defect of ours, please report it with the bundle"
 
 
@@ -164,7 +164,7 @@ def _values(report: Report) -> Said:
                 " draws",
             )
     if (worst := numerics["worst_l0"]) is not None:
-        yield "", f"instructions (L0) from regions (L1): {_apart(worst)}"
+        yield "", f"instructions (L0) from kernels (L1): {_apart(worst)}"
 
 
 def _apart(found: dict[str, Any]) -> str:

@@ -168,13 +168,13 @@ def logical_cores(report: Report) -> Said:
     cores = report["logical_cores"]
     if cores["lnc"] == 1:
         return
-    regions = cores["regions_cut"] + cores["regions_alone"]
+    kernels = cores["kernels_cut"] + cores["kernels_alone"]
     share = cores["alone_ps"] / report["timing"]["step_time_ps"]
     note = "[bold red]hypothetical[/], " if cores["hypothetical"] else ""
     text = (
         f"{note}LNC {cores['lnc']}: {cores['per_instance']} cores of"
-        f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
-        f" regions on one physical core alone, {share_text(share)} of the step"
+        f" {size_text(cores['hbm_bytes'])} per instance; {cores['kernels_alone']} of {kernels}"
+        f" kernels on one physical core alone, {share_text(share)} of the step"
     )
     yield "cores", Text.from_markup(text)
 

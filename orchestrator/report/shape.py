@@ -146,7 +146,7 @@ _TIMING = _open(
     engines=Entries(_open({AMOUNT: "busy_ps share"})),
     per_stage=Items(_open({NUMBER: "stage step_time_ps", PARTS: "breakdown_ps"})),
 )
-_REGION = _open({TEXT: "name loc", AMOUNT: "time_ps flops hbm_bytes", _AMOUNTS: "busy_ps"})
+_KERNEL = _open({TEXT: "name loc", AMOUNT: "time_ps flops hbm_bytes", _AMOUNTS: "busy_ps"})
 _FUNCTION = _open(
     {
         TEXT: "program function loc",
@@ -154,7 +154,7 @@ _FUNCTION = _open(
         AMOUNT: "time_ps flops hbm_bytes",
         _AMOUNTS: "breakdown_ps",
     },
-    regions=Items(_REGION),
+    kernels=Items(_KERNEL),
 )
 
 
@@ -263,7 +263,7 @@ _SECTIONS: dict[str, Shape] = {
         {
             SIZE: "lnc per_instance hbm_bytes",
             FLAG: "hypothetical",
-            NUMBER: "regions_cut regions_alone alone_ps",
+            NUMBER: "kernels_cut kernels_alone alone_ps",
         }
     ),
     "placement": _open(

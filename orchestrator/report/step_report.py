@@ -1,4 +1,4 @@
-"""Sections of a report about the parts of a step: its functions with their regions and source
+"""Sections of a report about the parts of a step: its functions with their kernels and source
 lines, the runs of programs on every stage, and one call of the longest functions.
 
 Times come from the `time` unit, operations and places from the linked programs. Lists are bounded;
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc
+from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import Function, Program
-from shardwright.compiler.isa.region import RegionProgram
 from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts
 
 FUNCTIONS = 100
-REGIONS = 40
+KERNELS = 40
 _CODE = ("compute", "memory")
 _EVENTS = ("collective_start", "collective_wait")
 
@@ -35,33 +35,33 @@ def _function(time: FunctionTime, programs: Mapping[str, Program]) -> dict[str, 
     program = programs[time.program]
     function = program.functions[time.number]
     code = sum(time.charged_ps.get(category, 0) for category in _CODE)
-    regions = sorted(_regions(time, function, program, code), key=lambda r: -r["time_ps"])
-    return _row(time, function.name, regions)
+    kernels = sorted(_kernels(time, function, program, code), key=lambda k: -k["time_ps"])
+    return _row(time, function.name, kernels)
 
 
-def _row(time: FunctionTime, name: str, regions: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(time: FunctionTime, name: str, kernels: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "program": time.program,
         "function": name,
         "calls": time.calls,
         "time_ps": sum(time.charged_ps.values()),
         "breakdown_ps": dict(time.charged_ps),
-        "flops": sum(r["flops"] for r in regions),
-        "hbm_bytes": sum(r["hbm_bytes"] for r in regions),
-        "loc": regions[0]["loc"] if regions else "",
-        "regions": _bounded(regions, REGIONS, "regions"),
+        "flops": sum(k["flops"] for k in kernels),
+        "hbm_bytes": sum(k["hbm_bytes"] for k in kernels),
+        "loc": kernels[0]["loc"] if kernels else "",
+        "kernels": _bounded(kernels, KERNELS, "kernels"),
     }
 
 
-def _regions(
+def _kernels(
     time: FunctionTime, function: Function, program: Program, code_ps: int
 ) -> Iterator[dict[str, Any]]:
-    """The regions of all calls. What the calls took is shared out by what a call takes alone."""
-    whole = sum(r.duration_ps for r in time.regions) or 1
+    """The kernels of all calls. What the calls took is shared out by what a call takes alone."""
+    whole = sum(k.duration_ps for k in time.kernels) or 1
     passed = 0
     code = zip(*function.subgraphs, strict=True)
     own = (same for same in code if same[0].program.kind not in _EVENTS)
-    for same, alone in zip(own, time.regions, strict=True):
+    for same, alone in zip(own, time.kernels, strict=True):
         before, passed, loc = passed, passed + alone.duration_ps, same[0].program.loc
         yield {
             "name": alone.name,
@@ -69,18 +69,18 @@ def _regions(
             "loc": str(Loc(*program.locations[loc])) if 0 <= loc < len(program.locations) else "",
             "time_ps": code_ps * passed // whole - code_ps * before // whole,
             "busy_ps": {engine: time.calls * ps for engine, ps in alone.busy_ps.items()},
-            "flops": time.calls * sum(flops(region.program) for region in same),
+            "flops": time.calls * sum(flops(kernel.program) for kernel in same),
             "hbm_bytes": time.calls * alone.hbm_bytes,
         }
 
 
-def flops(region: RegionProgram) -> int:
-    """Two per multiplication of the contractions of a region, as its code runs them."""
+def flops(kernel: KernelProgram) -> int:
+    """Two per multiplication of the contractions of a kernel, as its code runs them."""
     total = 0
-    for node in region.nodes:
+    for node in kernel.nodes:
         if node.op == "contract":
-            spanned = {atom for source in node.inputs for atom in region.nodes[source].atoms}
-            total += 2 * math.prod(region.atoms[atom] for atom in spanned)
+            spanned = {atom for source in node.inputs for atom in kernel.nodes[source].atoms}
+            total += 2 * math.prod(kernel.atoms[atom] for atom in spanned)
     return total
 
 
@@ -91,7 +91,7 @@ def _bounded(rows: list[dict[str, Any]], most: int, what: str) -> list[dict[str,
     kept, rest = rows[: most - 1], rows[most - 1 :]
     text = f"{len(rest)} more {what}"
     total = {key: _sum([row[key] for row in rest], text) for key in rest[0]}
-    blank = {"loc": "", "program": "", "regions": []}
+    blank = {"loc": "", "program": "", "kernels": []}
     return [*kept, total | {key: value for key, value in blank.items() if key in total}]
 
 

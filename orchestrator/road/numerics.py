@@ -137,7 +137,7 @@ def numerics_section(
     rounding: Rounding | None = None,
 ) -> dict[str, Any]:
     """The comparison with the unsharded run, for the report; without one, that of instructions with
-    regions is left."""
+    kernels is left."""
     checks = values.l0.values()
     compared = reference and differences(values.after_one, values.losses, reference, rounding)
     leaf, loss = compared or (None, None)
@@ -225,7 +225,7 @@ def least_bound(job: JobConfig) -> float:
 
 
 def level_bound(job: JobConfig, dtypes: Iterable[DType]) -> float:
-    """How far instructions may be from regions in a step that holds values of `dtypes`. Both round
+    """How far instructions may be from kernels in a step that holds values of `dtypes`. Both round
     at the same places, but what they round differs by the order of fp32 sums, which turns some
     roundings round: the bound grows with the shortest type's."""
     casts = casts_of(job.compiler)

@@ -55,7 +55,7 @@ def _check_attrs(instr: Instr, definition: InstrDef) -> None:
 
 def _check_tile_pattern(instr: Instr, pattern: AccessPattern, tiles: Sequence[Tile]) -> None:
     buffer, space, start, dims = pattern.buffer, pattern.space, pattern.start, pattern.dims
-    require(0 <= buffer < len(tiles), "SW_L0_OPERANDS", f"the region has no tile {buffer}")
+    require(0 <= buffer < len(tiles), "SW_L0_OPERANDS", f"the kernel has no tile {buffer}")
     tile, count = tiles[buffer], dims[0][1]
     require(
         tile.space is space and dims[0][0] == 1,

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from threading import Lock
 
 from shardwright.compiler.diagnostics import Diagnostic, Loc, SimulationError
+from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.isa.region import RegionProgram
 
-Outside = Callable[[RegionProgram, int], None]
-"""Called with a region and the number of indices of it that lie outside."""
+Outside = Callable[[KernelProgram, int], None]
+"""Called with a kernel and the number of indices of it that lie outside."""
 
 CODE = "SW_SIM_INDEX"
 
 
 class IndexWatch:
-    """Counts by region name and location, over all programs and cores of a run."""
+    """Counts by kernel name and location, over all programs and cores of a run."""
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
@@ -29,16 +29,16 @@ class IndexWatch:
         self._lock = Lock()  # cores run on several host threads
 
     def of(self, program: Program) -> Outside:
-        """What the regions of `program` report to."""
+        """What the kernels of `program` report to."""
 
-        def note(region: RegionProgram, count: int) -> None:
-            known = 0 <= region.loc < len(program.locations)
-            loc = Loc(*program.locations[region.loc]) if known else None
+        def note(kernel: KernelProgram, count: int) -> None:
+            known = 0 <= kernel.loc < len(program.locations)
+            loc = Loc(*program.locations[kernel.loc]) if known else None
             if self.strict:
-                message = f"{region.name} requires indices inside of its operand, got {count} not"
+                message = f"{kernel.name} requires indices inside of its operand, got {count} not"
                 raise SimulationError(CODE, message, loc, "fix the indices, or run without strict")
             with self._lock:
-                self.counts[(region.name, loc)] = self.counts.get((region.name, loc), 0) + count
+                self.counts[(kernel.name, loc)] = self.counts.get((kernel.name, loc), 0) + count
 
         return note
 

@@ -1,4 +1,4 @@
-"""Loads and stores of a region that pick rows by an index value.
+"""Loads and stores of a kernel that pick rows by an index value.
 
 Both work on one strided window: the leading axis runs over the legal rows, the others over the
 atoms the view moves along. Views that also move along atoms of the index are handled by explicit

@@ -1,9 +1,9 @@
-"""L0: a region instruction by instruction, over the tiles' real addresses, with every check the
+"""L0: a kernel instruction by instruction, over the tiles' real addresses, with every check the
 simulator knows.
 
 Instructions run in program order, which is one legal interleaving of the queues when the tokens are
-right; tokens that are missing, and accesses that the tokens do not order, are errors. A region is
-decoded once into closures and can then run any number of times; state that outlives a region is in
+right; tokens that are missing, and accesses that the tokens do not order, are errors. A kernel is
+decoded once into closures and can then run any number of times; state that outlives a kernel is in
 HBM only.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space
 from shardwright.sim_cluster.instructions.checks import check_instruction, check_tiles
 from shardwright.sim_cluster.instructions.engines import DECODERS, overwrites
 from shardwright.sim_cluster.instructions.operands import HbmOperand, HbmTensors, TileOperand
@@ -54,17 +54,17 @@ class _LoopCode:
 @final
 @dataclass(slots=True)
 class _Call:
-    """The tensors of the call that runs. Steps know it and not their RegionCode, which knows them:
+    """The tensors of the call that runs. Steps know it and not their KernelCode, which knows them:
     a cycle would keep the memory of a core until the garbage collector comes by."""
 
     tensors: HbmTensors
 
 
-class RegionCode:
-    """A decoded region, bound to the on-chip memory of one core."""
+class KernelCode:
+    """A decoded kernel, bound to the on-chip memory of one core."""
 
-    def __init__(self, region: Region, dtypes: Sequence[DType], chip: OnChip) -> None:
-        self.region, self.dtypes, self.chip = region, dtypes, chip
+    def __init__(self, kernel: Kernel, dtypes: Sequence[DType], chip: OnChip) -> None:
+        self.kernel, self.dtypes, self.chip = kernel, dtypes, chip
         self.registers: dict[int, int] = {}
         self.clocks: list[Clock] = []
         self.passed: list[Clock] = []  # what is known behind each border
@@ -75,15 +75,15 @@ class RegionCode:
         self.hbm_writes: dict[int, set[Engine]] = {}
         self.num_instructions = 0
         self.executed = 0
-        with _Context(region):
-            check_tiles(region.tiles, chip.limits)
-        self.slots = make_slots(region)
-        self.body = self._decode(region.body)
+        with _Context(kernel):
+            check_tiles(kernel.tiles, chip.limits)
+        self.slots = make_slots(kernel)
+        self.body = self._decode(kernel.body)
 
     def run(
         self, tensors: HbmTensors, registers: Mapping[int, int], past: Past | None = None
     ) -> None:
-        """Execute on bound tensors, after the regions in `past`. Registers of the caller are read,
+        """Execute on bound tensors, after the kernels in `past`. Registers of the caller are read,
         never changed."""
         past = past or Past()
         self.registers.clear()
@@ -101,9 +101,9 @@ class RegionCode:
 
     def _enter(self, past: Past, tensors: HbmTensors) -> None:
         """Start the queues where they are, or from a barrier."""
-        if self.region.borders is None:
+        if self.kernel.borders is None:
             past.pass_barrier()
-        self.passed[:] = past.passed(self.region.borders or ())
+        self.passed[:] = past.passed(self.kernel.borders or ())
         self.clocks[:] = [list(clock) for clock in past.clocks]
         self.between.bases = {
             n: tensors.arrays[n].ctypes.data for n in self.hbm_reads.keys() | self.hbm_writes.keys()
@@ -112,22 +112,22 @@ class RegionCode:
         past.enter(chain.from_iterable(self.slots), self.between)
 
     def _check_tokens(self) -> None:
-        """A region runs again in the next call: it must leave its semaphores as it found them."""
+        """A kernel runs again in the next call: it must leave its semaphores as it found them."""
         for semaphore, (queue, count) in enumerate(
-            zip(self.queues, self.region.tokens, strict=True)
+            zip(self.queues, self.kernel.tokens, strict=True)
         ):
             if len(queue) != count:
                 raise SimulationError(
                     "SW_L0_TOKENS",
-                    f"region {self.region.program.name} must leave semaphore {semaphore} with"
+                    f"kernel {self.kernel.program.name} must leave semaphore {semaphore} with"
                     f" {count} tokens, it leaves {len(queue)}",
                 )
 
     def _reset(self) -> None:
         """Poison the tiles and set the semaphores."""
         none = (0,) * len(ENGINES)
-        self.queues[:] = [deque([none] * count) for count in self.region.tokens]
-        for tile in self.region.tiles:
+        self.queues[:] = [deque([none] * count) for count in self.kernel.tokens]
+        for tile in self.kernel.tiles:
             self.chip.poison(tile)
         for group in self.slots:
             for slot in group:
@@ -151,7 +151,7 @@ class RegionCode:
                 fresh = [g for g in self.slots if g and g[0].tile.loop == item.register]
                 decoded.append(_LoopCode(item.register, item.trip, self._decode(item.body), fresh))
             else:
-                context = _Context(self.region, self.num_instructions, item)
+                context = _Context(self.kernel, self.num_instructions, item)
                 with context:
                     decoded.append(self._step(item, context))
                 self.num_instructions += 1
@@ -159,7 +159,7 @@ class RegionCode:
 
     def _step(self, instr: Instr, context: _Context) -> Step:
         """One instruction as a closure: tokens, operands with their checks, arithmetic, tokens."""
-        check_instruction(instr, self.region.tiles, self.chip.limits)
+        check_instruction(instr, self.kernel.tiles, self.chip.limits)
         take, give = self._tokens(instr)
         engine, clocks = NUMBER[instr.engine], self.clocks
         work = self._work(instr)
@@ -180,8 +180,8 @@ class RegionCode:
         """Functions that take the instruction's waits and give its signals."""
         waits, signals, queues = instr.waits, instr.signals, self.queues
         borders, passed = instr.borders, self.passed
-        self._check_numbers("semaphore", (*waits, *signals), len(self.region.tokens))
-        self._check_numbers("border", borders, len(self.region.borders or ()))
+        self._check_numbers("semaphore", (*waits, *signals), len(self.kernel.tokens))
+        self._check_numbers("border", borders, len(self.kernel.borders or ()))
 
         def take(clock: Clock) -> None:
             for border in borders:
@@ -204,13 +204,13 @@ class RegionCode:
     def _check_numbers(self, what: str, numbers: Iterable[int], count: int) -> None:
         for number in numbers:
             if not 0 <= number < count:
-                raise SimulationError("SW_L0_OPERANDS", f"the region has no {what} {number}")
+                raise SimulationError("SW_L0_OPERANDS", f"the kernel has no {what} {number}")
 
     def _work(self, instr: Instr) -> Callable[[Clock, int], None]:
         """Operand checks and arithmetic of one instruction."""
         if instr.dst is None:
             return lambda clock, time: None
-        kernel = DECODERS[instr.opcode](
+        execute = DECODERS[instr.opcode](
             instr, self._dtype(instr.dst), tuple(self._dtype(s) for s in instr.srcs)
         )
         registers = self.registers
@@ -221,7 +221,7 @@ class RegionCode:
 
         def work(clock: Clock, time: int) -> None:
             views = tuple([read(clock, time) for read in sources])
-            kernel(write(clock, time), views, registers)
+            execute(write(clock, time), views, registers)
             if mark is not None:
                 mark(views)
 
@@ -229,7 +229,7 @@ class RegionCode:
 
     def _dtype(self, pattern: AccessPattern) -> DType:
         if pattern.space is not Space.HBM:
-            return self.region.tiles[pattern.buffer].dtype
+            return self.kernel.tiles[pattern.buffer].dtype
         if not 0 <= pattern.buffer < len(self.dtypes):
             raise SimulationError("SW_L0_OPERANDS", f"the function has no tensor {pattern.buffer}")
         return self.dtypes[pattern.buffer]
@@ -323,9 +323,9 @@ def _overlapping(tensors: HbmTensors, ordered: Sequence[int]) -> list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Adds region, instruction and engine to errors raised below."""
+    """Adds kernel, instruction and engine to errors raised below."""
 
-    region: Region
+    kernel: Kernel
     number: int = -1
     instr: Instr | None = None
 
@@ -338,7 +338,7 @@ class _Context:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Raise `error` again with its place in front."""
-        where = f"region {self.region.program.name}"
+        where = f"kernel {self.kernel.program.name}"
         if self.instr is not None:
             where += (
                 f", instruction {self.number} ({self.instr.opcode} on {self.instr.engine.value})"

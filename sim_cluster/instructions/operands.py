@@ -1,7 +1,7 @@
 """Operands of an instruction while L0 runs: from an access pattern to a checked array view.
 
 `TileOperand` addresses SBUF and PSUM, `HbmOperand` the tensors a function call has bound. Both are
-decoded once per region; a call evaluates the affine offset, checks bounds, initialisation and
+decoded once per kernel; a call evaluates the affine offset, checks bounds, initialisation and
 races, and returns the view.
 """
 
@@ -20,14 +20,14 @@ from shardwright.sim_cluster.instructions.past import Access, HbmWatch
 from shardwright.sim_cluster.instructions.physical_cores import CoreWatch
 from shardwright.sim_cluster.instructions.races import NUMBER, Clock, History, Key, strided_key
 from shardwright.sim_cluster.instructions.tiles import OnChip, Slot
-from shardwright.sim_cluster.values.regions import affine
+from shardwright.sim_cluster.values.kernels import affine
 
 Dims = tuple[tuple[int, int], ...]
 
 
 class HbmTensors:
     """The tensors of one function call: flat typed arrays, written masks (None: holds data),
-    histories for races inside a region, the watches over races between regions, and between
+    histories for races inside a kernel, the watches over races between kernels, and between
     physical cores where there are two."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
@@ -96,7 +96,7 @@ class TileOperand:
         for other in slot.neighbours:
             conflict = conflict or other.history.conflict(box, clock, writes)
         if writes and slot.before is not None and any(map(gt, slot.before, clock)):
-            conflict = conflict or "used by an earlier region"
+            conflict = conflict or "used by an earlier kernel"
         if conflict:
             raise _race(f"{_VERBS[writes]} of tile {slot.tile.name}", conflict)
         slot.history.add(box, self.engine, time, writes)
@@ -179,7 +179,7 @@ class HbmOperand:
     def _touched(
         self, tensors: HbmTensors, offset: int, clock: Clock, time: int, writes: bool
     ) -> np.ndarray:
-        """The view, after the checks for races within the region, with earlier ones and with the
+        """The view, after the checks for races within the kernel, with earlier ones and with the
         other core."""
         number = self.pattern.buffer
         history = tensors.histories[number]
@@ -205,7 +205,7 @@ class HbmOperand:
             view[rows[(rows >= 0) & (rows < len(view))]] = True
 
     def _note(self, tensors: HbmTensors, offset: int, writes: bool, clock: Clock) -> None:
-        """Tell the watch between regions of an access."""
+        """Tell the watch between kernels of an access."""
         between = tensors.between
         if between is not None:
             base = between.bases[self.pattern.buffer]

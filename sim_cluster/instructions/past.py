@@ -1,9 +1,9 @@
-"""Earlier regions at L0: what those since the last barrier have touched, and how far every queue
+"""Earlier kernels at L0: what those since the last barrier have touched, and how far every queue
 knows the others to be.
 
-A region without a barrier in front runs beside the end of those before it. Its accesses are races
+A kernel without a barrier in front runs beside the end of those before it. Its accesses are races
 unless the clock of their queue has passed the earlier ones, which only borders and tokens bring
-about. What is kept of a finished region is coarse, by slot and by range of a tensor, and needs no
+about. What is kept of a finished kernel is coarse, by slot and by range of a tensor, and needs no
 knowledge of how the compiler found its borders.
 """
 
@@ -32,7 +32,7 @@ class Access:
 
 
 class HbmWatch:
-    """What a region touches of HBM, and what earlier ones have touched. `bases` are the addresses
+    """What a kernel touches of HBM, and what earlier ones have touched. `bases` are the addresses
     of its tensors."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class HbmWatch:
         self.found: dict[Hashable, Access] = {}  # by operand
 
     def note(self, operand: Hashable, access: Access, clock: Clock) -> None:
-        """An access. Raises SimulationError SW_L0_RACE when an earlier region may still touch the
+        """An access. Raises SimulationError SW_L0_RACE when an earlier kernel may still touch the
         same bytes."""
         for past in self.before:
             if clock[past.engine] < past.time and (access.writes or past.writes):
@@ -50,7 +50,7 @@ class HbmWatch:
                     "SW_L0_RACE",
                     f"{'write' if access.writes else 'read'} of HBM is not ordered after it was"
                     f" {'written' if past.writes else 'read'} by the {ENGINES[past.engine].value}"
-                    " queue in an earlier region",
+                    " queue in an earlier kernel",
                 )
         known = self.found.setdefault(operand, access)
         known.low, known.high = min(known.low, access.low), max(known.high, access.high)
@@ -58,11 +58,11 @@ class HbmWatch:
 
 
 class Past:
-    """The regions of one physical core during one call of a function."""
+    """The kernels of one physical core during one call of a function."""
 
     def __init__(self) -> None:
         self.clocks: list[Clock] = [[0] * len(ENGINES) for _ in ENGINES]
-        self._finished: list[list[Clock]] = []  # per region, the clock of every queue at its end
+        self._finished: list[list[Clock]] = []  # per kernel, the clock of every queue at its end
         self._slots: list[tuple[Space, Key, Clock]] = []
         self._accesses: list[Access] = []
 
@@ -79,14 +79,14 @@ class Past:
             if not 1 <= border.back <= len(self._finished):
                 raise SimulationError(
                     "SW_L0_OPERANDS",
-                    f"a border lies {border.back} regions back, the call has run"
+                    f"a border lies {border.back} kernels back, the call has run"
                     f" {len(self._finished)}",
                 )
             found.append(self._finished[-border.back][NUMBER[border.queue]])
         return found
 
     def enter(self, slots: Iterable[Slot], watch: HbmWatch) -> None:
-        """A region begins: what earlier ones did is made known to its slots and its watch."""
+        """A kernel begins: what earlier ones did is made known to its slots and its watch."""
         for slot in slots:
             space, box = slot.tile.space, slot.extent()
             met = [times for s, b, times in self._slots if s is space and boxes_overlap(b, box)]
@@ -95,7 +95,7 @@ class Past:
         watch.found.clear()
 
     def leave(self, slots: Iterable[Slot], watch: HbmWatch, clocks: Sequence[Clock]) -> None:
-        """The region has run."""
+        """The kernel has run."""
         self.clocks = [list(clock) for clock in clocks]
         self._finished.append([list(clock) for clock in clocks])
         for slot in slots:
@@ -105,7 +105,7 @@ class Past:
         self._accesses += watch.found.values()
 
     def skip(self, is_barrier: bool) -> None:
-        """A region without code: a barrier, or nothing."""
+        """A kernel without code: a barrier, or nothing."""
         if is_barrier:
             self.pass_barrier()
         self._finished.append([list(clock) for clock in self.clocks])

@@ -1,10 +1,10 @@
-"""L0 of the two physical cores of a logical NeuronCore: the order their regions run in, and races
+"""L0 of the two physical cores of a logical NeuronCore: the order their kernels run in, and races
 between them.
 
-Each core runs its subgraph in order; a region starts when the other core has finished the regions
+Each core runs its subgraph in order; a kernel starts when the other core has finished the kernels
 it waits for. Within that, one core runs ahead as far as it may before the other one moves: an order
-that is missing shows as a race, whatever the values happen to be. A region runs as a whole, so
-accesses of the two cores are ordered exactly where their regions are.
+that is missing shows as a race, whatever the values happen to be. A kernel runs as a whole, so
+accesses of the two cores are ordered exactly where their kernels are.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.isa.program import Region
+from shardwright.compiler.isa.program import Kernel
 from shardwright.sim_cluster.instructions.engines.registry import require
 from shardwright.sim_cluster.instructions.races import Key, strides_overlap
 
 
-def interleaved(subgraphs: Sequence[Sequence[Region]]) -> list[tuple[int, int]]:
-    """(core, region) in an order that the semaphores allow, as skewed as they allow.
+def interleaved(subgraphs: Sequence[Sequence[Kernel]]) -> list[tuple[int, int]]:
+    """(core, kernel) in an order that the semaphores allow, as skewed as they allow.
 
     Raises SimulationError SW_L0_DEADLOCK when every core waits for another.
     """
@@ -27,8 +27,8 @@ def interleaved(subgraphs: Sequence[Sequence[Region]]) -> list[tuple[int, int]]:
     order: list[tuple[int, int]] = []
     while len(order) < sum(map(len, subgraphs)):
         before = len(order)
-        for core, regions in enumerate(subgraphs):
-            while done[core] < len(regions) and regions[done[core]].after <= done[core - 1]:
+        for core, kernels in enumerate(subgraphs):
+            while done[core] < len(kernels) and kernels[done[core]].after <= done[core - 1]:
                 order.append((core, done[core]))
                 done[core] += 1
         if len(order) == before:
@@ -36,19 +36,19 @@ def interleaved(subgraphs: Sequence[Sequence[Region]]) -> list[tuple[int, int]]:
     return order
 
 
-def _deadlock(subgraphs: Sequence[Sequence[Region]], done: Sequence[int]) -> SimulationError:
+def _deadlock(subgraphs: Sequence[Sequence[Kernel]], done: Sequence[int]) -> SimulationError:
     stuck = [
-        f"region {regions[at].program.name} of physical core {core} waits for"
-        f" {regions[at].after} regions of the other core, which has finished {done[core - 1]}"
-        for core, (regions, at) in enumerate(zip(subgraphs, done, strict=True))
-        if at < len(regions)
+        f"kernel {kernels[at].program.name} of physical core {core} waits for"
+        f" {kernels[at].after} kernels of the other core, which has finished {done[core - 1]}"
+        for core, (kernels, at) in enumerate(zip(subgraphs, done, strict=True))
+        if at < len(kernels)
     ]
     return SimulationError("SW_L0_DEADLOCK", "; ".join(stuck))
 
 
 @dataclass(slots=True)
 class _Accesses:
-    """What one region reads, or writes, of one tensor: patterns, and the bytes they lie within."""
+    """What one kernel reads, or writes, of one tensor: patterns, and the bytes they lie within."""
 
     keys: set[Key] = field(default_factory=set)
     low: int = -1
@@ -83,17 +83,17 @@ class CoreWatch:
         self._writes: tuple[list[Record], list[Record]] = ([], [])
         self._flying: dict[int, tuple[Record, Record]] = {}  # what collectives read and write
         self._core = 0
-        self._finished = [0, 0]  # regions of the other core that each core knows to have finished
+        self._finished = [0, 0]  # kernels of the other core that each core knows to have finished
 
     def enter(self, core: int, after: int) -> None:
-        """`core` starts its next region, having waited for `after` regions of the other."""
+        """`core` starts its next kernel, having waited for `after` kernels of the other."""
         self._core = core
         self._finished[core] = max(self._finished[core], after)
         self._reads[core].append({})
         self._writes[core].append({})
 
     def fly(self, collective: int) -> None:
-        """What this region has touched so far is touched by a collective until it lands."""
+        """What this kernel has touched so far is touched by a collective until it lands."""
         self._flying[collective] = self._reads[self._core][-1], self._writes[self._core][-1]
 
     def land(self, collective: int) -> None:
@@ -117,8 +117,8 @@ class CoreWatch:
                 require(
                     not accesses.meets(key),
                     "SW_L0_RACE",
-                    f"{verb} on physical core {self._core} of what region {number} of the other"
-                    f" core has {done} (tensor {tensor}): the region does not wait for it",
+                    f"{verb} on physical core {self._core} of what kernel {number} of the other"
+                    f" core has {done} (tensor {tensor}): the kernel does not wait for it",
                 )
 
     def _check_flying(self, verb: str, key: Key, sides: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.compiler.isa.program import AccessPattern, Region, Space, Tile
+from shardwright.compiler.isa.program import AccessPattern, Kernel, Space, Tile
 from shardwright.compiler.machine.target import Limits
 from shardwright.sim_cluster.instructions.races import History, Key, boxes_overlap
 
@@ -51,12 +51,12 @@ class Slot:
         self.tile = tile
         self.first_byte = tile.address + number * tile.slot_bytes
         self.history = History()
-        self.before: list[int] | None = None  # per queue, its last access in earlier regions
+        self.before: list[int] | None = None  # per queue, its last access in earlier kernels
         self.neighbours: list[Slot] = []  # slots of other tiles at overlapping bytes
         self.renew()
 
     def reset(self) -> None:
-        """A region starts: nothing written, nobody reading."""
+        """A kernel starts: nothing written, nobody reading."""
         self.history.clear()
         self.renew()
 
@@ -134,9 +134,9 @@ def _joined(a: Key, b: Key) -> Key | None:
     return None
 
 
-def make_slots(region: Region) -> list[list[Slot]]:
-    """Slots of every tile of a region, with the overlaps between different tiles found."""
-    slots = [[Slot(tile, n) for n in range(tile.slots)] for tile in region.tiles]
+def make_slots(kernel: Kernel) -> list[list[Slot]]:
+    """Slots of every tile of a kernel, with the overlaps between different tiles found."""
+    slots = [[Slot(tile, n) for n in range(tile.slots)] for tile in kernel.tiles]
     flat = sorted(
         (s for group in slots for s in group), key=lambda s: (s.tile.space.value, s.first_byte)
     )

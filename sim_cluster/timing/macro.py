@@ -150,7 +150,7 @@ class _Code:
 
     What a collective takes costs code the same wherever in the function it meets it. If it cost
     more in front of a product than in front of an attention, a collective could save time by being
-    slow; and ranks are never so exactly in step that it is known which region meets it.
+    slow; and ranks are never so exactly in step that it is known which kernel meets it.
     """
 
     half: float

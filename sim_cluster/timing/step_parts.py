@@ -1,8 +1,8 @@
-"""What a step is made of, for people: time by function and region, the runs of programs on every
+"""What a step is made of, for people: time by function and kernel, the runs of programs on every
 pipeline stage, and one call of the longest functions engine by engine.
 
 Functions and engines are those of the last-finishing core, so that the time of all functions sums
-to the breakdown of the step. A region is named by its number in its function: programs may come
+to the breakdown of the step. A kernel is named by its number in its function: programs may come
 without the user's locations. All is plain data and bounded in size.
 """
 
@@ -15,7 +15,7 @@ from itertools import groupby
 
 from shardwright.compiler.isa.program import Call, Repeat
 from shardwright.compiler.neff.schedule import run_counts
-from shardwright.compiler.timing.evaluate import RegionTime
+from shardwright.compiler.timing.evaluate import KernelTime
 from shardwright.sim_cluster.timing.actors import ClassResult, Ran
 from shardwright.sim_cluster.timing.macro import Place, Stretch
 from shardwright.sim_cluster.timing.stage_order import runs_of
@@ -34,7 +34,7 @@ class FunctionTime:
     """A function of a program on the last-finishing core. Number -1 is the program's launch, or,
     without a program, the wait for messages of other stages.
 
-    `charged_ps` is what all `calls` of a step took, by category; `regions` are those of one call
+    `charged_ps` is what all `calls` of a step took, by category; `kernels` are those of one call
     that shares nothing with others, in order.
     """
 
@@ -42,7 +42,7 @@ class FunctionTime:
     number: int
     calls: int
     charged_ps: Mapping[str, int]
-    regions: tuple[RegionTime, ...]
+    kernels: tuple[KernelTime, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _functions(timing: Replayed) -> Iterator[FunctionTime]:
             number=place[1],
             calls=calls[place],
             charged_ps=charged,
-            regions=tuple(region for op in code for region in op.segment.regions),
+            kernels=tuple(kernel for op in code for kernel in op.segment.kernels),
         )
 
 

@@ -3,7 +3,7 @@ programs, the core, every engine and DMA queue, every collective stream, and mes
 
 Times are microseconds, and exact picoseconds in `args`. The core track is what the breakdown sums:
 code, and waits with what they are charged to. The evaluator knows how long an engine is busy in a
-region, not when, so that each region shows it as one slice at its start. ui.perfetto.dev and
+kernel, not when, so that each kernel shows it as one slice at its start. ui.perfetto.dev and
 chrome://tracing open the file.
 """
 
@@ -88,21 +88,21 @@ def _of_span(span: Span, use: CollectiveUse | None) -> Slice:
 
 
 def _busy(ran: Ran, engine: str, core: int, lnc: int) -> Iterator[Slice]:
-    """What an engine of a physical core does in the regions of a stretch. Busy times are sums over
-    physical cores, which do the same side by side; a region is as much longer as its stretch is.
-    What does not fit into the time that a region adds began in that of the regions before."""
-    regions = ran.stretch.segment.regions
-    whole = sum(region.duration_ps for region in regions)
+    """What an engine of a physical core does in the kernels of a stretch. Busy times are sums over
+    physical cores, which do the same side by side; a kernel is as much longer as its stretch is.
+    What does not fit into the time that a kernel adds began in that of the kernels before."""
+    kernels = ran.stretch.segment.kernels
+    whole = sum(kernel.duration_ps for kernel in kernels)
     passed, start, free = 0, ran.start_ps, ran.start_ps
-    for region in regions:
-        passed += region.duration_ps
+    for kernel in kernels:
+        passed += kernel.duration_ps
         end = ran.start_ps + (ran.end_ps - ran.start_ps) * passed // max(whole, 1)
-        total = region.busy_ps.get(engine, 0)
+        total = kernel.busy_ps.get(engine, 0)
         busy = total * (core + 1) // lnc - total * core // lnc
         if busy:
             begun = max(free, min(start, end - busy))
             free = min(end, begun + busy)
-            yield Slice(region.name, begun, free, {"busy_ps": busy})
+            yield Slice(kernel.name, begun, free, {"busy_ps": busy})
         start = end
 
 

@@ -1,1 +1,1 @@
-"""What programs compute, rank by rank: memories, functions and regions as whole arrays (L1)."""
+"""What programs compute, rank by rank: memories, functions and kernels as whole arrays (L1)."""

@@ -1,4 +1,4 @@
-"""Contractions of a region as one batched matrix product.
+"""Contractions of a kernel as one batched matrix product.
 
 `plan_contract` sorts the atoms of both operands into batch, rows, columns and summed atoms once;
 the returned function only transposes, reshapes and calls `np.matmul`, which accumulates in the

@@ -1,4 +1,4 @@
-"""Functions in values: tensors bound to memory, regions in order, collectives as requests to
+"""Functions in values: tensors bound to memory, kernels in order, collectives as requests to
 whoever runs all ranks.
 
 `FunctionCode` is prepared once and shared by all cores; `Bound` holds one core's tensors. A run is
@@ -16,19 +16,19 @@ from typing import NoReturn
 import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
+from shardwright.compiler.isa.kernel import STORES, KernelProgram, Tensor, View, tensor_of
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import STORES, RegionProgram, Tensor, View, tensor_of
+from shardwright.compiler.isa.program import CollectiveCall, Function, Kernel
 from shardwright.compiler.support.rounding import Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
-from shardwright.sim_cluster.instructions.l0 import RegionCode
+from shardwright.sim_cluster.instructions.l0 import KernelCode
 from shardwright.sim_cluster.instructions.operands import HbmTensors
 from shardwright.sim_cluster.instructions.past import Past
 from shardwright.sim_cluster.instructions.physical_cores import CoreWatch, interleaved
 from shardwright.sim_cluster.instructions.races import strided_key
 from shardwright.sim_cluster.instructions.tiles import OnChip
 from shardwright.sim_cluster.values.host_memory import require_memory
-from shardwright.sim_cluster.values.regions import affine, prepare
+from shardwright.sim_cluster.values.kernels import affine, prepare
 
 L0, L1 = "L0", "L1"
 
@@ -110,7 +110,7 @@ Action = Callable[[Bound], CollectiveRequest | None]
 
 class FunctionCode:
     """A function ready to run at one level. `chip` is the on-chip memory L0 works on (shared by all
-    its regions)."""
+    its kernels)."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class FunctionCode:
             n: _constant(t) for n, t in enumerate(function.tensors) if t.kind == "constant"
         }
         self.chip = chip if chip or level == L1 else OnChip(limits_for(function.target))
-        self.codes: list[RegionCode] = []
-        self.started: dict[int, RegionProgram] = {}  # by collective
+        self.codes: list[KernelCode] = []
+        self.started: dict[int, KernelProgram] = {}  # by collective
         self.is_watched = level == L0 and len(function.subgraphs) > 1
         self.shared_targets = self._shared_targets()
         self.actions = [self._prepared(*at) for at in self._order()]
@@ -194,39 +194,39 @@ class FunctionCode:
         )
 
     def _order(self) -> list[tuple[int, int]]:
-        """(physical core, region) in the order they run: at L1 core by core, region by region."""
+        """(physical core, kernel) in the order they run: at L1 core by core, kernel by kernel."""
         subgraphs = self.function.subgraphs
         if self.level == L0:
             return interleaved(subgraphs)
         return [(c, n) for n in range(len(subgraphs[0])) for c in range(len(subgraphs))]
 
     def _prepared(self, core: int, number: int) -> Action:
-        """The action of a region; a region whose description makes no sense is refused."""
-        region = self.function.subgraphs[core][number]
+        """The action of a kernel; a kernel whose description makes no sense is refused."""
+        kernel = self.function.subgraphs[core][number]
         try:
-            action = self._action(region, core)
-            return self._watched(action, core, region) if self.is_watched else action
+            action = self._action(kernel, core)
+            return self._watched(action, core, kernel) if self.is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
                 raise
             raise SimulationError(
                 "SW_NEFF_CONTENT",
-                f"region {region.program.name} of function {self.function.name}: {error!r}",
+                f"kernel {kernel.program.name} of function {self.function.name}: {error!r}",
                 None,
                 "the file is damaged; compile again or copy the bundle again",
             ) from error
 
-    def _watched(self, action: Action, core: int, region: Region) -> Action:
+    def _watched(self, action: Action, core: int, kernel: Kernel) -> Action:
         """`action` on a physical core, its accesses to HBM known to the watch. Collectives touch
         source and target from start to wait."""
-        program = region.program
+        program = kernel.program
         flight = program.attrs.get("collective", -1)
         touched = self._touched_whole(program)
 
         def run(bound: Bound) -> CollectiveRequest | None:
             watch = bound.tensors.watch
             assert watch is not None
-            watch.enter(core, region.after)
+            watch.enter(core, kernel.after)
             watch.land(flight)
             for tensor, is_written in touched:
                 array = bound.tensors.arrays[tensor]
@@ -238,8 +238,8 @@ class FunctionCode:
 
         return run
 
-    def _touched_whole(self, program: RegionProgram) -> list[tuple[int, bool]]:
-        """(tensor, whether it is written) of a region without instructions."""
+    def _touched_whole(self, program: KernelProgram) -> list[tuple[int, bool]]:
+        """(tensor, whether it is written) of a kernel without instructions."""
         if program.kind == "register_load":
             return [(program.attrs["view"].tensor, False)]
         if program.kind not in ("collective_start", "collective_wait"):
@@ -247,10 +247,10 @@ class FunctionCode:
         attrs = self.started[program.attrs["collective"]].attrs
         return [(tensor_of(attrs["source"]), False), (tensor_of(attrs["target"]), True)]
 
-    def _action(self, region: Region, core: int) -> Action:
-        program = region.program
+    def _action(self, kernel: Kernel, core: int) -> Action:
+        program = kernel.program
         if program.kind == "compute":
-            return self._compute_l0(region, core) if self.level == L0 else self._compute_l1(program)
+            return self._compute_l0(kernel, core) if self.level == L0 else self._compute_l1(program)
         action = self._without_code(program)
         if self.level == L1:
             return action
@@ -261,8 +261,8 @@ class FunctionCode:
 
         return pass_by
 
-    def _without_code(self, program: RegionProgram) -> Action:
-        """The action of a region that is no code of the engines."""
+    def _without_code(self, program: KernelProgram) -> Action:
+        """The action of a kernel that is no code of the engines."""
         match program.kind:
             case "idle":
                 return lambda bound: None
@@ -273,16 +273,16 @@ class FunctionCode:
             case "collective_wait":
                 return self._wait(program)
         raise SimulationError(
-            "SW_SIM_REGION", f"region {program.name} has the unknown kind {program.kind}"
+            "SW_SIM_KERNEL", f"kernel {program.name} has the unknown kind {program.kind}"
         )
 
-    def _compute_l1(self, program: RegionProgram) -> Action:
+    def _compute_l1(self, program: KernelProgram) -> Action:
         run = prepare(program, self.dtypes, self.outside, self.draws)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
 
-    def _compute_l0(self, region: Region, core: int) -> Action:
+    def _compute_l0(self, kernel: Kernel, core: int) -> Action:
         assert self.chip is not None
-        code = RegionCode(region, self.dtypes, self.chip)
+        code = KernelCode(kernel, self.dtypes, self.chip)
         self.codes.append(code)
 
         def run(bound: Bound) -> None:
@@ -294,7 +294,7 @@ class FunctionCode:
 
         return run
 
-    def _register_load(self, program: RegionProgram) -> Action:
+    def _register_load(self, program: KernelProgram) -> Action:
         view: View = program.attrs["view"]
         register, offset, tensor = program.attrs["register"], affine(view.offset), view.tensor
         low, high = program.attrs.get("low"), program.attrs.get("high")
@@ -308,7 +308,7 @@ class FunctionCode:
 
         return load
 
-    def _start(self, program: RegionProgram) -> Action:
+    def _start(self, program: KernelProgram) -> Action:
         number = program.attrs["collective"]
         call = self.function.collectives[number]
         elements = call.num_elements
@@ -328,13 +328,13 @@ class FunctionCode:
 
         return start
 
-    def _wait(self, program: RegionProgram) -> Action:
+    def _wait(self, program: KernelProgram) -> Action:
         number = program.attrs["collective"]
         call = self.function.collectives[number]
         if number not in self.started:
             raise SimulationError(
                 "SW_SIM_COLLECTIVE",
-                f"region {program.name} waits for collective {number} before it starts",
+                f"kernel {program.name} waits for collective {number} before it starts",
             )
 
         def wait(bound: Bound) -> CollectiveRequest:
@@ -346,7 +346,7 @@ class FunctionCode:
                 if result.size > given:
                     raise SimulationError(
                         "SW_SIM_COLLECTIVE",
-                        f"region {program.name} receives {result.size} elements, its target has"
+                        f"kernel {program.name} receives {result.size} elements, its target has"
                         f" {given}",
                     )
                 if flight.target in self.shared_targets:
@@ -362,10 +362,10 @@ class FunctionCode:
         return wait
 
     def _is_written_in_flight(self, number: int, source: int) -> bool:
-        """Whether a region between start and wait stores to what the collective sends."""
+        """Whether a kernel between start and wait stores to what the collective sends."""
         flying = False
         side_by_side = zip(*self.function.subgraphs, strict=True)
-        for program in (region.program for pair in side_by_side for region in pair):
+        for program in (kernel.program for pair in side_by_side for kernel in pair):
             if program.attrs.get("collective") == number:
                 flying = program.kind == "collective_start"
             elif flying and any(self._root(t) == self._root(source) for t in _stored(program)):
@@ -383,16 +383,16 @@ class FunctionCode:
         if self.level == L0:
             return frozenset()
         filled = {
-            r.program.attrs["target"]
-            for r in self.function.regions
-            if r.program.kind == "collective_start" and isinstance(r.program.attrs["target"], int)
+            k.program.attrs["target"]
+            for k in self.function.kernels
+            if k.program.kind == "collective_start" and isinstance(k.program.attrs["target"], int)
         }
-        stored = {n for s in self.function.subgraphs for r in s for n in _stored(r.program)}
+        stored = {n for s in self.function.subgraphs for k in s for n in _stored(k.program)}
         return frozenset(n for n in filled - stored if self.function.tensors[n].kind == "scratch")
 
 
-def _stored(program: RegionProgram) -> set[int]:
-    """Tensors a region stores to."""
+def _stored(program: KernelProgram) -> set[int]:
+    """Tensors a kernel stores to."""
     return {node.attrs["view"].tensor for node in program.nodes if node.op in STORES}
 
 
@@ -408,7 +408,7 @@ def _start_of(
     count: int,
     bound: Bound,
     tensor: int,
-    program: RegionProgram,
+    program: KernelProgram,
 ) -> int:
     """Where `count` elements of a tensor begin. Raises SimulationError when they are not there."""
     size = bound.tensors.arrays[tensor].size
@@ -416,24 +416,24 @@ def _start_of(
         at = offset(bound.registers)
     except KeyError as error:
         raise SimulationError(
-            "SW_SIM_BINDING", f"region {program.name} reads register {error} that nobody has set"
+            "SW_SIM_BINDING", f"kernel {program.name} reads register {error} that nobody has set"
         ) from error
     if not 0 <= at <= at + count <= size:
         raise SimulationError(
             "SW_SIM_BINDING",
-            f"region {program.name} touches elements {at}..{at + count} of tensor {tensor}, which"
+            f"kernel {program.name} touches elements {at}..{at + count} of tensor {tensor}, which"
             f" has {size}",
         )
     return at
 
 
 def _require_written(
-    bound: Bound, tensor: int, elements: slice, program: RegionProgram, does: str
+    bound: Bound, tensor: int, elements: slice, program: KernelProgram, does: str
 ) -> None:
     """Raises SimulationError SW_L0_UNINITIALISED for elements that nobody wrote."""
     mask = bound.tensors.masks[tensor]
     if mask is not None and not mask[elements].all():
-        raise SimulationError("SW_L0_UNINITIALISED", f"region {program.name} {does} nobody wrote")
+        raise SimulationError("SW_L0_UNINITIALISED", f"kernel {program.name} {does} nobody wrote")
 
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:
@@ -479,8 +479,8 @@ def _overwritten(
     return at, np.logical_or.reduce(elements, axis=1)
 
 
-def _check_flight(bound: Bound, code: RegionCode) -> None:
-    """Refuse a region that touches memory a collective in flight uses."""
+def _check_flight(bound: Bound, code: KernelCode) -> None:
+    """Refuse a kernel that touches memory a collective in flight uses."""
     for number, flight in bound.flight.items():
         writes = {n for w in code.hbm_writes for n in (w, *bound.clashes[w])}
         reads = {n for r in code.hbm_reads for n in (r, *bound.clashes[r])}
@@ -488,6 +488,6 @@ def _check_flight(bound: Bound, code: RegionCode) -> None:
             name = bound.code.function.collectives[number].name or str(number)
             raise SimulationError(
                 "SW_L0_COLLECTIVE_RACE",
-                f"region {code.region.program.name} touches memory of collective {name}"
+                f"kernel {code.kernel.program.name} touches memory of collective {name}"
                 " between its start and its wait",
             )

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Sequence
 
 from shardwright.compiler.diagnostics import SimulationError
-from shardwright.compiler.isa.region import STORES, Node, RegionProgram
+from shardwright.compiler.isa.kernel import STORES, KernelProgram, Node
 
 _SMALL = 2**28
 """Less than this is taken without asking what there is."""
@@ -26,7 +26,7 @@ def available_bytes() -> int:
 
 
 def _figure(path: str, name: str) -> int:
-    """Bytes of a row of one of the kernel's tables; no limit where there is none."""
+    """Bytes of a row of one of Linux's tables; no limit where there is none."""
     try:
         with open(path) as file:
             row = next(line for line in file if line.startswith(f"{name}:"))
@@ -46,12 +46,12 @@ def require_memory(num_bytes: int, what: str) -> None:
         )
 
 
-def region_bytes(program: RegionProgram) -> int:
-    """The largest array that a region makes as whole-array arithmetic."""
+def kernel_bytes(program: KernelProgram) -> int:
+    """The largest array that a kernel makes as whole-array arithmetic."""
     return max((_array_bytes(node, program) for node in program.nodes), default=0)
 
 
-def _array_bytes(node: Node, program: RegionProgram) -> int:
+def _array_bytes(node: Node, program: KernelProgram) -> int:
     if (not node.inputs or node.op in STORES) and "bounds" not in node.attrs:
         return 0  # its array takes no memory of its own, or only that of a tensor
     inputs = [program.nodes[i].atoms for i in node.inputs]

@@ -204,7 +204,7 @@ class RankHost:
         return {name: self.cores[rank].named[name] for name in names}
 
     def indices(self) -> list[tuple[str, Loc | None, int]]:
-        """Indices out of bounds so far: region, place, how many."""
+        """Indices out of bounds so far: kernel, place, how many."""
         return [(name, loc, count) for (name, loc), count in self.watch.counts.items()]
 
     def close(self) -> None:

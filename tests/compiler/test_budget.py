@@ -136,7 +136,7 @@ def test_a_zone_that_no_file_states_does_not_fit() -> None:
         outputs=(),
         parameters=(),
         num_registers=0,
-        regions=[],
+        kernels=[],
         collectives=[],
         scratch_bytes=2**49,
     )

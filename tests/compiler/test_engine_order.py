@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.isa.kernel import Affine, KernelProgram
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.schedule.engine_order import (
     Edge,
     Memory,
@@ -113,7 +113,7 @@ def test_every_two_uses_that_may_meet_are_ordered(
     """As if all pairs were compared."""
     loop, tiles = drawn
     body, around = loop.body, loop if is_loop else None
-    memory = Memory(Region(RegionProgram("compute", "drawn"), tiles, body), ())
+    memory = Memory(Kernel(KernelProgram("compute", "drawn"), tiles, body), ())
     uses = [touched(item, memory) for item in body if isinstance(item, Instr)]
     found, asked = _Waits(len(body)), _Waits(len(body))
     _collect(body, uses, around, memory, found)

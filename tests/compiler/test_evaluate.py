@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.isa.program import Border, Engine, Region
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
+from shardwright.compiler.isa.program import Border, Engine, Kernel
 from shardwright.compiler.timing.chain import DMA, Chain
 from shardwright.compiler.timing.max_plus import ENGINES as QUEUES
 from shardwright.compiler.timing.max_plus import (
@@ -86,7 +86,7 @@ def folded_end(body: Body, tokens: list[int]) -> tuple[int, int]:
 
 
 def pipeline(seed: int, trip: int, inner: int) -> tuple[list[Timed | TimedLoop], list[int]]:
-    """A chain of engines with double-buffered hand-overs, the shape every generated region has."""
+    """A chain of engines with double-buffered hand-overs, the shape every generated kernel has."""
     rng = random.Random(seed)
     stages = rng.sample(ENGINES, rng.randint(2, len(ENGINES)))
     body: list[Timed | TimedLoop] = []
@@ -198,7 +198,7 @@ SEEN_PS = 11
 def with_borders(
     items: Body, rng: random.Random, number: int, borders: list[Border]
 ) -> list[Timed | TimedLoop]:
-    """Some instructions of a region wait for queues to finish earlier regions."""
+    """Some instructions of a kernel wait for queues to finish earlier kernels."""
     out: list[Timed | TimedLoop] = []
     for item in items:
         if isinstance(item, TimedLoop):
@@ -211,53 +211,53 @@ def with_borders(
     return out
 
 
-def chained(seed: int, count: int, trip: int, inner: int) -> list[tuple[Region, Body]]:
-    """Regions one after the other without a barrier."""
+def chained(seed: int, count: int, trip: int, inner: int) -> list[tuple[Kernel, Body]]:
+    """Kernels one after the other without a barrier."""
     rng = random.Random(seed)
     found = []
     for number in range(count):
         body, tokens = pipeline(rng.randrange(10**6), rng.randint(1, trip), inner)
         borders: list[Border] = []
         body = with_borders(body, rng, number, borders)
-        program = RegionProgram("compute", f"r{number}")
-        found.append((Region(program, tokens=tuple(tokens), borders=tuple(borders)), body))
+        program = KernelProgram("compute", f"r{number}")
+        found.append((Kernel(program, tokens=tuple(tokens), borders=tuple(borders)), body))
     return found
 
 
-def chain_ends(regions: list[tuple[Region, Body]], dma_ps: Sequence[int] = ()) -> list[int]:
-    """Ends of regions with so much time of loads and stores (none)."""
+def chain_ends(kernels: list[tuple[Kernel, Body]], dma_ps: Sequence[int] = ()) -> list[int]:
+    """Ends of kernels with so much time of loads and stores (none)."""
     chain = Chain(SEEN_PS)
     ends = []
-    for (region, body), moves in itertools.zip_longest(regions, dma_ps, fillvalue=0):
-        chain.run(region, body, moves)
+    for (kernel, body), moves in itertools.zip_longest(kernels, dma_ps, fillvalue=0):
+        chain.run(kernel, body, moves)
         ends.append(chain.end_ps)
     return ends
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
-def test_regions_without_barriers_equal_the_event_heap(
+def test_kernels_without_barriers_equal_the_event_heap(
     seed: int, count: int, trip: int, inner: int
 ) -> None:
-    """Also after every region on the way: what comes later changes nothing that came before."""
-    regions = chained(seed, count, trip, inner)
+    """Also after every kernel on the way: what comes later changes nothing that came before."""
+    kernels = chained(seed, count, trip, inner)
     seen = [0 if engine in DMA else SEEN_PS for engine in QUEUES]
     rows = [
-        (body, region.tokens, [(QUEUE[b.queue], b.back) for b in region.borders or ()])
-        for region, body in regions
+        (body, kernel.tokens, [(QUEUE[b.queue], b.back) for b in kernel.borders or ()])
+        for kernel, body in kernels
     ]
     expected = [Heap(rows[:n], seen).run() for n in range(1, count + 1)]
-    assert chain_ends(regions) == expected
+    assert chain_ends(kernels) == expected
 
 
 def test_a_border_costs_no_more_than_a_barrier_and_no_less_than_nothing() -> None:
     for seed in range(40):
-        regions = chained(seed, 4, 12, 2)
-        free = [(replace(r, borders=()), _without_borders(body)) for r, body in regions]
+        kernels = chained(seed, 4, 12, 2)
+        free = [(replace(k, borders=()), _without_borders(body)) for k, body in kernels]
         barriers = [(replace(r, borders=None), body) for r, body in free]
-        fastest, given, slowest = (chain_ends(x)[-1] for x in (free, regions, barriers))
+        fastest, given, slowest = (chain_ends(x)[-1] for x in (free, kernels, barriers))
         assert fastest <= given <= slowest + 4 * SEEN_PS
-        apart = sum(end_time(body, region.tokens) for region, body in free)
+        apart = sum(end_time(body, kernel.tokens) for kernel, body in free)
         assert slowest == apart
 
 
@@ -270,17 +270,17 @@ def _without_borders(items: Body) -> list[Timed | TimedLoop]:
     ]
 
 
-def test_loads_and_stores_share_their_engines_across_regions() -> None:
-    """Two regions that load for 10 and store for 10 at once need 40 of the engines, not 20 and what
-    is left over; a region that begins to load later counts from there."""
+def test_loads_and_stores_share_their_engines_across_kernels() -> None:
+    """Two kernels that load for 10 and store for 10 at once need 40 of the engines, not 20 and what
+    is left over; a kernel that begins to load later counts from there."""
     load, store = timed(Engine.DMA_IN, 10), timed(Engine.DMA_OUT, 10)
-    region = Region(RegionProgram("compute", "r"), borders=())
-    assert chain_ends([(region, [load, store])] * 2, [20, 20]) == [20, 40]
+    kernel = Kernel(KernelProgram("compute", "r"), borders=())
+    assert chain_ends([(kernel, [load, store])] * 2, [20, 20]) == [20, 40]
     late = [timed(Engine.TENSOR, 100)]
-    assert chain_ends([(region, late)]) == [107]
-    waits = Region(RegionProgram("compute", "w"), borders=(Border(Engine.TENSOR, 1),))
+    assert chain_ends([(kernel, late)]) == [107]
+    waits = Kernel(KernelProgram("compute", "w"), borders=(Border(Engine.TENSOR, 1),))
     after = [load._replace(borders=(0,)), store._replace(borders=(0,))]
-    assert chain_ends([(region, late), (waits, after)], [0, 20])[-1] == 107 + SEEN_PS + 20
+    assert chain_ends([(kernel, late), (waits, after)], [0, 20])[-1] == 107 + SEEN_PS + 20
 
 
 def test_a_loop_of_nothing_takes_no_time() -> None:

@@ -13,7 +13,7 @@ from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.result import distance
 from tests.support.building import Builder
-from tests.support.region_reference import lower_function, run_lowered
+from tests.support.kernel_reference import lower_function, run_lowered
 
 
 def joined(b: Builder, value: Value) -> Value:
@@ -69,7 +69,7 @@ def test_a_function_starts_them_in_order_and_does_not_await_one_for_the_next() -
     first = b.dot(early, early, ((1,), (0,)))
     lowered = lower_function(b.finish(first, b.dot(late, late, ((1,), (0,)))))
     assert [c.source_shape[1] for c in lowered.collectives] == [16, 4]
-    assert [r.kind for r in lowered.regions[:2]] == ["collective_start"] * 2
+    assert [k.kind for k in lowered.kernels[:2]] == ["collective_start"] * 2
 
 
 def test_an_update_in_place_does_not_turn_the_order() -> None:

@@ -62,7 +62,7 @@ def test_calls_of_a_stage_grow_with_the_graph(stage: str, kind: str, rungs: int)
 
 @pytest.mark.parametrize("kind", [*COUNTED, *diagonals(list(RUNGS), 3)])
 def test_a_compilation_ends_and_needs_no_stack_of_calls(kind: str) -> None:
-    """Outline, lowering and code; masks and positions are made again inside of regions."""
+    """Outline, lowering and code; masks and positions are made again inside of kernels."""
     link(ladder(kind, 200))
 
 
@@ -82,5 +82,5 @@ ROUNDS = pytest.mark.xfail(
     ],
 )
 def test_calls_of_a_compilation_grow_with_the_graph(kind: str) -> None:
-    """From 120 rungs on, where regions are as large as their tiles let them."""
+    """From 120 rungs on, where kernels are as large as their tiles let them."""
     check_grows(lambda n: partial(link, ladder(kind, n)), 120, 200_000_000)

@@ -29,7 +29,7 @@ def turned(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fn", [mlp, turned])
 def test_the_quick_level_is_at_most_two_fifths_slower(fn, dtype: str) -> None:
-    """Both products of `mlp` have code as one region, which takes 2,330 us; apart 32 in fp32, 20 in
+    """Both products of `mlp` have code as one kernel, which takes 2,330 us; apart 32 in fp32, 20 in
     bf16.
     """
     graph = graph_of(fn, *(jnp.ones(s, dtype) for s in ((256, 256), (256, 1024), (1024, 128))))
@@ -64,7 +64,7 @@ def test_what_searches_longer_never_loses(shape, flags: dict, recovery: float) -
 
 
 def test_what_a_quick_compile_finds_the_usual_one_has_too() -> None:
-    """Of this one epilogues took so much that no row region was left: 133 us against 82."""
+    """Of this one epilogues took so much that no row kernel was left: 133 us against 82."""
     given = (jnp.ones(s, "bfloat16") for s in ((256, 256), (256, 1024), (1024, 128)))
     graph = graph_of(jax.grad(loss, (0, 1, 2)), *given)
     quick, usual = (time_of(link(graph, CompileOptions(optlevel=level))) for level in (1, 2))
@@ -78,8 +78,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.softmax(q @ k.T / WIDTH**0.5, axis=-1) @ v
 
 
-def test_attention_computed_again_is_a_region_of_its_own() -> None:
-    """Forward and backward as one region would hold the panels of both; apart, both are faster and
+def test_attention_computed_again_is_a_kernel_of_its_own() -> None:
+    """Forward and backward as one kernel would hold the panels of both; apart, both are faster and
     scores are made once more. Values are those of JAX.
     """
     rng = np.random.default_rng(5)
@@ -91,7 +91,7 @@ def test_attention_computed_again_is_a_region_of_its_own() -> None:
         return out, back(g)
 
     made = compile_function(redone, given)
-    regions = [r.program for f in made.program.functions for r in f.regions]
-    counts = [sum(node.op == "contract" for node in region.nodes) for region in regions]
+    kernels = [k.program for f in made.program.functions for k in f.kernels]
+    counts = [sum(node.op == "contract" for node in kernel.nodes) for kernel in kernels]
     assert sorted(n for n in counts if n) == [2, 5]
     assert worst_distance(made.run("L1"), made.expected()) <= 1e-5

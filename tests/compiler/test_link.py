@@ -65,10 +65,10 @@ def test_another_format_is_refused() -> None:
             unpack_function(msgpack.packb([1, rows]))
 
 
-def test_regions_point_at_the_users_lines() -> None:
+def test_kernels_point_at_the_users_lines() -> None:
     program = compile_graph(STEP, TARGET)
     assert program.locations == (("model.py", 7, "stack"),)
-    locs = {f.name: {r.program.loc for r in f.regions} for f in program.functions}
+    locs = {f.name: {k.program.loc for k in f.kernels} for f in program.functions}
     assert locs.pop("copy") == {-1}, "a copy between buffers comes from no op"
     assert locs and all(found == {0} for found in locs.values())
     assert len({f.name for f in program.functions}) == len(program.functions)
@@ -76,8 +76,8 @@ def test_regions_point_at_the_users_lines() -> None:
 
 def test_code_is_there() -> None:
     program = compile_graph(STEP, TARGET)
-    compute = [r for f in program.functions for r in f.regions if r.program.kind == "compute"]
-    assert compute and all(r.body for r in compute)
+    compute = [k for f in program.functions for k in f.kernels if k.program.kind == "compute"]
+    assert compute and all(k.body for k in compute)
 
 
 def test_refusals_reach_the_user_with_file_and_line() -> None:

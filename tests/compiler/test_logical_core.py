@@ -1,4 +1,4 @@
-"""What two physical cores per logical core change in time, and how regions are shared out."""
+"""What two physical cores per logical core change in time, and how kernels are shared out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.generate import Codes, _Placed
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.fusion.autotuner import Autotuner, _memo
 from shardwright.compiler.fusion.logical_core import LogicalCore, Way
-from shardwright.compiler.fusion.trial import Trial, _memo
-from shardwright.compiler.isa.program import Function, Region
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
+from shardwright.compiler.isa.program import Function, Kernel
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.schedule.core_order import order_cores
 from shardwright.compiler.timing.evaluate import Shares, function_segments, segments_at
-from tests.compiler.codegen.region_harness import Maker
+from tests.compiler.codegen.kernel_harness import Maker
 from tests.support.model_run import CompiledFunction, compile_function, figures
 
 TRN2 = "trn2.48xlarge"
@@ -59,24 +59,24 @@ def test_attention_takes_half_the_time() -> None:
 def test_what_cannot_be_cut_stays_on_one_core() -> None:
     one, two = pair(lambda x: jnp.sum(x, dtype=jnp.float32), ones(64, 64))
     function = two.program.functions[-1]
-    assert (function.num_regions("compute"), function.num_regions("idle")) == (0, 1)
+    assert (function.num_kernels("compute"), function.num_kernels("idle")) == (0, 1)
     (segment,) = function_segments(function, load_target(TRN2))
     assert segment.lone_ps == segment.duration_ps > 0
     assert figures(two).time_ps <= figures(one).time_ps
 
 
-def copied(tensor: int, to: int, rows: range, name: str = "copy") -> Region:
+def copied(tensor: int, to: int, rows: range, name: str = "copy") -> Kernel:
     """`to[rows] = tensor[rows]` of 8 columns."""
     offset, strides, atoms = Affine(8 * rows.start), (8, 1), (0, 1)
     load = Node("load", (), atoms, DType.F32, {"view": View(tensor, offset, strides)})
     store = Node("store", (0,), atoms, DType.F32, {"view": View(to, offset, strides)})
-    return Region(RegionProgram("compute", name, (len(rows), 8), (load, store)))
+    return Kernel(KernelProgram("compute", name, (len(rows), 8), (load, store)))
 
 
 def test_halves_of_the_same_rows_do_not_wait_and_others_do() -> None:
     low, high, every = range(8), range(8, 16), range(16)
     tensors = [Tensor(f"t{n}", (16, 8), DType.F32, "input") for n in range(4)]
-    idle = Region(RegionProgram("idle", "idle"))
+    idle = Kernel(KernelProgram("idle", "idle"))
     first = [copied(0, 1, low), copied(1, 2, low), copied(2, 3, every)]
     second = [copied(0, 1, high), copied(1, 2, high), idle]
     order_cores([first, second], tensors)
@@ -87,18 +87,18 @@ def test_halves_of_the_same_rows_do_not_wait_and_others_do() -> None:
     assert [r.after for r in second] == [0, 1, 0]
 
 
-def test_a_region_waits_for_the_other_core_and_for_nothing_else() -> None:
+def test_a_kernel_waits_for_the_other_core_and_for_nothing_else() -> None:
     """Durations by hand: the slower core decides, a semaphore is paid per wait."""
     target = load_target(TRN2)
     view = View(0, Affine(), ())
     loads = [
-        RegionProgram("register_load", f"r{n}", attrs={"register": n, "view": view}) for n in (0, 1)
+        KernelProgram("register_load", f"r{n}", attrs={"register": n, "view": view}) for n in (0, 1)
     ]
     alone, semaphore = target.core.dma_fixed_ps, target.core.semaphore_ps
 
     def duration(after: int) -> int:
-        first = [Region(loads[0]), Region(loads[1])]
-        second = [Region(RegionProgram("idle", "i")), Region(loads[1], after=after)]
+        first = [Kernel(loads[0]), Kernel(loads[1])]
+        second = [Kernel(KernelProgram("idle", "i")), Kernel(loads[1], after=after)]
         tensors = [Tensor("t", (1,), DType.I32, "input")]
         function = Function("f", tensors, (0,), (), (), 2, first, [], partner=second)
         (segment,) = function_segments(function, target)
@@ -108,12 +108,12 @@ def test_a_region_waits_for_the_other_core_and_for_nothing_else() -> None:
     assert duration(1) == 2 * alone + semaphore
 
 
-def test_every_region_is_on_core_zero_and_copies_of_it_nowhere() -> None:
+def test_every_kernel_is_on_core_zero_and_copies_of_it_nowhere() -> None:
     _, two = pair(lambda x: (x * 2, jnp.tanh(x).T), ones(512, 512))
     for function in two.program.functions:
         for mine, other in zip(*function.subgraphs, strict=True):
             assert mine.program.kind == "compute"
-            points = [np.prod(r.program.atoms) for r in (mine, other) if r.program.atoms]
+            points = [np.prod(k.program.atoms) for k in (mine, other) if k.program.atoms]
             assert sum(points) == 512 * 512
 
 
@@ -137,7 +137,7 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     behind a cut that halves the time no other one is looked at.
     """
     _memo.cache_clear()
-    judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
+    oracle = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
     build, sketch = Codes._place, LogicalCore._first_fit_ps
 
@@ -153,12 +153,12 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(LogicalCore, "_first_fit_ps", noted)
     m = Maker((2048, 2048), "exponential")
     m.store(m.node("exponential", m.load((0, 1))), (0, 1))
-    judge(m.program(), m.tensors)
+    oracle(m.program(), m.tensors)
     assert len(sketched) == 2
     assert sketched[1] * 1.98 <= sketched[0]
-    (half, *_) = judge.way(m.program(), m.tensors).pairs[0]
+    (half, *_) = oracle.way(m.program(), m.tensors).pairs[0]
     _memo.cache_clear()
-    alone = Trial(load_target(TRN2), CompileOptions(lnc=2))
+    alone = Autotuner(load_target(TRN2), CompileOptions(lnc=2))
     before = made.total()
-    assert alone(half, m.tensors) == judge(m.program(), m.tensors)
+    assert alone(half, m.tensors) == oracle(m.program(), m.tensors)
     assert made.total() - before == max(made.values())

@@ -1,4 +1,4 @@
-"""Steps over a split sequence, as lowered regions over ranks: equal to the unsharded step, with no
+"""Steps over a split sequence, as lowered kernels over ranks: equal to the unsharded step, with no
 mask in memory.
 """
 

@@ -1,4 +1,4 @@
-"""Whole training steps as lowered regions over ranks equal the unsharded step."""
+"""Whole training steps as lowered kernels over ranks equal the unsharded step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from shardwright.compiler.schedule import hbm
 from shardwright.orchestrator.models import llama
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
+from tests.support.kernel_reference import lower_function
 from tests.support.lowered_ranks import LoweredRanks
-from tests.support.region_reference import lower_function
 from tests.support.road import fsdp_plan, leaf_error, split_batch, worst
 
 CONFIG = {
@@ -84,7 +84,7 @@ def test_memory_is_at_the_liveness_bound(llama_run) -> None:
         assert place(program, {}).arena_bytes <= 1.02 * program.bound_bytes, program.name
     for bound_unit in ranks.units.values():
         lowered = bound_unit.lowered
-        spans = tensor_spans(lowered.regions)
+        spans = tensor_spans(lowered.kernels)
         lifetimes = [
             hbm.Lifetime(math.prod(t.shape) * t.dtype.bytes, *spans[i])
             for i, t in enumerate(lowered.tensors)
@@ -93,17 +93,17 @@ def test_memory_is_at_the_liveness_bound(llama_run) -> None:
         assert lowered.scratch_bytes <= 1.02 * hbm.liveness_bound(lifetimes)
 
 
-def test_attention_and_norms_are_strip_regions(llama_run) -> None:
-    """The forward layer has one region per norm and one for its softmax."""
+def test_attention_and_norms_are_strip_kernels(llama_run) -> None:
+    """The forward layer has one kernel per norm and one for its softmax."""
     _, ranks = llama_run
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
     options = CompileOptions(attention="fused")
-    regions = lower_function(run(layer.graph, PASSES), layer.signature, options).regions
-    compute = [r.name for r in regions if r.kind == "compute"]
-    assert sum(n.op == "contract" for r in regions for n in r.nodes) == 9
+    kernels = lower_function(run(layer.graph, PASSES), layer.signature, options).kernels
+    compute = [k.name for k in kernels if k.kind == "compute"]
+    assert sum(n.op == "contract" for k in kernels for n in k.nodes) == 9
     assert compute.count("reduce_exponential") == 1
     assert compute.count("reduce") == 2
-    transposed = [r for r in regions if r.name == "transpose"]
+    transposed = [k for k in kernels if k.name == "transpose"]
     assert not transposed
 
 

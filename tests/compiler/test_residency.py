@@ -14,18 +14,18 @@ from functools import cache
 import pytest
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import tensor_of
 from shardwright.compiler.isa.program import (
     Call,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
     Space,
 )
-from shardwright.compiler.isa.region import tensor_of
 from shardwright.compiler.linking.residency import Residency, scratch_peak
 from shardwright.compiler.outline import outline
 from shardwright.compiler.schedule import hbm
@@ -150,7 +150,7 @@ def with_one_free_less(lifetimes: list[Lifetime], bound: int) -> tuple[list[Life
 
 @pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime", "flax")))
 def test_scratch_zones_are_at_the_bound_of_their_instructions(name: str, built) -> None:
-    """Spans come from the addresses that instructions touch, not from the regions' views."""
+    """Spans come from the addresses that instructions touch, not from the kernels' views."""
     for made in built(name).programs.values():
         for one in made.functions:
             bound = scratch_bound(one)
@@ -159,11 +159,11 @@ def test_scratch_zones_are_at_the_bound_of_their_instructions(name: str, built) 
 
 
 def spans_of(one: Function) -> dict[int, tuple[int, int]]:
-    """First and last region that touches each tensor of the scratch zone."""
+    """First and last kernel that touches each tensor of the scratch zone."""
     flying: dict[int, list[int]] = {}
     spans: dict[int, tuple[int, int]] = {}
-    for at, region in enumerate(one.regions):
-        for tensor in touched(region, flying):
+    for at, kernel in enumerate(one.kernels):
+        for tensor in touched(kernel, flying):
             if one.tensors[tensor].kind == "scratch":
                 spans[tensor] = (min(spans.get(tensor, (at, at))[0], at), at)
     return spans
@@ -174,25 +174,25 @@ def size_of(one: Function, tensor: int) -> int:
 
 
 def scratch_bound(one: Function) -> int:
-    """Most aligned bytes in use at one region."""
+    """Most aligned bytes in use at one kernel."""
     spans = spans_of(one)
-    at_regions = (
+    at_kernels = (
         sum(hbm.aligned(size_of(one, i)) for i, (a, b) in spans.items() if a <= at <= b)
-        for at in range(len(one.regions))
+        for at in range(len(one.kernels))
     )
-    return max(at_regions, default=0)
+    return max(at_kernels, default=0)
 
 
-def touched(region: Region, flying: dict[int, list[int]]) -> set[int]:
-    """The tensors a region's instructions address; a collective's from its start to its wait."""
-    found = {p.buffer for p in patterns(region.body) if p.space is Space.HBM}
-    attrs = region.program.attrs
-    if region.program.kind == "collective_start":
+def touched(kernel: Kernel, flying: dict[int, list[int]]) -> set[int]:
+    """The tensors a kernel's instructions address; a collective's from its start to its wait."""
+    found = {p.buffer for p in patterns(kernel.body) if p.space is Space.HBM}
+    attrs = kernel.program.attrs
+    if kernel.program.kind == "collective_start":
         flying[attrs["collective"]] = [tensor_of(attrs["source"]), tensor_of(attrs["target"])]
         found.update(flying[attrs["collective"]])
-    elif region.program.kind == "collective_wait":
+    elif kernel.program.kind == "collective_wait":
         found.update(flying.pop(attrs["collective"]))
-    elif region.program.kind == "register_load":
+    elif kernel.program.kind == "register_load":
         found.add(attrs["view"].tensor)
     return found
 

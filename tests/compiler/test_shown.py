@@ -49,7 +49,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
-    """Two products with a function between them, in regions of their own."""
+    """Two products with a function between them, in kernels of their own."""
     b = Builder()
     x, up, down = b.input((300, 256)), b.input((256, 1024)), b.input((1024, 128))
     h = b.op("tanh", b.dot(x, up, contract=((1,), (0,))))
@@ -88,12 +88,12 @@ def test_blocks_of_loops_cover_their_atoms(shown: Shown) -> None:
     for match in rows(text, r"^  (SBUF|PSUM): ([\d.]+) KiB of ([\d.]+) KiB"):
         assert 0 < float(match[2]) <= float(match[3]) == {"SBUF": 192, "PSUM": 16}[match[1]]
     assert len(list(rows(text, r"^    -> \d+: "))) == len(
-        [r for r in shown.function.regions if r.program.kind == "compute"]
+        [k for k in shown.function.kernels if k.program.kind == "compute"]
     )
 
 
 def test_every_tile_has_its_row(shown: Shown) -> None:
-    tiles = [tile for region in shown.function.regions for tile in region.tiles]
+    tiles = [tile for kernel in shown.function.kernels for tile in kernel.tiles]
     found = [
         (m[1], m[2], int(m[3]), int(m[4]))
         for m in rows(
@@ -106,7 +106,7 @@ def test_every_tile_has_its_row(shown: Shown) -> None:
 
 def test_memory_has_a_row_per_tensor_with_its_life(shown: Shown) -> None:
     function, text = shown.function, shown.texts["memory"]
-    spans = tensor_spans([r.program for r in function.regions])
+    spans = tensor_spans([k.program for k in function.kernels])
     found = {
         int(m[1]): (int(m[3]), int(m[4]), m[2])
         for m in rows(text, r"^ *(\d+)  (?:\w+) .*  (\S+) +(\d+)\.\.(\d+) +[.#]+$")
@@ -122,7 +122,7 @@ def test_memory_has_a_row_per_tensor_with_its_life(shown: Shown) -> None:
 
 def test_engines_are_busy_in_a_call_as_long_as_its_time_says(shown: Shown) -> None:
     spans = [cores[0] for cores in engine_spans(shown.function, shown.target)]
-    times = [t for s in function_segments(shown.function, shown.target) for t in s.regions]
+    times = [t for s in function_segments(shown.function, shown.target) for t in s.kernels]
     assert len(spans) == len(times) > 1
     for found, time in zip(spans, times, strict=True):
         assert {name: span.busy_ps for name, span in found.items()} == dict(time.busy_ps)

@@ -15,10 +15,10 @@ from shardwright.compiler.frontend.rules.trip_count import known_scalar
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.passes.remat import rematerialise
 from shardwright.compiler.support.walks import answered, reached
-from tests.compiler.codegen.region_harness import I32, PRED, U32, Maker
+from tests.compiler.codegen.kernel_harness import I32, PRED, U32, Maker
 from tests.support.ladders import check_grows, unary
 
 START = Affine()
@@ -134,7 +134,7 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<8xi32>) -> ({scalars}) {{
 }}"""
 
 
-# Regions: values by number.
+# Kernels: values by number.
 
 
 def space_of(m: Maker, last: int) -> Space:

@@ -1,4 +1,4 @@
-"""What a machine's figures come to, one row each: instructions and transfers on a core, regions and
+"""What a machine's figures come to, one row each: instructions and transfers on a core, kernels and
 a small step under every profile, collectives on each network it has, memory, rates and price.
 
 Between them the rows depend on every figure of a machine's files (`test_golden_constants.py`), so
@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
@@ -20,14 +21,13 @@ from shardwright.compiler.isa.program import (
     Engine,
     Function,
     Instr,
+    Kernel,
     Program,
-    Region,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.machine.target import Target
-from shardwright.compiler.timing.evaluate import Shares, instr_cost, region_times
+from shardwright.compiler.timing.evaluate import Shares, instr_cost, kernel_times
 from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import NAMES
 from shardwright.sim_cluster.timing.step_time import Step, time_step
@@ -74,7 +74,7 @@ def stages(target: Target) -> Iterator[tuple[str, Rows]]:
     """All rows of a machine, those that take longest last."""
     yield "limits", _limits(target)
     yield "code", dict(_code(target))
-    yield "regions", _regions(target)
+    yield "kernels", _kernels(target)
     if target.is_compiled_for:
         yield "steps", _steps(target)
     yield "collectives", dict(_collectives(target, 1, ("near",), ("rest",), ("far",)))
@@ -118,26 +118,26 @@ def _transfer_ps(target: Target) -> list[int]:
 
 def _code(target: Target) -> Iterator[tuple[str, Any]]:
     """Every instruction: how long its engine has it, and when others see that it is done."""
-    region = Region(RegionProgram("compute", "r"), TILES, [])
+    kernel = Kernel(KernelProgram("compute", "r"), TILES, [])
     for name, instr in CODE.items():
         if target.core.clock_hz.get(instr.engine.value, 1):
-            interval, latency = instr_cost(instr, region, TENSORS, target)
+            interval, latency = instr_cost(instr, kernel, TENSORS, target)
             alone = instr_interval_ps(instr, TILES, TENSORS, target.core)
             yield name, {"interval_ps": interval, "latency_ps": latency, "engines_ps": alone}
 
 
-def _region() -> Region:
+def _kernel() -> Kernel:
     """Load, add, store, each behind the other."""
     load = replace(CODE["load of rows"], signals=(0,))
     add = replace(CODE["addition"], waits=(0,), signals=(1,))
     store = Instr("dma", Engine.DMA_OUT, _in_hbm((1024, 128), (1, 1024)), (HELD,), waits=(1,))
-    return Region(RegionProgram("compute", "r"), TILES, [load, add, store], tokens=(0, 0))
+    return Kernel(KernelProgram("compute", "r"), TILES, [load, add, store], tokens=(0, 0))
 
 
-def _regions(target: Target) -> Rows:
-    """A region with all of what it shares, and with half of each."""
+def _kernels(target: Target) -> Rows:
+    """A kernel with all of what it shares, and with half of each."""
     points = (Shares(), Shares(dma=0.5), Shares(hbm=0.5))
-    found = region_times(_region(), TENSORS, target, points)
+    found = kernel_times(_kernel(), TENSORS, target, points)
     names = ("whole", "half of the engines", "half of HBM")
     return {name: {"ps": time.duration_ps} for name, time in zip(names, found, strict=True)}
 
@@ -162,7 +162,7 @@ def _collectives(
 
 
 def _steps(target: Target) -> Rows:
-    """A launch, a region, a gather beside another one, under every profile."""
+    """A launch, a kernel, a gather beside another one, under every profile."""
     rows: Rows = {}
     for profile in NAMES:
         timing = time_step(_step(target), profile)
@@ -172,13 +172,13 @@ def _steps(target: Target) -> Rows:
 
 def _step(target: Target) -> Step:
     events = [
-        Region(RegionProgram(f"collective_{kind}", kind, attrs={"collective": 0}))
+        Kernel(KernelProgram(f"collective_{kind}", kind, attrs={"collective": 0}))
         for kind in ("start", "wait")
     ]
-    regions = [_region(), events[0], _region(), events[1]]
+    kernels = [_kernel(), events[0], _kernel(), events[1]]
     gather = CollectiveCall("all_gather", ("dp",), F32, (1, 16_384, 1))
-    both = list(regions) if target.lnc == 2 else None
-    function = Function("f", TENSORS, (), (), (), 0, regions, [gather], partner=both)
+    both = list(kernels) if target.lnc == 2 else None
+    function = Function("f", TENSORS, (), (), (), 0, kernels, [gather], partner=both)
     program = Program("p", target.name, [function], [], (), (), (Call(0, (), ()),), 0)
     mesh = {"rest": target.cores // 2, "dp": 2}
     return Step(

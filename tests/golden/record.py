@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.isa.encode import Sections, encode_function, pack_attrs
-from shardwright.compiler.isa.program import Function, Program, Region
+from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.neff.manifest import Manifest
 from shardwright.compiler.neff.writer import pack
@@ -88,11 +88,11 @@ def _without_places(function: Function) -> Function:
     """The code alone: jax gives operators of a helper that was traced before the place of its first
     caller in the process, so places depend on what else was captured."""
 
-    def bare(regions: Iterable[Region]) -> list[Region]:
-        return [replace(r, program=replace(r.program, loc=-1)) for r in regions]
+    def bare(kernels: Iterable[Kernel]) -> list[Kernel]:
+        return [replace(k, program=replace(k.program, loc=-1)) for k in kernels]
 
     partner = None if function.partner is None else bare(function.partner)
-    return replace(function, regions=bare(function.regions), partner=partner)
+    return replace(function, kernels=bare(function.kernels), partner=partner)
 
 
 def _captured(cell: Cell) -> Rows:
@@ -144,7 +144,7 @@ def _code(cell: Cell) -> Rows:
         for function in program.functions:
             rows[f"{program.name}/{function.name}"] = {
                 "sha": _sections_sha(encode_function(_without_places(function))),
-                "regions": len(function.regions),
+                "kernels": len(function.kernels),
             }
     return rows
 

@@ -1,6 +1,6 @@
 """Golden cells: what a job compiles to and how long it takes is what its golden file says.
 
-Every graph and region of a cell has a text that reads back, too (docs/text-forms.md), and every
+Every graph and kernel of a cell has a text that reads back, too (docs/text-forms.md), and every
 rewrite on its road keeps what it promises (`compiler/rewriting`).
 
 A difference that is meant is written with `--update-golden`, which says what changed; a review
@@ -37,8 +37,8 @@ def test_a_cell_is_as_its_golden_file_says(
 ) -> None:
     with UnitService(InlineExecutor, open_cache(JobConfig().cache)) as service, checked():
         found = run_cell(cell.job, service, traces)
-    graphs, regions = check_texts(found.built)
-    assert graphs > 1 and regions > 1
+    graphs, kernels = check_texts(found.built)
+    assert graphs > 1 and kernels > 1
     golden(f"cells/{cell.name}", record(found), request)
 
 

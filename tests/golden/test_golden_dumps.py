@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.text import to_text
-from shardwright.compiler.isa import region_text
+from shardwright.compiler.isa import kernel_text
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.dump import dumping
@@ -51,8 +51,8 @@ def test_a_cell_can_be_read_stage_by_stage(cell: GoldenCell, tmp_path: Path) -> 
     graphs = 0
     for path in tmp_path.rglob("*.txt"):
         text = without_comments(path.read_text())
-        if path.name.endswith("-regions.txt"):
-            assert region_text.to_text(*region_text.parse(text, str(path))) == text
+        if path.name.endswith("-kernels.txt"):
+            assert kernel_text.to_text(*kernel_text.parse(text, str(path))) == text
         elif GRAPH.match(text):
             assert to_text(parse(text, str(path)), with_locs=True) == text
             graphs += 1

@@ -53,7 +53,7 @@ def test_one_picosecond_of_a_step_is_named(recorded: Record) -> None:
 
 def test_one_byte_of_a_program_is_named(cell: Cell, recorded: Record) -> None:
     name, program = next(iter(cell.built.programs.items()))
-    number = next(n for n, f in enumerate(program.functions) if f.regions[0].tiles)
+    number = next(n for n, f in enumerate(program.functions) if f.kernels[0].tiles)
     damaged, function = _with_a_tile_moved(program, number), program.functions[number]
     built = dataclasses.replace(cell.built, programs={**cell.built.programs, name: damaged})
     found = differences(recorded, record(dataclasses.replace(cell, built=built)))
@@ -68,11 +68,11 @@ def test_one_byte_of_a_program_is_named(cell: Cell, recorded: Record) -> None:
 def _with_a_tile_moved(program: Program, number: int) -> Program:
     """The program with the first tile of a function one byte further."""
     functions = list(program.functions)
-    first, *others = functions[number].regions
+    first, *others = functions[number].kernels
     tile, *rest = first.tiles
     moved = dataclasses.replace(tile, address=tile.address + 1)
-    regions = [dataclasses.replace(first, tiles=[moved, *rest]), *others]
-    functions[number] = dataclasses.replace(functions[number], regions=regions)
+    kernels = [dataclasses.replace(first, tiles=[moved, *rest]), *others]
+    functions[number] = dataclasses.replace(functions[number], kernels=kernels)
     return dataclasses.replace(program, functions=functions)
 
 
@@ -110,7 +110,7 @@ def test_a_test_of_a_cell_fails_and_names_cell_and_stage(
 
 def test_places_in_the_source_are_no_part_of_a_digest(cell: Cell, recorded: Record) -> None:
     placed = cell.built.programs
-    assert any(r.program.loc > 0 for p in placed.values() for f in p.functions for r in f.regions)
+    assert any(k.program.loc > 0 for p in placed.values() for f in p.functions for k in f.kernels)
     moved = {name: _elsewhere(program) for name, program in placed.items()}
     built = dataclasses.replace(cell.built, programs=moved)
     assert not differences(recorded, record(dataclasses.replace(cell, built=built)))
@@ -121,9 +121,9 @@ def _elsewhere(program: Program) -> Program:
     functions = [
         dataclasses.replace(
             function,
-            regions=[
-                dataclasses.replace(r, program=dataclasses.replace(r.program, loc=0))
-                for r in function.regions
+            kernels=[
+                dataclasses.replace(k, program=dataclasses.replace(k.program, loc=0))
+                for k in function.kernels
             ],
         )
         for function in program.functions

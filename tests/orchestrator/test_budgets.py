@@ -137,7 +137,7 @@ def test_tensors_over_the_memory_of_a_core_are_named(
     assert "largest:" in failed["error"]["message"] and "4000 bytes" in failed["error"]["message"]
 
 
-def test_tiles_over_sbuf_name_region_tile_and_limit(
+def test_tiles_over_sbuf_name_kernel_tile_and_limit(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = machine_file(job.parent, sbuf_bytes_per_partition=64)
@@ -145,4 +145,4 @@ def test_tiles_over_sbuf_name_region_tile_and_limit(
         code, failed = answer(capsys, verb, job, f"cluster.target={tiny}")
         assert code == 71 and failed["error"]["code"] == "SW_SBUF_CAPACITY"
         message = failed["error"]["message"]
-        assert "region" in message and ", tile" in message and message.endswith("limit is 64")
+        assert "kernel" in message and ", tile" in message and message.endswith("limit is 64")

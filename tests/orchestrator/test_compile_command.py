@@ -221,7 +221,7 @@ def test_levels_choose_the_stream_and_the_file_gets_everything(
         "error": (False, False),
     }.items():
         assert ("INFO: --num-parallel-jobs" in seen[level].out) is shown
-        for told in ("option optlevel = 2", "operators imported: ", " region 0 "):
+        for told in ("option optlevel = 2", "operators imported: ", " kernel 0 "):
             lines = [line for line in seen[level].out.splitlines() if told in line]
             assert bool(lines) is (level == "debug")
             assert all(line.startswith("DEBUG: ") for line in lines)

@@ -19,7 +19,7 @@ from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.text import annotated_text, to_text
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.isa import region_text
+from shardwright.compiler.isa import kernel_text
 from shardwright.compiler.steps import is_recorded, note, step, within
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.dump import dumping, folder
@@ -103,7 +103,7 @@ def test_the_road_is_there_in_order_and_the_index_says_what_is_what(
     assert len(functions) > 3
     for function in functions:
         own = [n.partition("-")[2] for n in names if n.rpartition("/")[0] == function]
-        ends = ["fusion.txt", "regions.txt", "tiling.txt", "memory.txt", "overlap.txt"]
+        ends = ["fusion.txt", "kernels.txt", "tiling.txt", "memory.txt", "overlap.txt"]
         assert own[0] == "function.txt" and own[-6:] == [*ends, "listing.txt"]
 
 
@@ -115,12 +115,12 @@ def test_every_text_in_it_is_read_back(dumped: Dumped) -> None:
     for path, graph in graphs.items():
         again = parse(texts[path], str(path))
         assert dump(again, with_locs=False) == dump(graph, with_locs=False), path
-    regions = [path for path in texts if path.name.endswith("-regions.txt")]
-    assert regions
-    for path in regions:
-        read = region_text.parse(texts[path], str(path))
+    kernels = [path for path in texts if path.name.endswith("-kernels.txt")]
+    assert kernels
+    for path in kernels:
+        read = kernel_text.parse(texts[path], str(path))
         said = [line for line in texts[path].splitlines(True) if not line.startswith("//")]
-        assert region_text.to_text(*read) == "".join(said)
+        assert kernel_text.to_text(*read) == "".join(said)
 
 
 def test_what_a_person_looks_for_can_be_found(dumped: Dumped) -> None:

@@ -32,14 +32,14 @@ def job(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.matrix
-def test_every_function_lists_its_regions(job, capsys) -> None:
+def test_every_function_lists_its_kernels(job, capsys) -> None:
     assert main([*job, "--explain", "fusion", "--json"]) == 0
     functions = json.loads(capsys.readouterr().out)["fusion"]
     (layer,) = [f for f in functions if f["function"] == "forward.loop"]
-    moved = [r["moved_bytes"] for r in layer["regions"]]
+    moved = [k["moved_bytes"] for k in layer["kernels"]]
     assert moved == sorted(moved, reverse=True) and moved[-1] > 0
-    assert any("llama.py:" in r["location"] for r in layer["regions"])
-    rules = {m["rule"] for r in layer["regions"] for m in r["refused"]}
+    assert any("llama.py:" in k["location"] for k in layer["kernels"])
+    rules = {m["rule"] for k in layer["kernels"] for m in k["refused"]}
     assert rules and rules <= {
         *("cycle", "kind", "label", "duplicated atom", "rows", "order", "budget"),
         *("streams", "size", "traffic", "intensity", "code", "slower"),
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_refused(job, words: tuple[str, ...], code: str, ca
 
 
 def test_streamed_rows_are_noted(tmp_path) -> None:
-    """What a region's code says of itself reaches the story of the region, and the screen."""
+    """What a kernel's code says of itself reaches the story of the kernel, and the screen."""
     b = Builder()
     q, k, v = b.input((256, 64)), b.input((16384, 64)), b.input((16384, 64))
     x = b.dot(q, k, ((1,), (1,)))

@@ -158,7 +158,7 @@ def test_operands_lie_as_the_source_of_a_kernel_has_them(
 
 
 def test_nobody_fills_the_stalls_of_a_kernel() -> None:
-    """Whatever share of them neighbours of a region fill on that machine."""
+    """Whatever share of them neighbours of a kernel fill on that machine."""
     kernel = MeasuredKernel("product", (512, 256, 512), "bf16")
     plain = logical(load_target("trn2.48xlarge"), 1)
     alone = replace(plain, core=replace(plain.core, stall_recovery=0.0))

@@ -205,7 +205,7 @@ def test_batch_and_logical_cores() -> None:
     found = report.logical_cores(invented(), timing(SECOND, lone_ps=77))
     assert (found["lnc"], found["per_instance"], found["alone_ps"]) == (1, 32, 77)
     assert found["hbm_bytes"] == 16 * 2**30 and not found["hypothetical"]
-    assert (found["regions_cut"], found["regions_alone"]) == (0, 0)
+    assert (found["kernels_cut"], found["kernels_alone"]) == (0, 0)
     assert report.logical_cores(invented(machine(lnc=2)), timing(SECOND))["hypothetical"]
 
 

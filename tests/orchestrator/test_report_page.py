@@ -162,7 +162,7 @@ def test_every_text_is_escaped(report: dict[str, Any]) -> None:
 
 def test_the_largest_report_stays_below_the_limit(report: dict[str, Any]) -> None:
     functions = [
-        {**report["functions"][0], "regions": report["functions"][0]["regions"][:1] * 40}
+        {**report["functions"][0], "kernels": report["functions"][0]["kernels"][:1] * 40}
     ] * 100
     run = ["backward.12", 100, 1, 10**12, 2 * 10**12]
     track = {"name": "dma_in", "slices": [["dot_general_exponential_reduce", 0, 10**9]] * 1200}

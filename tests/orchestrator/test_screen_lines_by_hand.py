@@ -43,8 +43,8 @@ REPORT: dict[str, Any] = {
     "context": "",
     "logical_cores": {
         "lnc": 2,
-        "regions_cut": 30,
-        "regions_alone": 10,
+        "kernels_cut": 30,
+        "kernels_alone": 10,
         "alone_ps": 500_000_000,
         "hypothetical": False,
         "per_instance": 64,
@@ -184,13 +184,13 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     (
         sections.logical_cores,
         {},
-        "cores      LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on one physical"
+        "cores      LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 kernels on one physical"
         " core alone, 25 % of the step",
     ),
     (
         sections.logical_cores,
         {"logical_cores": {"hypothetical": True, "alone_ps": 2_000_000_000}},
-        "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on"
+        "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 kernels on"
         " one physical core alone, 100 % of the step",
     ),
     (sections.compiler, {}, "compiler   -O3, model type transformer, attention fused"),

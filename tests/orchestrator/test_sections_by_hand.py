@@ -14,20 +14,20 @@ from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.timing.times import CollectiveTime
 from shardwright.compiler.diagnostics import CapacityError, UsageError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import KernelProgram, Node, Tensor
 from shardwright.compiler.isa.program import (
     Call,
     Engine,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
 )
-from shardwright.compiler.isa.region import Node, RegionProgram, Tensor
 from shardwright.compiler.machine.target import load_target
-from shardwright.compiler.timing.evaluate import RegionTime
+from shardwright.compiler.timing.evaluate import KernelTime
 from shardwright.orchestrator.commands import nccom
 from shardwright.orchestrator.neff import neff_tools
 from shardwright.orchestrator.neff.neff_files import ProgramFile
@@ -148,7 +148,7 @@ def test_categories_of_buffers(role: str, category: str) -> None:
 # Functions
 
 
-def contraction(rows: int, depth: int, columns: int) -> RegionProgram:
+def contraction(rows: int, depth: int, columns: int) -> KernelProgram:
     """A product of two loaded operands over three counters."""
     nodes = (
         Node("load", (), (0, 1), F32),
@@ -156,24 +156,24 @@ def contraction(rows: int, depth: int, columns: int) -> RegionProgram:
         Node("contract", (0, 1), (0, 2), F32),
         Node("add", (2, 2), (0, 2), F32),
     )
-    return RegionProgram("compute", "product", (rows, depth, columns), nodes, loc=0)
+    return KernelProgram("compute", "product", (rows, depth, columns), nodes, loc=0)
 
 
 def instr() -> Instr:
     return Instr("tensor_copy", Engine.VECTOR, None)
 
 
-def looped(body: list[Any], loc: RegionProgram) -> Region:
-    return Region(loc, body=body)
+def looped(body: list[Any], loc: KernelProgram) -> Kernel:
+    return Kernel(loc, body=body)
 
 
-def function(name: str, *regions: Region, partner: list[Region] | None = None) -> Function:
-    return Function(name, [], (), (), (), 0, list(regions), [], 40, partner=partner)
+def function(name: str, *kernels: Kernel, partner: list[Kernel] | None = None) -> Function:
+    return Function(name, [], (), (), (), 0, list(kernels), [], 40, partner=partner)
 
 
 PRODUCT = looped([instr(), Loop(0, 5, [instr(), Loop(1, 3, [instr()])])], contraction(4, 5, 6))
-COPY = looped([instr(), instr()], RegionProgram("compute", "copy", (8,), (), loc=-1))
-STARTED = looped([], RegionProgram("collective_start", "start"))
+COPY = looped([instr(), instr()], KernelProgram("compute", "copy", (8,), (), loc=-1))
+STARTED = looped([], KernelProgram("collective_start", "start"))
 PROGRAM = Program(
     "forward",
     TRN1N,
@@ -187,50 +187,50 @@ PROGRAM = Program(
 )
 
 
-def test_flops_of_a_region_are_two_per_product() -> None:
+def test_flops_of_a_kernel_are_two_per_product() -> None:
     """4 x 5 x 6 products; additions beside them are not products."""
     assert step_report.flops(contraction(4, 5, 6)) == 240
     assert step_report.flops(COPY.program) == 0
 
 
-def test_functions_share_out_their_time_by_what_regions_take_alone() -> None:
-    """2 calls took 100 + 50 ps of compute and memory; regions alone take 10 and 5: 100 and 50 of
+def test_functions_share_out_their_time_by_what_kernels_take_alone() -> None:
+    """2 calls took 100 + 50 ps of compute and memory; kernels alone take 10 and 5: 100 and 50 of
     them; 7 ps of waiting belong to the function."""
     alone = (
-        RegionTime("0", 10, {"tensor": 9, "vector": 2}, 9, hbm_bytes=64),
-        RegionTime("2", 5, {"vector": 4}, 4, hbm_bytes=16),
+        KernelTime("0", 10, {"tensor": 9, "vector": 2}, 9, hbm_bytes=64),
+        KernelTime("2", 5, {"vector": 4}, 4, hbm_bytes=16),
     )
     charged = {"compute": 100, "memory": 50, "collective_tp": 7}
-    time = FunctionTime(program="forward", number=0, calls=2, charged_ps=charged, regions=alone)
+    time = FunctionTime(program="forward", number=0, calls=2, charged_ps=charged, kernels=alone)
     row = step_report._function(time, {"forward": PROGRAM})
     assert (row["function"], row["calls"], row["time_ps"]) == ("layer", 2, 157)
-    assert [r["time_ps"] for r in row["regions"]] == [100, 50]
-    assert [r["flops"] for r in row["regions"]] == [480, 0] and row["flops"] == 480
-    assert [r["hbm_bytes"] for r in row["regions"]] == [128, 32] and row["hbm_bytes"] == 160
-    assert row["regions"][0]["busy_ps"] == {"tensor": 18, "vector": 4}
-    assert "model.py:7" in row["loc"] and row["regions"][1]["loc"] == ""
+    assert [k["time_ps"] for k in row["kernels"]] == [100, 50]
+    assert [k["flops"] for k in row["kernels"]] == [480, 0] and row["flops"] == 480
+    assert [k["hbm_bytes"] for k in row["kernels"]] == [128, 32] and row["hbm_bytes"] == 160
+    assert row["kernels"][0]["busy_ps"] == {"tensor": 18, "vector": 4}
+    assert "model.py:7" in row["loc"] and row["kernels"][1]["loc"] == ""
 
 
-def test_a_region_on_two_physical_cores_multiplies_on_both() -> None:
+def test_a_kernel_on_two_physical_cores_multiplies_on_both() -> None:
     """4 x 5 x 6 products on one core and 3 x 5 x 6 on the other, two operations each, in 2 calls:
     2 * (240 + 180)."""
     half = looped([instr()], contraction(3, 5, 6))
     both = replace(PROGRAM, functions=[function("layer", PRODUCT, partner=[half])])
-    alone = (RegionTime("0", 10, {"tensor": 9}, 9, hbm_bytes=64),)
+    alone = (KernelTime("0", 10, {"tensor": 9}, 9, hbm_bytes=64),)
     time = FunctionTime(
-        program="forward", number=0, calls=2, charged_ps={"compute": 10}, regions=alone
+        program="forward", number=0, calls=2, charged_ps={"compute": 10}, kernels=alone
     )
     row = step_report._function(time, {"forward": both})
-    assert ([r["flops"] for r in row["regions"]], row["flops"]) == ([840], 840)
+    assert ([k["flops"] for k in row["kernels"]], row["flops"]) == ([840], 840)
 
 
 def test_shared_out_picoseconds_sum_to_the_whole() -> None:
     """100 ps over 3 and 4 of 7: 42 and 58."""
-    alone = tuple(RegionTime(str(n), ps, {}, 0, hbm_bytes=0) for n, ps in ((0, 3), (2, 4)))
+    alone = tuple(KernelTime(str(n), ps, {}, 0, hbm_bytes=0) for n, ps in ((0, 3), (2, 4)))
     time = FunctionTime(
-        program="forward", number=0, calls=1, charged_ps={"compute": 100}, regions=alone
+        program="forward", number=0, calls=1, charged_ps={"compute": 100}, kernels=alone
     )
-    rows = step_report._function(time, {"forward": PROGRAM})["regions"]
+    rows = step_report._function(time, {"forward": PROGRAM})["kernels"]
     assert [row["time_ps"] for row in rows] == [58, 42]
 
 
@@ -242,18 +242,18 @@ def test_long_lists_end_with_the_sum_of_the_rest() -> None:
     assert kept[3] == {"name": "2 more rows", "time_ps": 7, "busy_ps": {"a": 7}, "loc": ""}
     other = [{"name": "a", "busy_ps": {"x": 2}}, {"name": "b", "busy_ps": {"y": 5}}]
     assert step_report._bounded(other, 1, "rows")[0]["busy_ps"] == {"x": 2, "y": 5}
-    assert (step_report.FUNCTIONS, step_report.REGIONS) == (100, 40)
+    assert (step_report.FUNCTIONS, step_report.KERNELS) == (100, 40)
 
 
 @pytest.mark.parametrize(
     ("program", "name"), [("forward", "launch"), ("", "wait for other stages")]
 )
-def test_waits_and_launches_are_functions_without_regions(program: str, name: str) -> None:
+def test_waits_and_launches_are_functions_without_kernels(program: str, name: str) -> None:
     spent = {"bubble": 4, "launch": 5}
-    time = FunctionTime(program=program, number=-1, calls=3, charged_ps=spent, regions=())
+    time = FunctionTime(program=program, number=-1, calls=3, charged_ps=spent, kernels=())
     row = step_report._function(time, {})
     assert (row["function"], row["time_ps"], row["flops"]) == (name, 9, 0)
-    assert (row["loc"], row["regions"]) == ("", [])
+    assert (row["loc"], row["kernels"]) == ("", [])
 
 
 def test_charts_and_timelines_are_plain_data() -> None:
@@ -299,13 +299,13 @@ def test_what_info_tells_of_a_program() -> None:
 
 def test_what_info_tells_of_two_physical_cores() -> None:
     """Core 0 has 5 instructions, core 1 the 3 of the product; the copy is core 0's alone."""
-    idle = looped([], RegionProgram("idle", "copy"))
+    idle = looped([], KernelProgram("idle", "copy"))
     both = function("layer", PRODUCT, COPY, partner=[PRODUCT, idle])
     assert neff_tools._program(replace(PROGRAM, functions=[both]))["subgraphs"] == {
         "sg00 instructions": 5,
         "sg01 instructions": 3,
-        "regions on both": 1,
-        "regions on sg00 alone": 1,
+        "kernels on both": 1,
+        "kernels on sg00 alone": 1,
     }
 
 

@@ -11,19 +11,19 @@ from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import TensorType, tensor_type
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
 )
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.linking import budget
 from shardwright.compiler.linking.residency import (
     CallMoment,
@@ -53,18 +53,18 @@ from shardwright.sharding.memory.footprint import (
 F32, BF16, U8 = DType.F32, DType.BF16, DType.U8
 
 
-def touching(op: str, *tensors: int) -> Region:
-    """A region that loads or stores tensors."""
+def touching(op: str, *tensors: int) -> Kernel:
+    """A kernel that loads or stores tensors."""
     nodes = [Node(op, (), (), F32, {"view": View(t, Affine(), ())}) for t in tensors]
-    return Region(RegionProgram("compute", f"{op} {tensors}", (), tuple(nodes)))
+    return Kernel(KernelProgram("compute", f"{op} {tensors}", (), tuple(nodes)))
 
 
-def gathering(source: int, target: int) -> list[Region]:
+def gathering(source: int, target: int) -> list[Kernel]:
     """A collective from its start to its wait."""
     start = {"collective": 0, "source": source, "target": target}
     return [
-        Region(RegionProgram("collective_start", "start", attrs=start)),
-        Region(RegionProgram("collective_wait", "wait", attrs={"collective": 0})),
+        Kernel(KernelProgram("collective_start", "start", attrs=start)),
+        Kernel(KernelProgram("collective_wait", "wait", attrs={"collective": 0})),
     ]
 
 
@@ -76,8 +76,8 @@ GATHER = CollectiveCall("all_gather", ("dp",), U8, (1, 1, 1))
 
 
 def layer() -> Function:
-    """Input 0 of 100 B, output 1 of 200; scratch 2 of 1000 B is made in region 0 and read in 2; 3
-    of 500 B is gathered by regions 1 and 2, read in 3; 4 of 600 B lives in 3 alone; a constant. A
+    """Input 0 of 100 B, output 1 of 200; scratch 2 of 1000 B is made in kernel 0 and read in 2; 3
+    of 500 B is gathered by kernels 1 and 2, read in 3; 4 of 600 B lives in 3 alone; a constant. A
     zone of 1700 B."""
     tensors = [
         Tensor("i", (100,), U8, "input"),
@@ -88,14 +88,14 @@ def layer() -> Function:
         Tensor("c", (25,), F32, "constant", data=b"0" * 100),
     ]
     start, wait = gathering(0, 3)
-    regions = [
+    kernels = [
         touching("store", 2),
         start,
         wait,
         touching("load", 2),
         touching("load", 3, 4),
     ]
-    return Function("layer", tensors, (0,), (1,), (), 0, regions, [GATHER], 1700)
+    return Function("layer", tensors, (0,), (1,), (), 0, kernels, [GATHER], 1700)
 
 
 def collect() -> Function:
@@ -119,15 +119,15 @@ def linked(name: str, *steps: Call | Repeat) -> Program:
 MADE, USED, DONE = Call(0, (0,), (1,)), Call(1, (1,), (3,)), Call(0, (3, 1), (2,))
 
 
-def test_the_busiest_region_of_a_function() -> None:
-    """In regions 1 to 3 scratch 2 and 3 are both live, 1500 B; in the last one 3 and 4, 1100 B. An
+def test_the_busiest_kernel_of_a_function() -> None:
+    """In kernels 1 to 3 scratch 2 and 3 are both live, 1500 B; in the last one 3 and 4, 1100 B. An
     input takes no scratch."""
     found = scratch_peak(layer())
     assert (found.num_bytes, set(found.tensors)) == (1500, {2, 3})
     assert scratch_peak(collect()).num_bytes == 0
     assert gathered_tensors(layer()) == {3} and gathered_tensors(collect()) == {1}
     stored = layer()
-    stored.regions.append(touching("store", 3))  # what writes last decides
+    stored.kernels.append(touching("store", 3))  # what writes last decides
     assert gathered_tensors(stored) == frozenset()
 
 

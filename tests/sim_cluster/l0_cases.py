@@ -1,12 +1,12 @@
-"""Hand-written regions with real semaphores for the L0 tests: a tiled matmul and an RMSNorm."""
+"""Hand-written kernels with real semaphores for the L0 tests: a tiled matmul and an RMSNorm."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, View
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, View
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 
 F32 = DType.F32
 ZERO = Affine()
@@ -46,11 +46,11 @@ def instr(
 def node(
     op: str, inputs: tuple[int, ...], atoms: tuple[int, ...], dtype: DType = F32, **attrs: Any
 ) -> Node:
-    """A node of a region program."""
+    """A node of a kernel program."""
     return Node(op, inputs, atoms, dtype, attrs)
 
 
-def matmul_region(m: int, n: int, k: int, dtype: DType = F32) -> Region:
+def matmul_kernel(m: int, n: int, k: int, dtype: DType = F32) -> Kernel:
     """out[M, N] = a[K, M]^T @ b[K, N]: 128-row panels of K, 128 x 512 results, all dims multiples
     of a tile.
 
@@ -107,10 +107,10 @@ def matmul_region(m: int, n: int, k: int, dtype: DType = F32) -> Region:
         ),
     ]
     nest = Loop(0, m // tm, [Loop(1, n // tn, column)])
-    return Region(matmul_program(m, n, k, dtype), tiles, [nest], tokens=(0, 2, 0, 2, 0, 1))
+    return Kernel(matmul_program(m, n, k, dtype), tiles, [nest], tokens=(0, 2, 0, 2, 0, 1))
 
 
-def matmul_program(m: int, n: int, k: int, dtype: DType) -> RegionProgram:
+def matmul_program(m: int, n: int, k: int, dtype: DType) -> KernelProgram:
     """What the tiled matmul computes."""
     nodes = (
         node("load", (), (0, 2), dtype, view=View(0, Affine(), (1, 0, m))),
@@ -118,10 +118,10 @@ def matmul_program(m: int, n: int, k: int, dtype: DType) -> RegionProgram:
         node("contract", (0, 1), (0, 1), over=(2,)),
         node("store", (2,), (0, 1), view=View(2, Affine(), (n, 1, 0))),
     )
-    return RegionProgram(kind="compute", name="matmul", atoms=(m, n, k), nodes=nodes)
+    return KernelProgram(kind="compute", name="matmul", atoms=(m, n, k), nodes=nodes)
 
 
-def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
+def norm_kernel(rows: int, width: int, eps: float = 1e-5) -> Kernel:
     """out = x / sqrt(mean(x^2) + eps) * w, rows in blocks of 128 and a partial last one is not
     needed.
 
@@ -151,7 +151,7 @@ def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
         instr("wait", Engine.VECTOR, None, waits=(6,)),
         Loop(0, rows // p, block),
     ]
-    return Region(norm_program(rows, width, eps), tiles, body, tokens=(0, 2, 0, 0, 0, 2, 0))
+    return Kernel(norm_program(rows, width, eps), tiles, body, tokens=(0, 2, 0, 0, 0, 2, 0))
 
 
 def norm_block(p: int, width: int, eps: float) -> list[Instr]:
@@ -173,7 +173,7 @@ def norm_block(p: int, width: int, eps: float) -> list[Instr]:
     ]
 
 
-def norm_program(rows: int, width: int, eps: float) -> RegionProgram:
+def norm_program(rows: int, width: int, eps: float) -> KernelProgram:
     """What the norm computes."""
     nodes = (
         node("load", (), (0, 1), view=View(0, Affine(), (width, 1))),
@@ -189,4 +189,4 @@ def norm_program(rows: int, width: int, eps: float) -> RegionProgram:
         node("multiply", (8, 9), (0, 1)),
         node("store", (10,), (0, 1), view=View(2, Affine(), (width, 1))),
     )
-    return RegionProgram(kind="compute", name="norm", atoms=(rows, width), nodes=nodes)
+    return KernelProgram(kind="compute", name="norm", atoms=(rows, width), nodes=nodes)

@@ -10,9 +10,9 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from shardwright.compiler.isa.region import Affine
 from shardwright.sim_cluster.instructions.checks import check_bank, check_instruction, check_tiles
 
 LIMITS = limits_for("trn1n.32xlarge")
@@ -81,8 +81,8 @@ INSTRUCTIONS: list[tuple[Instr, str, str]] = [
     (Instr("tensor_scalar", VECTOR, at(0), (at(0),), {"op0": "add"}), "", ""),
     (Instr("tensor_scalar", VECTOR, at(0), (at(0),), {"op1": "add"}), "SW_L0_OPERANDS", "op0"),
     # tile 0 has 100 partitions
-    (fill(at(2)), "SW_L0_OPERANDS", "the region has no tile 2"),
-    (fill(replace(at(0), buffer=-1)), "SW_L0_OPERANDS", "the region has no tile -1"),
+    (fill(at(2)), "SW_L0_OPERANDS", "the kernel has no tile 2"),
+    (fill(replace(at(0), buffer=-1)), "SW_L0_OPERANDS", "the kernel has no tile -1"),
     (
         fill(replace(at(0), space=Space.PSUM)),
         "SW_L0_OPERANDS",

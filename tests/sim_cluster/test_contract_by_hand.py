@@ -1,4 +1,4 @@
-"""Contractions of a region against sums that are written out, one operand of ones and twos."""
+"""Contractions of a kernel against sums that are written out, one operand of ones and twos."""
 
 from __future__ import annotations
 

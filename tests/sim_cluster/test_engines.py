@@ -10,8 +10,8 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import INSTRUCTIONS, TOKENS_ONLY
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
-from shardwright.compiler.isa.region import Affine
 from shardwright.sim_cluster.instructions.engines import DECODERS
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED
@@ -35,8 +35,8 @@ def run(
     second = () if row_sum is None else (row_sum,)
     instr.row_sum = None if row_sum is None else pattern(row_sum)
     dtypes = tuple(DType.from_numpy(s.dtype) for s in srcs)
-    kernel = DECODERS[opcode](instr, DType.from_numpy(out.dtype), dtypes)
-    kernel(out, (*srcs, *second), registers or {})
+    execute = DECODERS[opcode](instr, DType.from_numpy(out.dtype), dtypes)
+    execute(out, (*srcs, *second), registers or {})
     return out
 
 

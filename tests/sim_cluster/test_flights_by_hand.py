@@ -1,4 +1,4 @@
-"""What regions may touch while a collective is on its way, on one physical core and on two; what a
+"""What kernels may touch while a collective is on its way, on one physical core and on two; what a
 function is bound to."""
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from l0_cases import hbm, instr, node
 
 from shardwright.compiler.diagnostics import SimulationError, UsageError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor, View
 from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
     Function,
+    Kernel,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
 from shardwright.sim_cluster.values.functions import Bound, FunctionCode, _overwritten
 from shardwright.sim_cluster.values.memory import CoreMemory
 from shardwright.sim_cluster.values.programs import ProgramCode
@@ -34,44 +34,44 @@ F32, I32, BF16 = DType.F32, DType.I32, DType.BF16
 HERE = Affine()
 
 
-def start(source: Any, target: Any) -> Region:
+def start(source: Any, target: Any) -> Kernel:
     attrs = {"collective": 0, "source": source, "target": target}
-    return Region(RegionProgram("collective_start", "start", attrs=attrs))
+    return Kernel(KernelProgram("collective_start", "start", attrs=attrs))
 
 
-WAIT = Region(RegionProgram("collective_wait", "wait", attrs={"collective": 0}))
-IDLE = Region(RegionProgram("idle", "idle"))
+WAIT = Kernel(KernelProgram("collective_wait", "wait", attrs={"collective": 0}))
+IDLE = Kernel(KernelProgram("idle", "idle"))
 
 
-def copy(source: int, target: int) -> Region:
+def copy(source: int, target: int) -> Kernel:
     """Tensor to tensor, through the DMA engines alone."""
     whole = (1, 8)
     move = instr("dma", Engine.DMA_IN, hbm(target, HERE, whole), hbm(source, HERE, whole))
-    return Region(RegionProgram("compute", f"copy to {target}"), [], [move])
+    return Kernel(KernelProgram("compute", f"copy to {target}"), [], [move])
 
 
-def computed(source: int, target: int) -> Region:
+def computed(source: int, target: int) -> Kernel:
     """Tensor to tensor, as the nodes of L1."""
     at = [View(tensor, HERE, (1,)) for tensor in (source, target)]
     nodes = node("load", (), (0,), view=at[0]), node("store", (0,), (0,), view=at[1])
-    return Region(RegionProgram("compute", f"copy to {target}", (8,), nodes))
+    return Kernel(KernelProgram("compute", f"copy to {target}", (8,), nodes))
 
 
-def register(tensor: int, at: int = 0, **bounds: int) -> Region:
+def register(tensor: int, at: int = 0, **bounds: int) -> Kernel:
     attrs = {"register": 4, "view": View(tensor, Affine(at), ())} | bounds
-    return Region(RegionProgram("register_load", "load", attrs=attrs))
+    return Kernel(KernelProgram("register_load", "load", attrs=attrs))
 
 
 KINDS = ("input", "input", "input", "input", "scratch")
 
 
-def function(*regions: Region, partner: list[Region] | None = None) -> Function:
+def function(*kernels: Kernel, partner: list[Kernel] | None = None) -> Function:
     """Tensors 0 to 3 are inputs of 8 fp32, 4 is scratch."""
     tensors = [Tensor(f"t{n}", (8,), F32, kind, offset_bytes=0) for n, kind in enumerate(KINDS)]
     call = CollectiveCall("all_reduce", ("dp",), F32, (1, 8, 1), "add", name="sum")
     known = (0, 1, 2, 3)
     return Function(
-        "f", tensors, known, (), (), 5, list(regions), [call], 32, "trn2.48xlarge", partner
+        "f", tensors, known, (), (), 5, list(kernels), [call], 32, "trn2.48xlarge", partner
     )
 
 
@@ -106,14 +106,14 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(("between", "code"), BETWEEN)
-def test_between_start_and_wait(between: Region, code: str) -> None:
+def test_between_start_and_wait(between: Kernel, code: str) -> None:
     with refused(code):
         arrays = run(function(start(0, 1), between, WAIT))
         assert arrays[1].tolist() == [0.0] * 8
 
 
 @pytest.mark.parametrize(("between", "code"), BETWEEN)
-def test_between_start_and_wait_on_the_other_core(between: Region, code: str) -> None:
+def test_between_start_and_wait_on_the_other_core(between: Kernel, code: str) -> None:
     """It knows that the collective has started, and its own end is waited for."""
     partner = [IDLE, replace(between, after=1), IDLE]
     with refused(code):
@@ -121,8 +121,8 @@ def test_between_start_and_wait_on_the_other_core(between: Region, code: str) ->
 
 
 @pytest.mark.parametrize(("behind", "is_waiting"), [(copy(1, 3), False), (copy(1, 3), True)])
-def test_the_other_core_waits_for_the_end_of_a_collective(behind: Region, is_waiting: bool) -> None:
-    """Three regions of core 0: start, wait, nothing."""
+def test_the_other_core_waits_for_the_end_of_a_collective(behind: Kernel, is_waiting: bool) -> None:
+    """Three kernels of core 0: start, wait, nothing."""
     late = replace(behind, after=2 if is_waiting else 0)
     with refused("" if is_waiting else "SW_L0_RACE|SW_L0_COLLECTIVE_RACE"):
         arrays = run(function(start(2, 1), WAIT, IDLE, partner=[IDLE, IDLE, late]))
@@ -132,7 +132,7 @@ def test_the_other_core_waits_for_the_end_of_a_collective(behind: Region, is_wai
 @pytest.mark.parametrize(
     ("first", "code"), [(copy(2, 3), "SW_L0_RACE"), (copy(3, 2), ""), (copy(2, 1), "")]
 )
-def test_a_register_of_one_core_from_what_the_other_writes(first: Region, code: str) -> None:
+def test_a_register_of_one_core_from_what_the_other_writes(first: Kernel, code: str) -> None:
     with refused(code):
         run(function(first, IDLE, partner=[register(3), IDLE]))
 
@@ -143,7 +143,7 @@ def test_values_on_one_core_and_what_comes_back() -> None:
     given = replace(function(), tensors=tensors, inputs=(0, 1))
     at = View(0, Affine(8), (1,)), View(1, Affine(4), (1,))
     for level in ("L0", "L1"):
-        own = replace(given, regions=[start(*at), WAIT])
+        own = replace(given, kernels=[start(*at), WAIT])
         x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
         code = FunctionCode(own, level)
         made = code.bind([x.view(np.uint8), y.view(np.uint8)], [], np.zeros(32, np.uint8))
@@ -197,9 +197,9 @@ def test_what_is_sent_is_copied_where_a_donated_output_overwrites_it() -> None:
 def test_two_collectives_in_flight_touch_what_each_of_them_names() -> None:
     """The second sends 2 into 3: the first has landed when the other core reads what it brought."""
 
-    def of_second(region: Region) -> Region:
-        attrs = {**region.program.attrs, "collective": 1}
-        return replace(region, program=replace(region.program, attrs=attrs))
+    def of_second(kernel: Kernel) -> Kernel:
+        attrs = {**kernel.program.attrs, "collective": 1}
+        return replace(kernel, program=replace(kernel.program, attrs=attrs))
 
     late = replace(copy(1, 4), after=3)
     own = (start(0, 1), of_second(start(2, 3)), WAIT, of_second(WAIT))
@@ -220,18 +220,18 @@ def test_collectives_in_an_order_that_cannot_be() -> None:
         FunctionCode(function(WAIT, start(0, 1)))
     with refused(r"SW_SIM_COLLECTIVE.*returns before it waits for collectives \[0\]"):
         run(function(start(0, 1)))
-    with refused("SW_SIM_REGION.*has the unknown kind jump"):
-        FunctionCode(function(Region(RegionProgram("jump", "r"))))
+    with refused("SW_SIM_KERNEL.*has the unknown kind jump"):
+        FunctionCode(function(Kernel(KernelProgram("jump", "r"))))
     with refused("SW_SIM_LEVEL.*got 'L2'"):
         FunctionCode(function(), "L2")
-    with refused("SW_NEFF_CONTENT.*region load of function f: KeyError"):
-        FunctionCode(function(Region(RegionProgram("register_load", "load"))))
+    with refused("SW_NEFF_CONTENT.*kernel load of function f: KeyError"):
+        FunctionCode(function(Kernel(KernelProgram("register_load", "load"))))
     second = {"collective": 1, "source": 0, "target": 1}  # where there is one, number 0
-    with refused("SW_NEFF_CONTENT.*region start of function f: IndexError"):
-        FunctionCode(function(Region(RegionProgram("collective_start", "start", attrs=second))))
+    with refused("SW_NEFF_CONTENT.*kernel start of function f: IndexError"):
+        FunctionCode(function(Kernel(KernelProgram("collective_start", "start", attrs=second))))
 
 
-def test_a_region_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy has no bf16."""
     given = function(computed(0, 1))
     given.tensors[0] = replace(given.tensors[0], dtype=BF16)
@@ -312,9 +312,9 @@ def test_an_output_is_written_as_a_whole() -> None:
     given.tensors[3] = replace(given.tensors[3], kind="output")
     given = replace(given, inputs=(0, 1, 2), outputs=(3,))
 
-    def run_with(regions: list[Region]) -> None:
+    def run_with(kernels: list[Kernel]) -> None:
         whole = [np.zeros(32, np.uint8) for _ in range(4)]
-        code = FunctionCode(replace(given, regions=regions), "L0")
+        code = FunctionCode(replace(given, kernels=kernels), "L0")
         list(code.bind(whole[:3], whole[3:], np.zeros(32, np.uint8)).run({}))
 
     run_with([copy(0, 3)])

@@ -133,7 +133,7 @@ def touch(watch: CoreWatch, verb: str, first: int, tensor: int = 5) -> None:
 )
 @pytest.mark.parametrize(("first", "meets"), [(0, True), (3, True), (4, False)])
 def test_the_other_core(done: str, then: str, is_race: bool, first: int, meets: bool) -> None:
-    """Of bytes 0 to 3; a core that waited for that region may."""
+    """Of bytes 0 to 3; a core that waited for that kernel may."""
     watch = CoreWatch()
     watch.enter(0, 0)
     touch(watch, done, 0)

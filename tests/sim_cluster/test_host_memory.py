@@ -10,11 +10,11 @@ import pytest
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.program import Function, Program, ProgramBuffer
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.sim_cluster.values import host_memory
 from shardwright.sim_cluster.values.functions import FunctionCode
-from shardwright.sim_cluster.values.regions import prepare
+from shardwright.sim_cluster.values.kernels import prepare
 from shardwright.sim_cluster.values.run_single import Ranks, run_single
 
 GIB = 2**30
@@ -42,24 +42,24 @@ def test_constants_that_store_one_element_count_in_full() -> None:
         FunctionCode(function)
 
 
-def region(atoms: tuple[int, ...], *nodes: Node) -> RegionProgram:
-    return RegionProgram("compute", "r", atoms, nodes)
+def kernel(atoms: tuple[int, ...], *nodes: Node) -> KernelProgram:
+    return KernelProgram("compute", "r", atoms, nodes)
 
 
-def test_arrays_of_a_region_count_where_they_are_made() -> None:
+def test_arrays_of_a_kernel_count_where_they_are_made() -> None:
     view = View(0, Affine(), (0, 1))
     load = Node("load", (), (0, 1), DType.F32, {"view": view})
     wide = Node("negate", (0,), (0, 1), DType.F32)
     stored = Node("store", (0,), (1,), DType.F32, {"view": view})
     sizes = (2**20, 2**12)
-    assert host_memory.region_bytes(region(sizes, load, stored)) == 0
-    assert host_memory.region_bytes(region(sizes, load, wide)) == 2**34
+    assert host_memory.kernel_bytes(kernel(sizes, load, stored)) == 0
+    assert host_memory.kernel_bytes(kernel(sizes, load, wide)) == 2**34
     summed = Node("reduce", (0,), (1,), DType.F32, {"kind": "add", "over": (0,)})
-    assert host_memory.region_bytes(region(sizes, load, summed)) == 2**34
+    assert host_memory.kernel_bytes(kernel(sizes, load, summed)) == 2**34
     product = Node("contract", (0, 0), (1,), DType.F32, {"over": (0,)})
-    assert host_memory.region_bytes(region(sizes, load, product)) == 2**34
-    with pytest.raises(SimulationError, match=r"SW_SIM_MEMORY.*region r requires 16\.00 GiB"):
-        prepare(region(sizes, load, wide), (DType.F32,))
+    assert host_memory.kernel_bytes(kernel(sizes, load, product)) == 2**34
+    with pytest.raises(SimulationError, match=r"SW_SIM_MEMORY.*kernel r requires 16\.00 GiB"):
+        prepare(kernel(sizes, load, wide), (DType.F32,))
 
 
 def test_the_limit_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import CollectiveCall, Function, Region
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
+from shardwright.compiler.isa.program import CollectiveCall, Function, Kernel
 from shardwright.compiler.machine.target import Target, load_target
 from shardwright.sim_cluster.timing.actors import ClassResult, CollectiveDuration
 from shardwright.sim_cluster.timing.classes import refine
@@ -45,24 +45,24 @@ def compiled() -> Function:
     return with_barriers(function)
 
 
-def event(kind: str) -> Region:
-    return Region(RegionProgram(f"collective_{kind}", kind, attrs={"collective": 0}))
+def event(kind: str) -> Kernel:
+    return Kernel(KernelProgram(f"collective_{kind}", kind, attrs={"collective": 0}))
 
 
 def with_collective(start: int, wait: int) -> Function:
-    """The compiled code with a collective that starts before one region and is awaited before
+    """The compiled code with a collective that starts before one kernel and is awaited before
     another; counted from the end where negative."""
     found = compiled()
-    assert all(r.program.kind == "compute" for r in found.regions)
-    regions = list(found.regions)
-    last = len(regions)
-    regions.insert(wait if wait >= 0 else last + 1 + wait, event("wait"))
-    regions.insert(start, event("start"))
-    return replace(found, regions=regions, collectives=[CALL])
+    assert all(k.program.kind == "compute" for k in found.kernels)
+    kernels = list(found.kernels)
+    last = len(kernels)
+    kernels.insert(wait if wait >= 0 else last + 1 + wait, event("wait"))
+    kernels.insert(start, event("start"))
+    return replace(found, kernels=kernels, collectives=[CALL])
 
 
 def machine() -> Target:
-    """A trn1 whose regions are as long as their instructions say: nothing of a stall is filled by
+    """A trn1 whose kernels are as long as their instructions say: nothing of a stall is filled by
     neighbours."""
     target = load_target("trn1.32xlarge")
     return replace(target, core=replace(target.core, stall_recovery=0.0))
@@ -104,7 +104,7 @@ def test_a_collective_that_moves_nothing(slow: tuple[int, int], longer: float) -
     """Exact: when each core starts, waits and ends, with collectives shorter and longer than the
     code beside them, and a core that is late."""
     function = with_collective(1, -1)
-    assert [r.program.kind for r in function.regions].index("collective_wait") >= 3
+    assert [k.program.kind for k in function.kernels].index("collective_wait") >= 3
     alone, stretches = looped(function, cost_of(1, 0.0), (1, 1))
     # HBM is nowhere what code waits for here: shares of it cannot blur the comparison.
     assert all(s.bank_ps == s.full_ps for s in stretches)

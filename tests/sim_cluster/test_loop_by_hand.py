@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.timing.evaluate import RegionTime, Segment
+from shardwright.compiler.timing.evaluate import KernelTime, Segment
 from shardwright.sim_cluster.timing.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
 from shardwright.sim_cluster.timing.classes import refine
 from shardwright.sim_cluster.timing.contention import Demand
@@ -130,8 +130,8 @@ def test_what_a_core_does_adds_up() -> None:
     """Two stretches: 5 and 7 ps of them one physical core works alone, engines 20 and 30 ps."""
     macros: list[MacroOp] = []
     for lone, busy in ((5, 20), (7, 30)):
-        region = RegionTime("r", 100, {}, 100, 0, lone_ps=lone)
-        segment = Segment("compute", 100, 100, {"tensor": busy}, regions=(region,))
+        kernel = KernelTime("r", 100, {}, 100, 0, lone_ps=lone)
+        segment = Segment("compute", 100, 100, {"tensor": busy}, kernels=(kernel,))
         macros.append(Stretch(100, 100, 100, segment, "f"))
     found = charged(macros, {GATHER: 1}, {"dp": 2})
     assert (found.end_ps, found.lone_ps, found.busy_ps) == (200, 12, {"tensor": 50})

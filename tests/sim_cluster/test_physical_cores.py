@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import LoadError, SimulationError
-from shardwright.compiler.isa.program import Function, Region
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
+from shardwright.compiler.isa.program import Function, Kernel
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline.unit import pack_function, unpack_function
 from shardwright.sim_cluster.instructions.physical_cores import CoreWatch, interleaved
@@ -86,7 +86,7 @@ def test_both_levels_give_the_values_of_jax(
 ) -> None:
     made = compiled[name]
     assert made.program.lnc == 2
-    assert any(f.num_regions("compute") for f in made.program.functions)
+    assert any(f.num_kernels("compute") for f in made.program.functions)
     want = made.expected()
     assert worst_distance(made.run("L1"), want) <= 1e-5
     assert worst_distance(made.run("L0"), want) <= 1e-5
@@ -99,13 +99,13 @@ def test_packed_functions_keep_their_subgraphs(compiled: dict[str, CompiledFunct
 
 
 def waiting(made: CompiledFunction) -> list[tuple[int, int, int]]:
-    """(function, core, region) of every wait for the other core."""
+    """(function, core, kernel) of every wait for the other core."""
     return [
         (f, core, n)
         for f, function in enumerate(made.program.functions)
-        for core, regions in enumerate(function.subgraphs)
-        for n, region in enumerate(regions)
-        if region.after
+        for core, kernels in enumerate(function.subgraphs)
+        for n, kernel in enumerate(kernels)
+        if kernel.after
     ]
 
 
@@ -129,28 +129,28 @@ def test_halves_that_overlap_are_a_race(compiled: dict[str, CompiledFunction]) -
     damaged = copy.deepcopy(compiled["attention"].program)
     function: Function = damaged.functions[0]
     assert function.partner is not None
-    at = next(n for n, r in enumerate(function.partner) if r.program.kind == "compute")
-    function.partner[at] = copy.deepcopy(function.regions[at])
+    at = next(n for n, k in enumerate(function.partner) if k.program.kind == "compute")
+    function.partner[at] = copy.deepcopy(function.kernels[at])
     made = compiled["attention"]
     with pytest.raises(SimulationError, match=r"SW_L0_RACE.*written"):
         CompiledFunction(made.fn, made.args, made.graph, damaged).run("L0")
 
 
-def region(after: int) -> Region:
-    return Region(RegionProgram("idle", f"after {after}"), after=after)
+def kernel(after: int) -> Kernel:
+    return Kernel(KernelProgram("idle", f"after {after}"), after=after)
 
 
 def test_one_core_runs_ahead_as_far_as_it_may() -> None:
-    first, second = [region(0), region(0), region(2)], [region(0), region(1), region(0)]
+    first, second = [kernel(0), kernel(0), kernel(2)], [kernel(0), kernel(1), kernel(0)]
     assert interleaved((first, second)) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (0, 2)]
 
 
 def test_cores_that_wait_for_each_other_are_a_deadlock() -> None:
-    first, second = [region(0), region(2)], [region(0), region(2)]
+    first, second = [kernel(0), kernel(2)], [kernel(0), kernel(2)]
     with pytest.raises(SimulationError, match=r"SW_L0_DEADLOCK.*core 0 waits for 2.*core 1 waits"):
         interleaved((first, second))
     with pytest.raises(SimulationError, match=r"core 0 waits for 9 .*, which has finished 3$"):
-        interleaved(([region(0), region(9)], [region(0), region(0), region(0)]))
+        interleaved(([kernel(0), kernel(9)], [kernel(0), kernel(0), kernel(0)]))
 
 
 def test_the_watch_knows_what_is_ordered() -> None:
@@ -160,7 +160,7 @@ def test_the_watch_knows_what_is_ordered() -> None:
     watch.enter(1, 0)
     watch.touch(0, (110, 1, 10), writes=True)  # beside it
     watch.enter(1, 1)
-    watch.touch(0, (105, 1, 1), writes=False)  # after the first region of core 0
+    watch.touch(0, (105, 1, 1), writes=False)  # after the first kernel of core 0
     watch.enter(0, 0)
     with pytest.raises(SimulationError, match="SW_L0_RACE"):
         watch.touch(0, (105, 1, 1), writes=True)
@@ -170,8 +170,8 @@ def test_a_partner_that_waits_for_what_comes_later_is_refused_by_the_reader(
     compiled: dict[str, CompiledFunction],
 ) -> None:
     function = copy.deepcopy(compiled["step"].program.functions[0])
-    function.regions[0].after = 1
-    with pytest.raises(LoadError, match="region 0 waits for 1"):
+    function.kernels[0].after = 1
+    with pytest.raises(LoadError, match="kernel 0 waits for 1"):
         unpack_function(pack_function(function))
 
 

@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from l0_cases import hbm, instr, matmul_region, node, tile
+from l0_cases import hbm, instr, matmul_kernel, node, tile
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.decode import decode_program
 from shardwright.compiler.isa.encode import encode_program
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor, View
 from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import (
     Call,
     CollectiveCall,
     Engine,
     Function,
+    Kernel,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor, View
 from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.sim_cluster.values.exchange import exchange
 from shardwright.sim_cluster.values.functions import FunctionCode
@@ -46,9 +46,9 @@ F32, I32 = DType.F32, DType.I32
 TARGET = "trn1n.32xlarge"
 
 
-def start(collective: int, source: Any, target: Any) -> Region:
-    return Region(
-        RegionProgram(
+def start(collective: int, source: Any, target: Any) -> Kernel:
+    return Kernel(
+        KernelProgram(
             "collective_start",
             "start",
             attrs={"collective": collective, "source": source, "target": target},
@@ -56,11 +56,11 @@ def start(collective: int, source: Any, target: Any) -> Region:
     )
 
 
-def wait(collective: int) -> Region:
-    return Region(RegionProgram("collective_wait", "wait", attrs={"collective": collective}))
+def wait(collective: int) -> Kernel:
+    return Kernel(KernelProgram("collective_wait", "wait", attrs={"collective": collective}))
 
 
-def axpy(at: Affine, size: int, out: int = 2, factor: float = 2.0) -> Region:
+def axpy(at: Affine, size: int, out: int = 2, factor: float = 2.0) -> Kernel:
     """out[at + i] = x[at + i] * factor + y[i] over tensors x 0, y 1."""
     v, row = Engine.VECTOR, (1, 1)
     pattern = (1, size), row
@@ -83,7 +83,7 @@ def axpy(at: Affine, size: int, out: int = 2, factor: float = 2.0) -> Region:
         ),
         instr("dma", Engine.DMA_OUT, hbm(out, at, *pattern), tile(2, size, row), waits=(1,)),
     ]
-    program = RegionProgram(
+    program = KernelProgram(
         "compute",
         "axpy",
         (size,),
@@ -96,7 +96,7 @@ def axpy(at: Affine, size: int, out: int = 2, factor: float = 2.0) -> Region:
             node("store", (4,), (0,), view=View(out, at, (1,))),
         ),
     )
-    return Region(program, tiles, body, tokens=(0, 0))
+    return Kernel(program, tiles, body, tokens=(0, 0))
 
 
 def stacked_program() -> Program:
@@ -163,9 +163,9 @@ def fsdp_program(k: int, m: int, n: int, world: int) -> Program:
         CollectiveCall("all_gather", ("dp",), F32, (1, k // world, n), name="gather w"),
         CollectiveCall("reduce_scatter", ("dp",), F32, (1, m, n), "add", name="scatter out"),
     ]
-    regions = [start(0, 3, 1), wait(0), matmul_region(m, n, k), start(1, 2, 4), wait(1)]
+    kernels = [start(0, 3, 1), wait(0), matmul_kernel(m, n, k), start(1, 2, 4), wait(1)]
     scratch = (k * n + m * n) * 4
-    function = Function("f", tensors, (0, 3), (4,), (), 3, regions, calls, scratch, TARGET)
+    function = Function("f", tensors, (0, 3), (4,), (), 3, kernels, calls, scratch, TARGET)
     buffers = [
         ProgramBuffer("x", (k, m), F32, "named"),
         ProgramBuffer("w", (k // world, n), F32, "named"),
@@ -260,7 +260,7 @@ def test_ranks_in_lock_step_with_groups_from_axes(threads: int) -> None:
 
 def test_a_damaged_instruction_shows_in_the_l0_distance() -> None:
     run = fsdp_run()
-    copy = run.programs["step"].functions[0].regions[2].body[0].body[0].body[3]
+    copy = run.programs["step"].functions[0].kernels[2].body[0].body[0].body[3]
     assert copy.opcode == "tensor_copy"
     copy.opcode, copy.attrs = "tensor_unary", {"op": "negate"}
     run.load({"w": np.ones((K, N), np.float32)})
@@ -285,10 +285,10 @@ def single() -> ValueRun:
 
 
 def test_what_a_program_writes_is_compared_with_l0_where_it_sends_nothing() -> None:
-    """The instruction gives y - 2 x, the region y + 2 x: 4 x apart of 2 x, for y = 0."""
+    """The instruction gives y - 2 x, the kernel y + 2 x: 4 x apart of 2 x, for y = 0."""
     run = single()
-    (region,) = run.programs["step"].functions[0].regions
-    (scaled,) = [i for i in walk(region.body) if i.opcode == "tensor_scalar"]
+    (kernel,) = run.programs["step"].functions[0].kernels
+    (scaled,) = [i for i in walk(kernel.body) if i.opcode == "tensor_scalar"]
     scaled.attrs = {**scaled.attrs, "scalar0": -2.0}
     run.step({"x": np.ones(8, np.float32)})
     check = run.result.l0["step"]
@@ -300,8 +300,8 @@ def test_what_cancels_may_be_as_far_apart_as_rounding_makes_it() -> None:
     """y = 2 x - 2 x (1 + 2^-23): nothing is left but roundings, which L0 may make in another order.
     The same distance of what does not cancel is too far."""
     run = single()
-    (region,) = run.programs["step"].functions[0].regions
-    (scaled,) = [i for i in walk(region.body) if i.opcode == "tensor_scalar"]
+    (kernel,) = run.programs["step"].functions[0].kernels
+    (scaled,) = [i for i in walk(kernel.body) if i.opcode == "tensor_scalar"]
     scaled.attrs = {**scaled.attrs, "scalar0": float(np.float32(2) * (1 - np.float32(2**-23)))}
     x = np.linspace(1, 2, 8, dtype=np.float32)
     run.load({"acc": -2 * x * (1 + np.float32(2**-23))})
@@ -379,14 +379,14 @@ def test_micro_batches_coordinates_zeros_and_replicas() -> None:
         run.step({"x": batch[:16]})
 
 
-def function_of(regions: list[Region], *kinds: str) -> Function:
+def function_of(kernels: list[Kernel], *kinds: str) -> Function:
     tensors = [
         Tensor(f"t{i}", (8,), F32, kind, offset_bytes=32 * i) for i, kind in enumerate(kinds)
     ]
     inputs = tuple(i for i, k in enumerate(kinds) if k == "input")
     outputs = tuple(i for i, k in enumerate(kinds) if k == "output")
     calls = [CollectiveCall("all_reduce", ("dp",), F32, (1, 8, 1), "add")]
-    return Function("f", tensors, inputs, outputs, (), 0, regions, calls, 256, TARGET)
+    return Function("f", tensors, inputs, outputs, (), 0, kernels, calls, 256, TARGET)
 
 
 def run_l0(function: Function) -> None:
@@ -404,7 +404,7 @@ AT = Affine()
 
 
 @pytest.mark.parametrize(
-    ("code", "regions", "kinds"),
+    ("code", "kernels", "kinds"),
     [
         ("SW_L0_UNINITIALISED", [axpy(AT, 8)], ("input", "scratch", "output")),
         ("SW_L0_OUTPUT_UNWRITTEN", [axpy(AT, 7)], ("input", "input", "output")),
@@ -427,9 +427,9 @@ AT = Affine()
         ("SW_SIM_COLLECTIVE", [wait(0)], ("input", "output")),
     ],
 )
-def test_faults_between_regions(code: str, regions: list[Region], kinds: tuple[str, ...]) -> None:
+def test_faults_between_kernels(code: str, kernels: list[Kernel], kinds: tuple[str, ...]) -> None:
     with pytest.raises(SimulationError) as caught:
-        run_l0(function_of(regions, *kinds))
+        run_l0(function_of(kernels, *kinds))
     assert caught.value.code == code, str(caught.value)
 
 
@@ -453,7 +453,7 @@ def test_two_scratch_tensors_in_the_same_bytes_are_not_both_alive() -> None:
     run_l0(function)
     third = axpy(AT, 8, out=3)
     third.body[0] = replace(third.body[0], srcs=(replace(third.body[0].srcs[0], buffer=2),))
-    function.regions[2] = third
+    function.kernels[2] = third
     run_l0(function)
     function.tensors[4] = replace(
         function.tensors[4], offset_bytes=function.tensors[2].offset_bytes
@@ -462,7 +462,7 @@ def test_two_scratch_tensors_in_the_same_bytes_are_not_both_alive() -> None:
         run_l0(function)
 
 
-def test_a_register_load_is_clamped_and_addresses_later_regions() -> None:
+def test_a_register_load_is_clamped_and_addresses_later_kernels() -> None:
     tensors = [
         Tensor("x", (16,), F32, "input"),
         Tensor("y", (8,), F32, "input"),
@@ -470,8 +470,8 @@ def test_a_register_load_is_clamped_and_addresses_later_regions() -> None:
         Tensor("i", (1,), I32, "input"),
     ]
     view = View(3, Affine(), ())
-    load = Region(
-        RegionProgram(
+    load = Kernel(
+        KernelProgram(
             "register_load", "i", attrs={"register": 4, "view": view, "low": 0, "high": 1}
         )
     )
@@ -526,8 +526,8 @@ def test_a_collective_nobody_waits_for_is_an_error() -> None:
 
 @pytest.mark.parametrize("level", ["L0", "L1"])
 def test_what_a_collective_sends_is_captured_at_its_start(level: str) -> None:
-    regions = [start(0, 2, 3), axpy(AT, 8), wait(0)]
-    function = function_of(regions, "input", "input", "input", "output")
+    kernels = [start(0, 2, 3), axpy(AT, 8), wait(0)]
+    function = function_of(kernels, "input", "input", "input", "output")
     x, y, sent, got = (np.full(8, i, np.float32) for i in (1, 2, 3, 4))
     bytes_of = [a.view(np.uint8) for a in (x, y, sent, got)]
     bound = FunctionCode(function, level).bind(bytes_of[:3], bytes_of[3:], np.zeros(256, np.uint8))
@@ -543,8 +543,8 @@ def test_what_a_collective_sends_is_captured_at_its_start(level: str) -> None:
 def test_ranks_share_a_gathered_tensor_only_where_nobody_stores_to_it() -> None:
     gather = FunctionCode(fsdp_program(K, M, N, 4).functions[0])
     assert gather.shared_targets == {1}  # not the output of the reduce_scatter
-    regions = [start(0, 0, 2), wait(0), axpy(AT, 8)]
-    assert not FunctionCode(function_of(regions, "input", "input", "scratch")).shared_targets
+    kernels = [start(0, 0, 2), wait(0), axpy(AT, 8)]
+    assert not FunctionCode(function_of(kernels, "input", "input", "scratch")).shared_targets
 
 
 @pytest.mark.parametrize("level", ["L0", "L1"])

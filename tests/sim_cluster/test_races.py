@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Border, Space, Tile, extent
-from shardwright.compiler.isa.region import Affine
 from shardwright.sim_cluster.instructions.operands import is_dense
 from shardwright.sim_cluster.instructions.past import Access, HbmWatch, Past
 from shardwright.sim_cluster.instructions.races import ENGINES, strided_key, strides_overlap
@@ -88,14 +88,14 @@ def test_a_slot_written_in_pieces_of_any_shape_holds_all_of_them() -> None:
 
 
 def noted(past: Access, access: Access, knows: int) -> None:
-    """An access behind one of an earlier region, of which its queue knows up to time `knows`."""
+    """An access behind one of an earlier kernel, of which its queue knows up to time `knows`."""
     watch = HbmWatch()
     watch.before = [past]
     watch.note("operand", access, [knows] * len(ENGINES))
 
 
-def test_what_an_earlier_region_may_still_touch_is_a_race_where_one_of_both_writes() -> None:
-    """Bytes 0..99 of an earlier region at time 7."""
+def test_what_an_earlier_kernel_may_still_touch_is_a_race_where_one_of_both_writes() -> None:
+    """Bytes 0..99 of an earlier kernel at time 7."""
     for was, now in itertools.product((False, True), repeat=2):
         past, access = Access(0, was, 0, 100, 7), Access(1, now, 99, 120, 1)
         if was or now:
@@ -117,7 +117,7 @@ def test_of_an_operand_the_whole_range_is_kept_and_the_last_time() -> None:
     assert watch.found == {"operand": Access(1, True, 0, 120, 3)}
 
 
-def test_a_border_lies_at_a_region_that_has_run() -> None:
+def test_a_border_lies_at_a_kernel_that_has_run() -> None:
     """Two have: at their ends the clock of every queue stood at 3 and at 5."""
     past, watch = Past(), HbmWatch()
     for time in (3, 5):
@@ -125,12 +125,12 @@ def test_a_border_lies_at_a_region_that_has_run() -> None:
     borders = [Border(ENGINES[0], back) for back in (1, 2)]
     assert past.passed(borders) == [[5] * len(ENGINES), [3] * len(ENGINES)]
     for back in (0, 3):
-        with pytest.raises(SimulationError, match=f"SW_L0_OPERANDS.*{back} regions back"):
+        with pytest.raises(SimulationError, match=f"SW_L0_OPERANDS.*{back} kernels back"):
             past.passed([Border(ENGINES[0], back)])
 
 
 def test_only_a_barrier_ends_what_may_still_be_touched() -> None:
-    """A region of no code lies behind a write of bytes 0..99; the next region reads them."""
+    """A kernel of no code lies behind a write of bytes 0..99; the next kernel reads them."""
     for is_barrier in (False, True):
         past, watch = Past(), HbmWatch()
         past.enter((), watch)

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import pytest
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
     Engine,
     Function,
     Instr,
+    Kernel,
     Program,
-    Region,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.schedule import Transfer
 from shardwright.sim_cluster.timing.faults import Faults
@@ -37,8 +37,8 @@ COPY = Instr("dma", Engine.DMA_IN, THERE, (THERE,))  # 20 MB
 def program(name: str, *instructions: Instr) -> Program:
     tensors = [Tensor("x", (5_000_000,), DType.F32, "input")]
     tiles = [Tile("t", Space.SBUF, 128, 1024, DType.F32)]
-    region = Region(RegionProgram("compute", name), tiles, list(instructions))
-    function = Function(name, tensors, (), (), (), 0, [region], [])
+    kernel = Kernel(KernelProgram("compute", name), tiles, list(instructions))
+    function = Function(name, tensors, (), (), (), 0, [kernel], [])
     return Program(name, "t", [function], [], (), (), (Call(0, (), ()),), 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.neff.schedule import Schedule
-from shardwright.compiler.timing.evaluate import RegionTime, Segment
+from shardwright.compiler.timing.evaluate import KernelTime, Segment
 from shardwright.sim_cluster.timing.actors import (
     Actor,
     ClassResult,
@@ -27,8 +27,8 @@ from tests.sim_cluster.test_timing_loop import AXES, MESH, duration, layer
 
 
 def code(ps: int) -> Stretch:
-    region = RegionTime("r", ps, {}, ps, 0, lone_ps=ps // 3)
-    segment = Segment("compute", ps, busy_ps={"tensor": ps // 2}, regions=(region,))
+    kernel = KernelTime("r", ps, {}, ps, 0, lone_ps=ps // 3)
+    segment = Segment("compute", ps, busy_ps={"tensor": ps // 2}, kernels=(kernel,))
     return Stretch(ps, 2 * ps, ps, segment, "code")
 
 

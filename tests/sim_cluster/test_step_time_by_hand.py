@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Call,
@@ -20,13 +21,12 @@ from shardwright.compiler.isa.program import (
     Engine,
     Function,
     Instr,
+    Kernel,
     Program,
-    Region,
     Repeat,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.schedule import Transfer
 from shardwright.compiler.timing.evaluate import Segment
@@ -52,23 +52,23 @@ ADD = Instr("tensor_tensor", Engine.VECTOR, HELD, (HELD, HELD), {"op": "add"})
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
 
 
-def addition() -> Region:
+def addition() -> Kernel:
     """2 * 1024 cycles of Vector, then 60 to reach SBUF."""
     tiles = [Tile("t", Space.SBUF, 128, 1024, DType.F32)]
-    return Region(RegionProgram("compute", "add"), tiles, [ADD])
+    return Kernel(KernelProgram("compute", "add"), tiles, [ADD])
 
 
-def event(kind: str) -> Region:
-    return Region(RegionProgram(kind, kind, attrs={"collective": 0}))
+def event(kind: str) -> Kernel:
+    return Kernel(KernelProgram(kind, kind, attrs={"collective": 0}))
 
 
 CALL = Call(0, (), ())
 
 
-def program(regions: Sequence[Region], *steps: Call | Repeat) -> Program:
+def program(kernels: Sequence[Kernel], *steps: Call | Repeat) -> Program:
     """A program that calls one function, once unless told otherwise."""
     tensors = [Tensor("x", (1,), DType.F32, "input")]
-    function = Function("f", tensors, (), (), (), 0, list(regions), [GATHER])
+    function = Function("f", tensors, (), (), (), 0, list(kernels), [GATHER])
     return Program("p", TRN1N.name, [function], [], (), (), steps or (CALL,), 0)
 
 
@@ -249,10 +249,10 @@ def test_a_copy_in_memory_at_all_points() -> None:
     half of the engines 154,531.764; at half of the part 195,121.951. It wants more of HBM than an
     even part: 97,560.976 of 78,565.882."""
     there = AccessPattern(Space.HBM, 0, Affine(), ((1, 5_000_000),))
-    region = Region(
-        RegionProgram("compute", "copy"), [], [Instr("dma", Engine.DMA_IN, there, (there,))]
+    kernel = Kernel(
+        KernelProgram("compute", "copy"), [], [Instr("dma", Engine.DMA_IN, there, (there,))]
     )
-    function = program([region]).functions[0]
+    function = program([kernel]).functions[0]
     function.tensors = [Tensor("x", (5_000_000,), DType.F32, "input")]
     (found,) = function_macros(function, TRN1N)
     assert isinstance(found, Stretch)

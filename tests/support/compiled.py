@@ -18,8 +18,8 @@ from shardwright.sim_cluster.values.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
 FIRST_TILINGS = CompileOptions(optlevel=1)
-"""What most functions are compiled with whose values are compared: regions as they grow, each with
-its first tiling. How regions are tiled by a search is held by value in the harness rows of
+"""What most functions are compiled with whose values are compared: kernels as they grow, each with
+its first tiling. How kernels are tiled by a search is held by value in the harness rows of
 `tests/ops` and in `tests/compiler/codegen`, how a search cuts functions by `system/test_models.py`
 and `system/test_whole_road.py`.
 """

@@ -2,7 +2,7 @@
 
 Every instruction of every core is an item of work on its queue; loops are expanded, nothing is
 folded, averaged or interpolated. Between events all that is in service progresses at the share of
-DMA engines and HBM that holds just then, in exact fractions. A region ends when its instructions
+DMA engines and HBM that holds just then, in exact fractions. A kernel ends when its instructions
 have, and when the engines have moved all its loads and stores one after the other.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from shardwright.compiler.isa.costs import instr_interval_ps
-from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
+from shardwright.compiler.isa.program import Engine, Function, Instr, Kernel, Loop, Space
 from shardwright.compiler.machine.target import PS_PER_S, Target
 
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
@@ -48,8 +48,8 @@ def expanded(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
 
 
 def with_barriers(function: Function) -> Function:
-    """`function` with a barrier in front of every region: what is compared here is how resources
-    are shared; `event_heap.py` compares regions without barriers.
+    """`function` with a barrier in front of every kernel: what is compared here is how resources
+    are shared; `event_heap.py` compares kernels without barriers.
     """
 
     def plain(body: Sequence[Instr | Loop]) -> list[Instr | Loop]:
@@ -58,8 +58,8 @@ def with_barriers(function: Function) -> Function:
             for i in body
         ]
 
-    regions = [replace(r, body=plain(r.body), borders=None) for r in function.regions]
-    return replace(function, regions=regions)
+    kernels = [replace(k, body=plain(k.body), borders=None) for k in function.kernels]
+    return replace(function, kernels=kernels)
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Core:
 
     def __init__(self, number: int, function: Function, target: Target, slow: int) -> None:
         self.number, self.function, self.target, self.slow = number, function, target, slow
-        self.regions = iter(function.regions)
-        self.region: Region | None = None
+        self.kernels = iter(function.kernels)
+        self.kernel: Kernel | None = None
         self.queues: dict[Engine, list[Instr]] = {}
         self.serving: dict[Engine, Work] = {}
         self.settling: dict[Engine, list[Work]] = {engine: [] for engine in Engine}
@@ -86,22 +86,22 @@ class Core:
         self.tokens: list[int] = []
         self.end_ps = self.code_end_ps = Fraction(0)
 
-    def enter(self, region: Region) -> None:
-        """Begin a region of code."""
-        self.region, self.tokens = region, list(region.tokens)
+    def enter(self, kernel: Kernel) -> None:
+        """Begin a kernel of code."""
+        self.kernel, self.tokens = kernel, list(kernel.tokens)
         self.queues = {engine: [] for engine in Engine}
-        for instr in expanded(region.body):
+        for instr in expanded(kernel.body):
             self.queues[instr.engine].append(instr)
         moves = [i for engine in DMA for i in self.queues[engine]]
         self.engine_work = [self.work(instr) for instr in moves]
 
     def work(self, instr: Instr) -> Work:
         """What an instruction costs."""
-        assert self.region is not None
+        assert self.kernel is not None
         core = self.target.core
         if instr.opcode in ("wait", "signal"):
             return Work(Fraction(0), Fraction(0), 0, instr.signals, False)
-        interval = instr_interval_ps(instr, self.region.tiles, self.function.tensors, core)
+        interval = instr_interval_ps(instr, self.kernel.tiles, self.function.tensors, core)
         if instr.engine in DMA:
             rate = self.target.hbm_bytes_per_s_per_core
             hbm_ps = round(self.hbm_bytes(instr) / rate * PS_PER_S)
@@ -157,7 +157,7 @@ class Core:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of the region is left."""
+        """Whether nothing of the kernel is left."""
         waiting = any(self.queues.values()) or any(self.settling.values())
         return not (waiting or self.serving or self.engine_work)
 
@@ -199,12 +199,12 @@ class InstructionCluster:
 
     def _step(self, core: Core, running: set[Core]) -> bool:
         """Whatever takes no time; True when something moved."""
-        if core.region is not None:
+        if core.kernel is not None:
             if core.finish() or core.issue():
                 return True
             if not core.idle:
                 return False
-            core.region, core.code_end_ps = None, self.now
+            core.kernel, core.code_end_ps = None, self.now
             return True
         if core.number in self.waiting:
             end = self.collectives[self.waiting[core.number]].end_ps
@@ -214,13 +214,13 @@ class InstructionCluster:
         return self._next(core, running)
 
     def _next(self, core: Core, running: set[Core]) -> bool:
-        """Go on to the next region."""
-        region = next(core.regions, None)
-        if region is None:
+        """Go on to the next kernel."""
+        kernel = next(core.kernels, None)
+        if kernel is None:
             running.remove(core)
             core.end_ps = self.now
             return False
-        kind, attrs = region.program.kind, region.program.attrs
+        kind, attrs = kernel.program.kind, kernel.program.attrs
         if kind == "collective_start":
             collective = self.collectives[attrs["collective"]]
             collective.arrived.add(core.number)
@@ -229,13 +229,13 @@ class InstructionCluster:
         elif kind == "collective_wait":
             self.waiting[core.number] = attrs["collective"]
         else:
-            core.enter(region)
+            core.enter(kernel)
         return True
 
     def _duration(self, core: Core, work: Work) -> Fraction:
         """Of a piece of work at the present shares."""
         flying = [c for c in self.collectives if c.end_ps and c.end_ps > self.now]
         engines = 1 - sum((c.engines for c in flying), Fraction(0))
-        beside = sum(c.region is not None for c in self.cores)
+        beside = sum(c.kernel is not None for c in self.cores)
         hbm = Fraction(self.target.cores_per_bank, max(1, beside))
         return work.duration(engines, hbm) * core.slow

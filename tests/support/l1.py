@@ -1,4 +1,4 @@
-"""One region, or one program, at L1: whole arrays."""
+"""One kernel, or one program, at L1: whole arrays."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.isa.region import RegionProgram
 from shardwright.sim_cluster.values.functions import L1, CollectiveRequest
+from shardwright.sim_cluster.values.kernels import Arrays, Registers, prepare
 from shardwright.sim_cluster.values.memory import CoreMemory
 from shardwright.sim_cluster.values.programs import ProgramCode
-from shardwright.sim_cluster.values.regions import Arrays, Registers, prepare
 
 
-def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) -> None:
-    """Execute a `compute` region on flat typed arrays, one per tensor of the function, in place.
+def run_kernel(program: KernelProgram, tensors: Arrays, registers: Registers) -> None:
+    """Execute a `compute` kernel on flat typed arrays, one per tensor of the function, in place.
 
     Raises SimulationError when a view leaves its tensor or an op is unknown.
     """

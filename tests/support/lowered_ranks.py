@@ -1,4 +1,4 @@
-"""Reference ranks that run outlined programs: calls over buffers, lowered regions, an arena of
+"""Reference ranks that run outlined programs: calls over buffers, lowered kernels, an arena of
 garbage.
 
 The collectives still come from the schedules of `ReferenceRanks`; everything between them is what
@@ -22,8 +22,8 @@ from shardwright.compiler.ir.ops import (
     ReduceScatterAttrs,
 )
 from shardwright.compiler.ir.types import Op, Value, tensor_type
+from shardwright.compiler.isa.kernel import View
 from shardwright.compiler.isa.program import Call, CollectiveCall
-from shardwright.compiler.isa.region import View
 from shardwright.compiler.linking.placement import place
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.outline import Outlined, outline
@@ -31,9 +31,9 @@ from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.compiler.rewriting.driver import run
-from shardwright.sim_cluster.values.regions import prepare
+from shardwright.sim_cluster.values.kernels import prepare
+from tests.support.kernel_reference import lower_function, run_nodes
 from tests.support.reference_ranks import ReferenceRanks
-from tests.support.region_reference import lower_function, run_nodes
 
 
 def lower_units(outlined: Outlined) -> dict[str, Lowered]:
@@ -43,14 +43,14 @@ def lower_units(outlined: Outlined) -> dict[str, Lowered]:
 
 @dataclass
 class _Bound:
-    """A lowered function ready to run: executors per region."""
+    """A lowered function ready to run: executors per kernel."""
 
     lowered: Lowered
     steps: list
 
 
 class LoweredRanks(ReferenceRanks):
-    """`literal` runs regions by the slow reading of the tests instead of L1."""
+    """`literal` runs kernels by the slow reading of the tests instead of L1."""
 
     def __init__(
         self, plan: StepPlan, state: Mapping[str, np.ndarray], literal: bool = False
@@ -64,13 +64,13 @@ class LoweredRanks(ReferenceRanks):
     def _bind(self, lowered: Lowered, literal: bool) -> _Bound:
         dtypes = tuple(t.dtype for t in lowered.tensors)
         steps = []
-        for region in lowered.regions:
-            if region.kind != "compute":
+        for kernel in lowered.kernels:
+            if kernel.kind != "compute":
                 steps.append(None)
             elif literal:
-                steps.append(lambda memory, registers, r=region: run_nodes(r, memory, registers))
+                steps.append(lambda memory, registers, k=kernel: run_nodes(k, memory, registers))
             else:
-                steps.append(prepare(region, dtypes))
+                steps.append(prepare(kernel, dtypes))
         return _Bound(lowered, steps)
 
     def _rank_run(self, program: StepProgram, buffers, number: int):
@@ -126,14 +126,14 @@ class LoweredRanks(ReferenceRanks):
             zip(lowered.parameters, (p.value(registers) for p in call.parameters), strict=True)
         )
         flying: dict[int, np.ndarray] = {}
-        for region, step in zip(lowered.regions, bound.steps, strict=True):
-            attrs = region.attrs
+        for kernel, step in zip(lowered.kernels, bound.steps, strict=True):
+            attrs = kernel.attrs
             if step is not None:
                 step(tensors, local)
-            elif region.kind == "register_load":
+            elif kernel.kind == "register_load":
                 value = int(tensors[attrs["view"].tensor][attrs["view"].offset.value(local)])
                 local[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
-            elif region.kind == "collective_start":
+            elif kernel.kind == "collective_start":
                 number = attrs["collective"]
                 op = self._op(key, number, lowered.collectives[number])
                 (sent,), (came,) = op.operands, op.results

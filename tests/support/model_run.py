@@ -120,7 +120,7 @@ def figures(compiled: CompiledFunction) -> Figures:
         hbm_bytes=hbm_bytes,
         ideal_bytes=sum(v.type.num_bytes for v in values),
         tensor_use=flops / peak / (time_ps / 1e12) if time_ps else 0.0,
-        instructions=sum(len(r.body) for f in program.functions for r in f.regions),
+        instructions=sum(len(k.body) for f in program.functions for k in f.kernels),
     )
 
 

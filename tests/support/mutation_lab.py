@@ -27,7 +27,7 @@ from shardwright.sim_cluster.values.programs import ProgramCode
 from shardwright.sim_cluster.values.rank_host import RankHost
 
 Views = tuple[np.ndarray, ...]
-Place = tuple[int, int, int]  # function, region, instruction in program order
+Place = tuple[int, int, int]  # function, kernel, instruction in program order
 # Every execution of an instruction: the destination before, the sources, the registers.
 Seen = list[tuple[np.ndarray, Views, dict[int, int]]]
 
@@ -90,7 +90,7 @@ def replay(code: ProgramCode, recording: Recording) -> str:
 
 @contextmanager
 def decoders(change: Callable[[Instr, Any], Any]):
-    """Within the block every decoded kernel goes through `change(instruction, kernel)`."""
+    """Within the block every decoded instruction goes through `change(instruction, execute)`."""
     originals = dict(DECODERS)
 
     def wrapped(opcode: str) -> Any:
@@ -106,19 +106,19 @@ def decoders(change: Callable[[Instr, Any], Any]):
 def operands_seen(program: Program, recordings: Sequence[Recording]) -> dict[Place, Seen]:
     """The operands of every execution of every instruction; the replays must equal the runs."""
     places = {
-        id(instr): (f, r, n)
+        id(instr): (f, k, n)
         for f, function in enumerate(program.functions)
-        for r, region in enumerate(function.regions)
-        for n, instr in enumerate(walk(region.body))
+        for k, kernel in enumerate(function.kernels)
+        for n, instr in enumerate(walk(kernel.body))
     }
     seen: dict[Place, Seen] = {place: [] for place in places.values()}
 
-    def spy(instr: Instr, kernel: Any) -> Any:
+    def spy(instr: Instr, execute: Any) -> Any:
         found = seen[places[id(instr)]]
 
         def run(out: Any, views: Views, registers: Mapping[int, int]) -> None:
             found.append((out.copy(), tuple(v.copy() for v in views), dict(registers)))
-            kernel(out, views, registers)
+            execute(out, views, registers)
 
         return run
 
@@ -131,7 +131,7 @@ def operands_seen(program: Program, recordings: Sequence[Recording]) -> dict[Pla
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of one instruction (or loop) of one region."""
+    """One change of one instruction (or loop) of one kernel."""
 
     kind: str
     program: str
@@ -140,8 +140,8 @@ class Mutation:
     apply: Callable[[Any], None]
 
     def __str__(self) -> str:
-        f, r, n = self.place
-        return f"{self.kind} at {self.program}/f{f}/r{r}/{n}: {self.what}"
+        f, k, n = self.place
+        return f"{self.kind} at {self.program}/f{f}/k{k}/{n}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,16 @@ class Lab:
         """Whether anything observable depends on what an instruction writes: it is damaged as a
         whole, on every execution.
         """
-        f, r, n = place
+        f, k, n = place
         function = self.programs[program].functions[f]
-        damaged = list(walk(function.regions[r].body))[n]
+        damaged = list(walk(function.kernels[k].body))[n]
 
-        def damage(instr: Instr, kernel: Any) -> Any:
+        def damage(instr: Instr, execute: Any) -> Any:
             if instr is not damaged:
-                return kernel
+                return execute
 
             def run(out: Any, views: Views, registers: Mapping[int, int]) -> None:
-                kernel(out, views, registers)
+                execute(out, views, registers)
                 out[...] = other_values(out)
 
             return run
@@ -233,12 +233,12 @@ def other_values(array: np.ndarray) -> np.ndarray:
 
 
 def _mutated(function: Function, mutation: Mutation) -> Function:
-    _, r, n = mutation.place
-    regions = list(function.regions)
-    region = regions[r] = copy.deepcopy(regions[r])
-    items = loops(region.body) if mutation.kind == "loop trip" else list(walk(region.body))
+    _, k, n = mutation.place
+    kernels = list(function.kernels)
+    kernel = kernels[k] = copy.deepcopy(kernels[k])
+    items = loops(kernel.body) if mutation.kind == "loop trip" else list(walk(kernel.body))
     mutation.apply(items[n])
-    return replace(function, regions=regions)
+    return replace(function, kernels=kernels)
 
 
 def loops(body: Sequence[Instr | Loop]) -> list[Loop]:
@@ -246,9 +246,9 @@ def loops(body: Sequence[Instr | Loop]) -> list[Loop]:
     return [x for item in body if isinstance(item, Loop) for x in (item, *loops(item.body))]
 
 
-def dtype_of(pattern: Any, function: Function, region: Any) -> DType:
+def dtype_of(pattern: Any, function: Function, kernel: Any) -> DType:
     """Element type behind an access pattern."""
     if pattern.space.value == "hbm":
         return function.tensors[pattern.buffer].dtype
-    dtype: DType = region.tiles[pattern.buffer].dtype
+    dtype: DType = kernel.tiles[pattern.buffer].dtype
     return dtype

@@ -10,9 +10,9 @@ The rules, all decided on the unchanged program:
   shift of one may say the same.
 - Widths of a memset and of partitions on compute engines are left alone: they cover a whole tile,
   whatever of it is read.
-- In a region with a scatter only DMA and Tensor instructions change values: rows that are written
+- In a kernel with a scatter only DMA and Tensor instructions change values: rows that are written
   twice carry equal values, so moving duplicates away is a precaution no value shows.
-- Dropped tokens need no rule: a region must leave its semaphores as it found them.
+- Dropped tokens need no rule: a kernel must leave its semaphores as it found them.
 - An instruction whose whole result nobody reads (`Lab.is_live`) has nothing to mutate in values;
   the test counts these and bounds their number.
 """
@@ -28,9 +28,9 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.instructions import INSTRUCTIONS
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.program import AccessPattern, Engine, Function, Instr, Region, Space
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.program import AccessPattern, Engine, Function, Instr, Kernel, Space
 from shardwright.sim_cluster.instructions.engines import DECODERS
 from tests.support.mutation_lab import Lab, Mutation, Seen, Views, dtype_of, loops, operands_seen
 
@@ -63,23 +63,23 @@ def all_mutations(lab: Lab) -> dict[str, list[Mutation]]:
     for name, program in lab.programs.items():
         seen = operands_seen(program, lab.recordings[name])
         for f, function in enumerate(program.functions):
-            for r, region in enumerate(function.regions):
-                for at, (kind, what, apply) in _of_region(function, region, seen, (f, r)):
-                    mutation = Mutation(kind, name, (f, r, at), what, apply)
+            for k, kernel in enumerate(function.kernels):
+                for at, (kind, what, apply) in _of_kernel(function, kernel, seen, (f, k)):
+                    mutation = Mutation(kind, name, (f, k, at), what, apply)
                     found.setdefault(kind, []).append(mutation)
     return found
 
 
-def _of_region(
-    function: Function, region: Region, seen: Mapping[Any, Seen], where: tuple[int, int]
+def _of_kernel(
+    function: Function, kernel: Kernel, seen: Mapping[Any, Seen], where: tuple[int, int]
 ) -> Iterator[tuple[int, Change]]:
-    for at, loop in enumerate(loops(region.body)):
+    for at, loop in enumerate(loops(kernel.body)):
         for trip in (loop.trip - 1, loop.trip + 1):
             yield at, ("loop trip", f"{loop.trip} -> {trip}", _set(trip=trip))
-    trips = {loop.register: loop.trip for loop in loops(region.body)}
-    scatters = any(i.opcode == "dma_scatter" for i in walk(region.body))
-    for at, instr in enumerate(walk(region.body)):
-        dtypes = [dtype_of(p, function, region) for p in _operands(instr)]
+    trips = {loop.register: loop.trip for loop in loops(kernel.body)}
+    scatters = any(i.opcode == "dma_scatter" for i in walk(kernel.body))
+    for at, instr in enumerate(walk(kernel.body)):
+        dtypes = [dtype_of(p, function, kernel) for p in _operands(instr)]
         site = _Site(instr, dtypes, seen[(*where, at)], trips)
         for kind, what, apply in site.changes():
             if kind in VALUE_KINDS and scatters and instr.engine not in MOVERS:
@@ -268,10 +268,10 @@ class _Site:
         target = out.copy()
         try:
             with np.errstate(all="ignore"):
-                kernel = DECODERS[instr.opcode](
+                execute = DECODERS[instr.opcode](
                     instr, dst, tuple(srcs[n] for n in order or range(len(srcs)))
                 )
-                kernel(target, views, registers)
+                execute(target, views, registers)
         except DiagnosticError:
             return None
         return target

@@ -43,7 +43,7 @@ def test_a_hypothetical_machine_says_so_in_every_report(
     cores = report["logical_cores"]
     assert (report["cores"], cores["lnc"], cores["per_instance"]) == (16, 2, 16)
     assert (cores["hbm_bytes"], cores["hypothetical"]) == (32 * GIB, True)
-    assert cores["regions_cut"] > 0
+    assert cores["kernels_cut"] > 0
     assert report["findings"][0]["code"] == "SW_HYPOTHETICAL"
     assert "16 cores of 32 GiB" in report["findings"][0]["message"]
     capsys.readouterr()
@@ -104,7 +104,7 @@ def test_a_compiled_file_has_two_subgraphs_and_runs(
     assert compile_line(f"{line} one.neff --lnc 1") == 0
     assert (meta_of(folder / "two.neff")["lnc"], meta_of(folder / "one.neff")["lnc"]) == (2, 1)
     found = info_of(folder / "two.neff", capsys)["subgraphs"]
-    assert found["regions on both"] >= 1
+    assert found["kernels on both"] >= 1
     assert found["sg00 instructions"] == found["sg01 instructions"] > 0
     assert main(["neff", "verify", "two.neff"]) == 0
     capsys.readouterr()

@@ -107,7 +107,7 @@ def test_names_change_nothing() -> None:
     first = compile_function(fn, (params, *batch))
     second = compile_function(other_function, (renamed, *batch))
     assert all(map(np.array_equal, first.run("L1"), second.run("L1")))
-    regions = [
-        [r.program.nodes for f in c.program.functions for r in f.regions] for c in (first, second)
+    kernels = [
+        [k.program.nodes for f in c.program.functions for k in f.kernels] for c in (first, second)
     ]
-    assert regions[0] == regions[1]
+    assert kernels[0] == kernels[1]

@@ -122,8 +122,8 @@ def test_200_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) -> N
 
 
 def first_instruction(lab: Lab) -> tuple[int, int, int]:
-    regions = lab.programs["backward"].functions[0].regions
-    return (0, next(r for r, region in enumerate(regions) if region.body), 0)
+    kernels = lab.programs["backward"].functions[0].kernels
+    return (0, next(k for k, kernel in enumerate(kernels) if kernel.body), 0)
 
 
 def test_the_unchanged_step_does_not_show(lab: Lab) -> None:

@@ -60,8 +60,8 @@ def test_dump_shows_every_instruction_once(
 ) -> None:
     made = program()
     text = printed(capsys, "dump", str(write(tmp_path / "a.neff", made)))
-    regions = [r for f in made.functions for r in f.regions]
-    instrs = [i for r in regions for i in walk(r.body)]
+    kernels = [k for f in made.functions for k in f.kernels]
+    instrs = [i for k in kernels for i in walk(k.body)]
     engines = "tensor|vector|scalar|gpsimd|sync|dma_in|dma_out"
     assert len(re.findall(rf"^ {{4,}}(?:{engines}) +\w", text, re.M)) == len(instrs)
     assert "matmul" in text and "activation" in text and "program main for trn1n" in text
@@ -78,7 +78,7 @@ def test_second_destinations_are_kept_and_need_a_reader_that_knows_them(
     graph = b.finish(y, b.reduce(y, "add", (1,)))
     step = StepProgram(name="main", graph=graph, inputs=("x",), outputs=("y", "z"))
     made = compile_graph(step, TARGET, CompileOptions())
-    code = [i for f in made.functions for r in f.regions for i in walk(r.body)]
+    code = [i for f in made.functions for k in f.kernels for i in walk(k.body)]
     assert any(i.row_sum for i in code)
     container = Container(program_bytes(made, {}), "sums")
     assert read_program(container) == made

@@ -186,9 +186,9 @@ def test_what_fills_a_bucket_writes_there(ready: Callable[[str], Ready]) -> None
     program = ready(BUCKETS).bundle.programs["backward"]
     (body,) = (f for f in program.functions if f.name == "backward.loop")
     ends = {
-        region.program.attrs["collective"]: region.program.attrs
-        for region in body.regions
-        if region.program.kind == "collective_start"
+        kernel.program.attrs["collective"]: kernel.program.attrs
+        for kernel in body.kernels
+        if kernel.program.kind == "collective_start"
     }
     kinds = {call.kind: ends[number] for number, call in enumerate(body.collectives)}
     for kind, end, stores in (
@@ -197,10 +197,10 @@ def test_what_fills_a_bucket_writes_there(ready: Callable[[str], Ready]) -> None
     ):
         tensor = kinds[kind][end]
         touching = [
-            region.program
-            for region in body.regions
+            kernel.program
+            for kernel in body.kernels
             if any(
-                n.op == stores and n.attrs["view"].tensor == tensor for n in region.program.nodes
+                n.op == stores and n.attrs["view"].tensor == tensor for n in kernel.program.nodes
             )
         ]
         contractions = [p for p in touching if "dot_general" in p.name]

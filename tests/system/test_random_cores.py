@@ -1,7 +1,7 @@
-"""Random modules on two physical cores against XLA, every region cut that can be, at both levels.
+"""Random modules on two physical cores against XLA, every kernel cut that can be, at both levels.
 
-What is cut is for the judge to say elsewhere; here the whole region is offered only where there is
-no cut, so that small modules cut everything.
+What is cut is for the cost oracle to say elsewhere; here the whole kernel is offered only where
+there is no cut, so that small modules cut everything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.compiler.fusion import logical_core
 from shardwright.compiler.fusion.logical_core import Way
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from tests.support.cells import long_in_matrix
 from tests.system.test_random_graphs import check, module_of
 
@@ -21,7 +21,7 @@ offered = logical_core._offered
 
 @pytest.fixture(autouse=True)
 def always_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_whole(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+    def without_whole(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
         whole, *ways = offered(program, tensors)
         yield from ways or [whole]
 
@@ -43,12 +43,12 @@ def test_many_random_modules_are_cut(first: int) -> None:
         check(module_of(seed), seed, lnc=2)
 
 
-def test_the_slice_has_regions_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slice_has_kernels_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut plainly, cut with sums of each core, and not cut at all."""
     kinds: set[object] = set()
     cutting = logical_core._offered
 
-    def watched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+    def watched(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
         for way in cutting(program, tensors):
             kinds.add("alone" if way.pairs[0][1].kind == "idle" else len(way.pairs))
             yield way

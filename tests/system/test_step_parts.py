@@ -78,14 +78,14 @@ def test_calls_are_those_of_the_programs(step: Step, parts: StepParts) -> None:
     assert {(f.program, f.number): f.calls for f in parts.functions} == expected
 
 
-def test_regions_are_those_of_the_evaluator(step: Step, parts: StepParts) -> None:
+def test_kernels_are_those_of_the_evaluator(step: Step, parts: StepParts) -> None:
     for function in parts.functions:
         if function.number < 0:
-            assert not function.regions
+            assert not function.kernels
             continue
         code = step.programs[function.program].functions[function.number]
         segments = function_segments(code, under_profile(step.target, "nominal"))
-        assert function.regions == tuple(r for s in segments for r in s.regions)
+        assert function.kernels == tuple(k for s in segments for k in s.kernels)
 
 
 def test_what_is_multiplied_is_what_a_replay_of_all_gives(step: Step) -> None:
@@ -151,7 +151,7 @@ def test_a_timeline_is_one_call(parts: StepParts) -> None:
         for track in timeline.tracks:
             for _, start, end in track.slices:
                 assert 0 <= start <= end <= timeline.duration_ps
-    alone = sum(r.duration_ps for r in first.regions)
+    alone = sum(k.duration_ps for k in first.kernels)
     assert longest.duration_ps >= 0.99 * alone * 1.5  # the slow core is the last
 
 
@@ -166,7 +166,7 @@ def test_the_longest_functions_of_two_programs_are_drawn(monkeypatch: pytest.Mon
         ("backward", 0, {"memory": 40}),
     ]
     functions = [
-        FunctionTime(program=program, number=number, calls=1, charged_ps=charged, regions=())
+        FunctionTime(program=program, number=number, calls=1, charged_ps=charged, kernels=())
         for program, number, charged in spent
     ]
     drawn = {place: f"drawing of {place}" for place in (("forward", 0), ("backward", 0))}

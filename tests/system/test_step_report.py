@@ -1,4 +1,4 @@
-"""The sections of a report about functions, regions, program runs and memory over time, on the
+"""The sections of a report about functions, kernels, program runs and memory over time, on the
 small llama under FSDP."""
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def rows(small_road: Road, parts: StepParts) -> list[dict[str, Any]]:
     return function_rows(parts, small_road.built.programs)
 
 
-def test_functions_and_regions_add_up(rows: list[Row], timing: Replayed) -> None:
+def test_functions_and_kernels_add_up(rows: list[Row], timing: Replayed) -> None:
     assert sum(row["time_ps"] for row in rows) == timing.step_time_ps - timing.breakdown_ps["idle"]
     assert [r["time_ps"] for r in rows] == sorted((r["time_ps"] for r in rows), reverse=True)
     for row in rows:
         assert row["time_ps"] == sum(row["breakdown_ps"].values())
         code = sum(row["breakdown_ps"].get(c, 0) for c in ("compute", "memory"))
-        assert sum(r["time_ps"] for r in row["regions"]) == (code if row["regions"] else 0)
-        assert row["flops"] == sum(r["flops"] for r in row["regions"])
-        assert row["hbm_bytes"] == sum(r["hbm_bytes"] for r in row["regions"])
+        assert sum(k["time_ps"] for k in row["kernels"]) == (code if row["kernels"] else 0)
+        assert row["flops"] == sum(k["flops"] for k in row["kernels"])
+        assert row["hbm_bytes"] == sum(k["hbm_bytes"] for k in row["kernels"])
 
 
 def test_operations_are_those_of_the_graphs_and_what_is_made_again(
@@ -59,22 +59,22 @@ def test_operations_are_those_of_the_graphs_and_what_is_made_again(
         assert needed <= done <= 1.5 * needed, program.name
 
 
-def test_regions_have_the_users_lines(rows: list[Row]) -> None:
-    listed = [r for row in rows for r in row["regions"]]
-    regions = [r for r in listed if not r["name"].endswith("more regions")]
-    known = sum(r["flops"] for r in regions if "llama.py:" in r["loc"])
-    assert known > 0.99 * sum(r["flops"] for r in regions) > 0
-    assert all(r["loc"] == "" or ":" in r["loc"] for r in listed)
+def test_kernels_have_the_users_lines(rows: list[Row]) -> None:
+    listed = [k for row in rows for k in row["kernels"]]
+    kernels = [k for k in listed if not k["name"].endswith("more kernels")]
+    known = sum(k["flops"] for k in kernels if "llama.py:" in k["loc"])
+    assert known > 0.99 * sum(k["flops"] for k in kernels) > 0
+    assert all(k["loc"] == "" or ":" in k["loc"] for k in listed)
 
 
-def test_small_functions_and_regions_are_one_row(
+def test_small_functions_and_kernels_are_one_row(
     parts: StepParts, small_road: Road, rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_report, "FUNCTIONS", 3)
-    monkeypatch.setattr(step_report, "REGIONS", 2)
+    monkeypatch.setattr(step_report, "KERNELS", 2)
     few = function_rows(parts, small_road.built.programs)
     assert len(few) == 3 and few[-1]["function"] == f"{len(rows) - 2} more functions"
-    assert all(len(row["regions"]) <= 2 for row in few)
+    assert all(len(row["kernels"]) <= 2 for row in few)
     for key in ("time_ps", "flops", "hbm_bytes", "calls"):
         assert sum(row[key] for row in few) == sum(row[key] for row in rows)
 

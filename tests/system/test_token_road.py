@@ -69,9 +69,9 @@ def _started(program: Program) -> Iterator[list[str]]:
     """Per function with both kinds of collectives, the innermost axes in the order of starts."""
     for function in program.functions:
         axes = [
-            function.collectives[region.program.attrs["collective"]].axes[-1]
-            for region in function.regions
-            if region.program.kind == "collective_start"
+            function.collectives[kernel.program.attrs["collective"]].axes[-1]
+            for kernel in function.kernels
+            if kernel.program.kind == "collective_start"
         ]
         if {"tp", "dp_shard"} <= set(axes) and function.name.startswith(f"{program.name}.loop"):
             yield axes

@@ -1,4 +1,4 @@
-"""Tile code for row regions: several contractions with elementwise work and reductions between
+"""Tile code for row kernels: several contractions with elementwise work and reductions between
 them, one tile of rows at a time.
 
 `roles.py` says what every value is for a choice of the row atom, `plan.py` orders the work of a row

@@ -1,4 +1,4 @@
-"""Rewrites of a region for work in row tiles.
+"""Rewrites of a kernel for work in row tiles.
 
 `defer_scaling` moves a product with (or a quotient by) a value that does not span the summed atom
 from in front of a contraction to behind it, where fewer elements are left: (p / l) v = (p v) / l.
@@ -34,7 +34,7 @@ def defer_scaling(space: Space, sinks: Iterable[int]) -> OfSinks:
 
 
 class _OfSinks(Rewriting):
-    """A rewriting of what `sinks` need; values of another nest of the region stay as they are."""
+    """A rewriting of what `sinks` need; values of another nest of the kernel stay as they are."""
 
     def __init__(self, space: Space, sinks: Iterable[int]) -> None:
         super().__init__(space)

@@ -8,7 +8,7 @@ computed, as they are where every chunk is neutral.
 
 What is LOW may be left out of a maximum, and its exponential is zero, only beside an element that
 is not LOW: a row without one is an average over all columns, those that are masked too. The selects
-of a region may leave such an element each and none together, so every point is looked at with all
+of a kernel may leave such an element each and none together, so every point is looked at with all
 of them: rows and columns fall into few kinds of points, one for each way the selects decide.
 """
 
@@ -35,7 +35,7 @@ from shardwright.compiler.codegen.rows.facts import (
 )
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
-from shardwright.compiler.isa.region import STORES
+from shardwright.compiler.isa.kernel import STORES
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
 _AT_ONCE = 2048

@@ -199,7 +199,7 @@ class Overwritten:
 
 
 class Banks:
-    """What may lie in banks of products of a row region; `kept` have tiles beyond their block."""
+    """What may lie in banks of products of a row kernel; `kept` have tiles beyond their block."""
 
     def __init__(
         self, space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]

@@ -1,4 +1,4 @@
-"""What is known of a region's values on a box of points, before anything runs.
+"""What is known of a kernel's values on a box of points, before anything runs.
 
 Predicates over iotas are decided by intervals; a select with a decided predicate is one of its
 branches. What is exactly zero is ZERO; other floats have a span when constants may take them far

@@ -25,8 +25,8 @@ from shardwright.compiler.codegen.rows.products import Products, Shared, placed
 from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import STORES, Affine
 from shardwright.compiler.isa.program import Engine, Space
-from shardwright.compiler.isa.region import STORES, Affine
 
 # Private atom numbers for "row tile of the group" and "row tile of the band".
 TILE, BAND_TILE = -9, -10

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.codegen.domain import CODELESS, Numbers, Rewriting, Space
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
-from shardwright.compiler.isa.region import STORES
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.support.walks import answered
 
 

@@ -37,7 +37,7 @@ from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows,
 from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 
 # Plans that are generated to be timed, and up to how many values: larger ones take long (our
 # choice).
@@ -45,7 +45,7 @@ _TRIES, _TRIED_VALUES = 2, 20
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
-    """Ways to tile a row region. Raises CompileError (no row region), CapacityError (none fits)."""
+    """Ways to tile a row kernel. Raises CompileError (no row kernel), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()

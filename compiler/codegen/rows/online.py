@@ -27,8 +27,8 @@ from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES
 
 if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.levels import Levels

@@ -15,7 +15,7 @@ from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
 from shardwright.compiler.codegen.space import split
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition).

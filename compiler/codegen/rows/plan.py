@@ -40,7 +40,7 @@ from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, 
 from shardwright.compiler.codegen.rows.size import size_of
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import STORES
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.machine.target import Limits
 
 
@@ -135,7 +135,7 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """How a row region runs."""
+    """How a row kernel runs."""
 
     space: Space
     roles: Roles
@@ -228,7 +228,7 @@ def _operand_type(space: Space, number: int) -> DType:
 def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     """Plans for everything `sinks` need, the one with most row tiles in flight first.
 
-    Raises: CompileError when the region is no row region, CapacityError when nothing fits.
+    Raises: CompileError when the kernel is no row kernel, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
     for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
@@ -403,7 +403,7 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     size, name = min(sized, key=lambda s: s[0].total)
     return CapacityError(
         "SW_SBUF_CAPACITY",
-        f"region {name}: one tile of {room.limits.partitions} rows requires"
+        f"kernel {name}: one tile of {room.limits.partitions} rows requires"
         f" {size.total} bytes of SBUF per partition ({size.largest_name}: {size.largest}), the"
         f" planner may fill {room.budget}",
         hint="a shorter sequence, more shards of it, or attention = 'fused' fits",
@@ -460,8 +460,8 @@ def _parallel_order(space: Space, roles: Roles) -> Atoms:
         if not set(inside) <= value.over or not set(order) <= value.over | value.atoms:
             raise CompileError(
                 "SW_CODEGEN_ROWS",
-                f"region {space.name} requires sums over rows whose parallel loops nest",
-                hint="lower the contractions to regions of their own",
+                f"kernel {space.name} requires sums over rows whose parallel loops nest",
+                hint="lower the contractions to kernels of their own",
             )
     return order
 

@@ -21,8 +21,8 @@ from shardwright.compiler.codegen.rows.skew import Flight
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import Affine
 
 
 @dataclass(frozen=True, slots=True)

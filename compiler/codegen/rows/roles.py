@@ -1,4 +1,4 @@
-"""What every value of a row region is for: rows, panels, sums over rows, and what follows them.
+"""What every value of a row kernel is for: rows, panels, sums over rows, and what follows them.
 
 One atom, `row`, lies on the partitions. Atoms that contractions and reductions run over or produce
 are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. Sums
@@ -18,7 +18,7 @@ from shardwright.compiler.diagnostics import CompileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Values of a region by what they are for, each tuple in topological order."""
+    """Values of a kernel by what they are for, each tuple in topological order."""
 
     row: int
     inner: frozenset[int]
@@ -58,9 +58,9 @@ def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, Number
     if not found:
         raise CompileError(
             "SW_CODEGEN_ROWS",
-            f"region {space.name} requires an atom that can be tiled over all its contractions,"
+            f"kernel {space.name} requires an atom that can be tiled over all its contractions,"
             f" got none ({'; '.join(why)})",
-            hint="lower the contractions to regions of their own",
+            hint="lower the contractions to kernels of their own",
         )
     return sorted(found, key=lambda made: _extra_work(made[0], made[2]))
 
@@ -77,7 +77,7 @@ def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
 
 
 class _Analysis:
-    """One region, one row atom."""
+    """One kernel, one row atom."""
 
     def __init__(self, space: Space, values: Numbers, row: int) -> None:
         self.space, self.values, self.row = space, values, row

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Held, Scope
 from shardwright.compiler.codegen.rows.columns import Run
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 
 PHASES = 4
 # Sums leave PSUM before the tensor engine adds to their banks again, and before Vector begins what

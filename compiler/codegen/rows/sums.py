@@ -21,8 +21,8 @@ from shardwright.compiler.codegen.rows.roles import inner_of
 from shardwright.compiler.codegen.space import split
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import STORES, Affine
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES, Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class Sums:
-    """Accumulators of one region."""
+    """Accumulators of one kernel."""
 
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
         self.builder, self.plan, self.space = builder, plan, plan.space

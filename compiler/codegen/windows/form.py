@@ -16,7 +16,7 @@ from itertools import product
 from shardwright.compiler.codegen.domain import Atoms, Limited, PerAtom, Space, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 
 # Positions with this many bytes of channels are worth a DMA descriptor each (our choice).
 _RUN_BYTES = 512
@@ -165,6 +165,6 @@ def refused(space: Space, what: str) -> CompileError:
     """The error for windows this generator has no code for."""
     return CompileError(
         "SW_CODEGEN_WINDOWS",
-        f"region {space.name} requires {what}",
-        hint="lower the windows to a region of their own",
+        f"kernel {space.name} requires {what}",
+        hint="lower the windows to a kernel of their own",
     )

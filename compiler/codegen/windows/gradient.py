@@ -32,9 +32,9 @@ from shardwright.compiler.codegen.windows.gradient_plan import GradientPlan, Gra
 from shardwright.compiler.codegen.windows.lines import Extent
 from shardwright.compiler.codegen.windows.runs import Item, Run, runs_of
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine
 from shardwright.compiler.isa.program import Space as Memory
-from shardwright.compiler.isa.region import Affine
 
 _BANKS = 3  # of PSUM for the sums of a pass, twice: one pass is added up while the next begins
 _FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that move

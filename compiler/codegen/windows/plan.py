@@ -30,7 +30,7 @@ def window_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Ca
     if not found:
         raise CapacityError(
             "SW_SBUF_CAPACITY",
-            f"region {space.name}: lines of {form.inner.size} positions with {form.pixel} channels"
+            f"kernel {space.name}: lines of {form.inner.size} positions with {form.pixel} channels"
             f" exceed {room.budget} bytes per partition",
             hint="fewer channels per core fit",
         )

@@ -24,8 +24,8 @@ from shardwright.compiler.codegen.windows.form import Form, points
 from shardwright.compiler.codegen.windows.lines import Extent
 from shardwright.compiler.codegen.windows.product_plan import Planner, ProductPlan
 from shardwright.compiler.codegen.windows.steps import Sheet, Slice, Step
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.region import Affine
 
 _ENTRY, _IMAGE, _LINE = -21, -22, -23  # private atom numbers of a sheet on chip
 _UNROLLED = 96  # products side by side: enough to hide the copy out of PSUM (our choice)

@@ -20,8 +20,8 @@ from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
 from shardwright.compiler.codegen.windows.lines import Extent, Planning
 from shardwright.compiler.codegen.windows.steps import Sheet, sheets_of, steps_of
+from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.region import STORES
 
 _FILTER_SHARE = 0.45  # of the budget for filters; lines, sheets and results have the rest
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)

@@ -34,11 +34,11 @@ from shardwright.orchestrator.terminal.age import AGAIN
 from shardwright.orchestrator.terminal.strict_json import dumps
 
 REPORT, PAGE = "report.json", "report.html"  # in the folder of a job
-FUNCTIONS = 40  # with their regions on a page
-REGIONS = 12
+FUNCTIONS = 40  # with their kernels on a page
+KERNELS = 12
 COLLECTIVES = 200
 MOMENTS = 40
-MATTERS = 0.005  # of the step; functions below are without their regions
+MATTERS = 0.005  # of the step; functions below are without their kernels
 _NEEDED = ("functions", "step_chart", "timelines")
 
 
@@ -131,8 +131,8 @@ def _losses(report: Report) -> tuple[str, str] | None:
 
 
 def _longest(report: Report) -> list[dict[str, Any]]:
-    """Functions whose regions are shown: the longest, and all that matter."""
-    own = [row for row in report["functions"][:FUNCTIONS] if row["regions"]]
+    """Functions whose kernels are shown: the longest, and all that matter."""
+    own = [row for row in report["functions"][:FUNCTIONS] if row["kernels"]]
     least = MATTERS * report["timing"]["step_time_ps"]
     return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
 
@@ -191,7 +191,7 @@ def _environment() -> Environment:
         "percent": partial(text.share_text, digits=1),
         "rate": text.rate_text,
         "kind_of": charts.kind_of,
-        "limits": {"functions": FUNCTIONS, "regions": REGIONS, "collectives": COLLECTIVES},
+        "limits": {"functions": FUNCTIONS, "kernels": KERNELS, "collectives": COLLECTIVES},
         "css": Markup(loader.get_source(made, "report.css")[0]),  # our own file
     }
     return made

@@ -12,7 +12,7 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Instr
 from shardwright.sim_cluster.instructions.engines.registry import (
-    Kernel,
+    Executor,
     Registers,
     Views,
     executes,
@@ -24,7 +24,7 @@ from shardwright.sim_cluster.instructions.engines.registry import (
 
 
 @executes("dma")
-def dma(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def dma(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = src, dim by dim."""
     same_shape(instr, 0)
     write = writer(dst, srcs[0])
@@ -44,7 +44,7 @@ def _index_shape(instr: Instr, partitions: int) -> None:
 
 
 @executes("dma_gather")
-def dma_gather(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def dma_gather(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst[p] = rows[index[p]]; out of range clamps or reads zero."""
     assert instr.dst is not None
     same_shape(instr, 0)
@@ -52,24 +52,24 @@ def dma_gather(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     rows, fill = instr.attrs["rows"], instr.attrs.get("mode", "clamp") == "fill"
     write = writer(dst, srcs[0])
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         index = views[1].reshape(-1)
         clamped = np.clip(index, 0, rows - 1)
         write(out, views[0][clamped])
         if fill:
             out[clamped != index] = 0
 
-    return kernel
+    return execute
 
 
 @executes("dma_scatter")
-def dma_scatter(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def dma_scatter(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """rows[index[p]] = src[p]; strangers are dropped, equal rows must carry equal values."""
     same_shape(instr, 0)
     _index_shape(instr, instr.srcs[0].shape[0])
     rows, write = instr.attrs["rows"], writer(dst, srcs[0])
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         index = views[1].reshape(-1)
         legal = (index >= 0) & (index < rows)
         where, values = index[legal], views[0][legal]
@@ -78,7 +78,7 @@ def dma_scatter(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         _refuse_conflicts(where, picked)
         out[where] = picked
 
-    return kernel
+    return execute
 
 
 def _refuse_conflicts(where: np.ndarray, values: np.ndarray) -> None:

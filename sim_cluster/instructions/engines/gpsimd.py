@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Instr
 from shardwright.sim_cluster.instructions.engines.registry import (
-    Kernel,
+    Executor,
     Registers,
     Views,
     executes,
@@ -36,7 +36,7 @@ def _pattern(instr: Instr) -> np.ndarray:
 
 
 @executes("iota")
-def iota(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def iota(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst[p, i...] = start + p * partition_step + sum(i_k * steps[k])."""
     pattern = _pattern(instr)
     start, write = instr.attrs["start"], writer(dst, DType.I64)
@@ -44,7 +44,7 @@ def iota(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 
 @executes("affine_select")
-def affine_select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def affine_select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = src where start + pattern is direction 0, elsewhere fill."""
     same_shape(instr, 0)
     pattern, start = _pattern(instr), instr.attrs["start"]
@@ -52,8 +52,8 @@ def affine_select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     read, write = reader(srcs[0], DType.F32), writer(dst, DType.F32)
     fill = np.float32(instr.attrs["fill"])
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         kept = holds(pattern, -start.value(registers))
         write(out, np.where(kept, read(views[0]), fill))
 
-    return kernel
+    return execute

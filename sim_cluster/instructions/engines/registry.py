@@ -1,7 +1,7 @@
 """Registry of what instructions do to values, and the rules all engines share.
 
 A file per engine registers one decoder per opcode with `@executes`. A decoder looks at one
-instruction and the element types of its operands once and returns a kernel that works on array
+instruction and the element types of its operands once and returns an executor that works on array
 views; `sim_cluster/instructions/l0.py` finds those views.
 """
 
@@ -20,12 +20,12 @@ from shardwright.sim_cluster.values.rounding import narrow
 
 Registers = Mapping[int, int]
 Views = tuple[np.ndarray, ...]
-Kernel = Callable[[Any, Views, Registers], None]  # destination view, source views, registers
+Executor = Callable[[Any, Views, Registers], None]  # destination view, source views, registers
 
 
-Decoder = Callable[[Instr, DType, tuple[DType, ...]], Kernel]
-"""Turns one instruction, given the types of its destination and sources, into a kernel; a wrong
-shape raises SimulationError."""
+Decoder = Callable[[Instr, DType, tuple[DType, ...]], Executor]
+"""Turns one instruction, given the types of its destination and sources, into an executor; a
+wrong shape raises SimulationError."""
 DECODERS: dict[str, Decoder] = {}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Instr
 from shardwright.sim_cluster.instructions.engines.registry import (
-    Kernel,
+    Executor,
     Registers,
     Views,
     executes,
@@ -48,23 +48,23 @@ def _arithmetic(instr: Instr, srcs: tuple[DType, ...]) -> Arithmetic:
 
 
 @executes("activation")
-def activation(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def activation(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = func(scale * src + bias)."""
     value_of, write = _arithmetic(instr, srcs), writer(dst, DType.F32)
     return lambda out, views, registers: write(out, value_of(views))
 
 
 @executes("activation_reduce")
-def activation_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def activation_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """The same, and the sums of rows in the view behind the sources."""
     require(instr.row_sum is not None, "SW_L0_OPERANDS", "activation_reduce has two destinations")
     value_of, write = _arithmetic(instr, srcs), writer(dst, DType.F32)
     assert instr.dst is not None
     free = tuple(range(1, len(instr.dst.shape)))
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         value, sums = value_of(views), views[-1]
         sums[...] = ew.reduce_array(value, "add", free).reshape(sums.shape)
         write(out, value)
 
-    return kernel
+    return execute

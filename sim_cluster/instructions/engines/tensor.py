@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Instr
 from shardwright.sim_cluster.instructions.engines.registry import (
-    Kernel,
+    Executor,
     Registers,
     Views,
     executes,
@@ -21,7 +21,7 @@ from shardwright.sim_cluster.instructions.engines.registry import (
 
 
 @executes("matmul")
-def matmul(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def matmul(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst [M, N] = or += stationary [K, M]^T @ moving [K, N]."""
     assert instr.dst is not None
     stationary, moving = (s.shape for s in instr.srcs)
@@ -35,7 +35,7 @@ def matmul(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     read_a, read_b = (reader(s, DType.F32) for s in srcs)
     zero = overwrites(instr.attrs.get("zero_when", ()))
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         a, b = read_a(views[0]).reshape(k, m), read_b(views[1]).reshape(k, n)
         product = np.matmul(a.T, b).reshape(shape)
         if zero(registers):
@@ -43,11 +43,11 @@ def matmul(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         else:
             np.add(out, product, out=out)
 
-    return kernel
+    return execute
 
 
 @executes("transpose")
-def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst [F, P] = src [P, F]^T, passed through fp32.
 
     On NeuronCore-v2 this is a product with the identity: an infinity or NaN at [p, f] makes every

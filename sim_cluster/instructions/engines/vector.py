@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Instr
 from shardwright.sim_cluster.instructions.engines.registry import (
-    Kernel,
+    Executor,
     Registers,
     Views,
     compute_type,
@@ -45,7 +45,7 @@ def _type_for(instr: Instr, names: tuple[str, ...], srcs: tuple[DType, ...]) -> 
 
 
 @executes("tensor_tensor")
-def tensor_tensor(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def tensor_tensor(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = a op b."""
     same_shape(instr, 0, 1)
     name = instr.attrs["op"]
@@ -63,7 +63,7 @@ def _as_number(fn: ew.Function) -> ew.Function:
 
 
 @executes("tensor_scalar")
-def tensor_scalar(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def tensor_scalar(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = (src op0 s0) op1 s1; the intermediate is not rounded."""
     same_shape(instr, 0)
     attrs = instr.attrs
@@ -80,17 +80,17 @@ def tensor_scalar(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
         result = next_result
     read, write = reader(srcs[0], compute), writer(dst, result)
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         value = read(views[0])
         for fn, reverse, other in stages:
             value = fn(other(views), value) if reverse else fn(value, other(views))
         write(out, value)
 
-    return kernel
+    return execute
 
 
 @executes("tensor_reduce")
-def tensor_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def tensor_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = reduce of the last dims of src, overwriting or combining with dst."""
     assert instr.dst is not None
     given, shape, count = instr.srcs[0].shape, instr.dst.shape, instr.attrs["num_reduced"]
@@ -106,15 +106,15 @@ def tensor_reduce(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     read, read_old, write = reader(srcs[0], compute), reader(dst, compute), writer(dst, compute)
     zero = overwrites(instr.attrs.get("zero_when", ()))
 
-    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+    def execute(out: np.ndarray, views: Views, registers: Registers) -> None:
         value = ew.reduce_array(read(views[0]), kind, axes).reshape(shape)
         write(out, value if zero(registers) else combine(read_old(out), value))
 
-    return kernel
+    return execute
 
 
 @executes("tensor_copy")
-def tensor_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def tensor_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = src in the type of dst. Vector and Scalar pass integers through fp32 only when one side
     is a float."""
     same_shape(instr, 0)
@@ -126,7 +126,7 @@ def tensor_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 
 @executes("bitcast_copy")
-def bitcast_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def bitcast_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = the bits of src."""
     same_shape(instr, 0)
     require(
@@ -139,7 +139,7 @@ def bitcast_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 
 @executes("select")
-def select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = on_true where pred else on_false."""
     same_shape(instr, 0, 1, 2)
     compute = compute_type(instr.engine, srcs[1:])
@@ -151,14 +151,14 @@ def select(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 
 @executes("memset")
-def memset(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def memset(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = value."""
     value = np.asarray(instr.attrs["value"]).astype(dst.numpy)
     return lambda out, views, registers: np.copyto(out, value)
 
 
 @executes("tensor_unary")
-def tensor_unary(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+def tensor_unary(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Executor:
     """dst = op(src)."""
     same_shape(instr, 0)
     name = instr.attrs["op"]

@@ -1,11 +1,11 @@
-"""Hand-made row regions: attention forward and backward in the user's own arithmetic, norm
-gradients, and what else keeps several contractions in one region.
+"""Hand-made row kernels: attention forward and backward in the user's own arithmetic, norm
+gradients, and what else keeps several contractions in one kernel.
 """
 
 from __future__ import annotations
 
-from shardwright.compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import F32, I32, PRED, Maker
+from shardwright.compiler.isa.kernel import Affine
+from tests.compiler.codegen.kernel_harness import F32, I32, PRED, Maker
 
 T, S, D, E, HEADS = 1, 2, 3, 4, 0
 

@@ -16,8 +16,8 @@ from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.program import Instr, Loop, Region
-from tests.compiler.codegen.region_harness import (
+from shardwright.compiler.isa.program import Instr, Kernel, Loop
+from tests.compiler.codegen.kernel_harness import (
     BF16,
     F32,
     I32,
@@ -121,7 +121,7 @@ def test_mixed_operand_types() -> None:
     check(m, 1e-6)
 
 
-def test_two_contractions_in_one_region_get_a_nest_each() -> None:
+def test_two_contractions_in_one_kernel_get_a_nest_each() -> None:
     m = Maker((131, 67, 40), "two")
     x = m.load((0, 2))
     for _ in range(2):
@@ -132,15 +132,15 @@ def test_two_contractions_in_one_region_get_a_nest_each() -> None:
 def test_contraction_beyond_sbuf_streams_both_operands() -> None:
     """k so long that not even one stationary tile of all k fits beside the panels."""
     m = matmul(128, 128, 25003)
-    region = check(m, 1e-6)
+    kernel = check(m, 1e-6)
     recipe = generate(m.program(), m.tensors, TARGET, 0).recipe
-    assert recipe and count(region) < 30 * recipe.ways  # rolled, that many iterations side by side
-    assert sum(t.name == "stationary" for t in region.tiles) > 1
+    assert recipe and count(kernel) < 30 * recipe.ways  # rolled, that many iterations side by side
+    assert sum(t.name == "stationary" for t in kernel.tiles) > 1
 
 
 def test_code_size_does_not_grow_with_the_matrix() -> None:
-    small = matmul(1024, 1024, 1024, BF16).region()
-    large = matmul(4096, 28672, 8192, BF16).region()
+    small = matmul(1024, 1024, 1024, BF16).kernel()
+    large = matmul(4096, 28672, 8192, BF16).kernel()
     assert count(large) <= count(small) + 8 <= 40
 
 
@@ -154,16 +154,16 @@ def test_accumulating_in_place_works_and_overwriting_an_operand_is_refused() -> 
     product = m.contract(m.load((0, 2)), m.load((2, 1)), (2,))
     m.store(product, (0, 1), tensor=m.tensor((0, 1), F32, "output", alias=1))
     with pytest.raises(CompileError, match="SW_CODEGEN_IN_PLACE"):
-        m.region()
+        m.kernel()
 
 
 def test_integer_contraction_is_refused() -> None:
     with pytest.raises(CompileError, match="SW_CODEGEN_CONTRACT_TYPE"):
-        matmul(4, 4, 4, I32).region()
+        matmul(4, 4, 4, I32).kernel()
 
 
 def test_reduction_after_a_contraction() -> None:
-    """It is a row region: the reduction runs over the columns of a product."""
+    """It is a row kernel: the reduction runs over the columns of a product."""
     m = Maker((4, 5, 6), "reduced")
     m.store(m.reduce(m.contract(m.load((0, 2)), m.load((2, 1)), (2,)), (1,)), (0,))
     check(m, 1e-6)
@@ -201,7 +201,7 @@ def test_even_tile_covers(size: int) -> None:
     assert -(-size // tile) <= max(1, -(-size // 128)) * 1.25 + 1
 
 
-def loaded_elements(region: Region, tensor: int) -> int:
+def loaded_elements(kernel: Kernel, tensor: int) -> int:
     """Elements of `tensor` that DMAs bring in, loops counted."""
 
     def visit(body: list[Instr | Loop], times: int) -> int:
@@ -213,7 +213,7 @@ def loaded_elements(region: Region, tensor: int) -> int:
                 total += times * math.prod(item.srcs[0].shape)
         return total
 
-    return visit(region.body, 1)
+    return visit(kernel.body, 1)
 
 
 def test_heads_that_fit_in_one_tile_share_a_panel() -> None:
@@ -223,8 +223,8 @@ def test_heads_that_fit_in_one_tile_share_a_panel() -> None:
     m = Maker((8, 128, 1024, 384), "by_head")
     a, b = m.load((0, 3, 1), BF16), m.load((3, 2), BF16)
     m.store(m.contract(a, b, over=(3,)), (0, 1, 2))
-    region = check(m, 1e-2)
-    assert loaded_elements(region, 1) <= 2 * 1024 * 384
+    kernel = check(m, 1e-2)
+    assert loaded_elements(kernel, 1) <= 2 * 1024 * 384
 
 
 def test_heads_that_are_summed_come_in_chunks() -> None:
@@ -234,6 +234,6 @@ def test_heads_that_are_summed_come_in_chunks() -> None:
     m = Maker((256, 512, 6, 64), "project")
     a, b = m.load((2, 0, 3), BF16), m.load((2, 3, 1), BF16)
     m.store(m.contract(a, b, over=(2, 3)), (0, 1))
-    region = check(m, 1e-2)
-    largest = max(math.prod(i.dst.shape) for i in walk(region.body) if i.opcode == "dma" and i.dst)
+    kernel = check(m, 1e-2)
+    largest = max(math.prod(i.dst.shape) for i in walk(kernel.body) if i.opcode == "dma" and i.dst)
     assert largest >= 2 * 64 * 256

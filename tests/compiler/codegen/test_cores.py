@@ -1,4 +1,4 @@
-"""Cutting a region in two: both halves together are the whole, in values and in code, and what
+"""Cutting a kernel in two: both halves together are the whole, in values and in code, and what
 would not be is not cut."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.cores import Cut, cuts
-from shardwright.compiler.isa.region import Affine, Bound, Tensor, View
-from tests.compiler.codegen.region_harness import (
+from shardwright.compiler.isa.kernel import Affine, Bound, Tensor, View
+from tests.compiler.codegen.kernel_harness import (
     F32,
     I32,
     TARGET,
@@ -112,15 +112,15 @@ CASES: dict[str, tuple[Callable[[], Maker], int]] = {
 
 
 def values_of(m: Maker, cut: Cut, code: bool, turned: bool) -> list[np.ndarray]:
-    """The tensors after a cut region, as whole arrays or as instructions, halves in any order."""
+    """The tensors after a cut kernel, as whole arrays or as instructions, halves in any order."""
     tensors = [*m.tensors, *cut.scratch]
     got = arrays(tensors, 0)
     halves = cut.halves[::-1] if turned else cut.halves
     for part in (*halves, *([cut.joined] if cut.joined else ())):
         if code:
-            l0.run_region(generate(part, tensors, TARGET, 0).region, got, {})
+            l0.run_kernel(generate(part, tensors, TARGET, 0).kernel, got, {})
         else:
-            l1.run_region(part, got, {})
+            l1.run_kernel(part, got, {})
     return got[: len(m.tensors)]
 
 
@@ -129,7 +129,7 @@ def test_both_halves_are_the_whole_in_any_order(name: str) -> None:
     make, count = CASES[name]
     m = make()
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     found = list(cuts(m.program(), m.tensors))
     assert len(found) == count
     for cut in found:
@@ -176,12 +176,12 @@ def test_rows_picked_by_index_are_cut_along_the_index_only_when_no_row_is_picked
     m = scattered(True)
     rows = np.random.default_rng(0).permutation(50)[:12].astype(np.int32)
     want = arrays(m.tensors, 0, {1: rows})
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     assert sizes(m) == [(6, 16), (12, 8)]
     for cut in cuts(m.program(), m.tensors):
         got = arrays(m.tensors, 0, {1: rows})
         for half in cut.halves[::-1]:
-            l1.run_region(half, got, {})
+            l1.run_kernel(half, got, {})
         assert np.array_equal(got[2], want[2], equal_nan=True)
 
 
@@ -257,7 +257,7 @@ def test_each_core_sums_its_half_where_nothing_else_can_be_cut(
 ) -> None:
     m = make()
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     found = list(cuts(m.program(), m.tensors))
     assert len(found) == count
     for cut in found:

@@ -8,9 +8,9 @@ import pytest
 
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import Maker, check
+from tests.compiler.codegen.kernel_harness import Maker, check
 
 U32 = DType.U32
 SIZES = (3, 5, 70)
@@ -37,10 +37,10 @@ def test_a_sum_of_counts_is_one_count(loaded: bool) -> None:
     start = m.load((), dtype=U32) if loaded else None
     bits = m.node("random_bits", position(m, SIZES, start), m.const(7, U32), dtype=U32)
     m.store(bits, (0, 1, 2))
-    space = normalise(m.region().program)
+    space = normalise(m.kernel().program)
     (atom,) = space.sizes
     assert space.sizes[atom] == prod(SIZES), "every value walks the dims as one index"
-    assert sum(i.opcode == "iota" for i in walk(m.region().body)) == 1
+    assert sum(i.opcode == "iota" for i in walk(m.kernel().body)) == 1
     check(m)
 
 

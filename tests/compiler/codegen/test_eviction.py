@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
+from kernel_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
@@ -14,7 +14,7 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.driver import compile_unit
 from shardwright.compiler.isa.limits import limits_for, walk
-from shardwright.compiler.isa.program import Engine, Instr, Region, Space
+from shardwright.compiler.isa.program import Engine, Instr, Kernel, Space
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
@@ -32,12 +32,12 @@ def product(sizes: tuple[int, int, int], dtype=F32, rounded: bool = False) -> tu
     return m, m.contract(x, w, (2,), BF16 if rounded else F32)
 
 
-def from_psum(region: Region) -> list[Instr]:
+def from_psum(kernel: Kernel) -> list[Instr]:
     """Vector's and Scalar's instructions that read PSUM."""
     engines = (Engine.VECTOR, Engine.SCALAR)
     return [
         i
-        for i in walk(region.body)
+        for i in walk(kernel.body)
         if i.engine in engines and any(p.space is Space.PSUM for p in i.srcs)
     ]
 
@@ -68,16 +68,16 @@ def test_chains_behind_a_product_keep_their_values_in_every_plan(
     m.store(z, (0, 1))
     m.store(m.node("convert", y, dtype=BF16), (0, 1))
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     chosen, ran = plans(m), 0
     for plan in chosen:
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         try:
-            region = m.region()
+            kernel = m.kernel()
         except CapacityError:  # of PSUM: the planner's estimate was low
             continue
         got = arrays(m.tensors, 0)
-        l0.run_region(region, got, {})
+        l0.run_kernel(kernel, got, {})
         for made, wanted in zip(got[-2:], want[-2:], strict=True):
             # Sums in another order round differently to bf16 here and there; products that are not
             # rounded at all would be 1e-3 away.
@@ -92,8 +92,8 @@ def test_a_row_of_columns_meets_the_product_in_psum(op: str) -> None:
     m, y = product((1024, 2048, 512), BF16)
     y = m.node(op, y, m.load((1,), BF16))
     m.store(m.node("gelu_apprx_tanh", y, dtype=BF16), (0, 1))
-    region = check(m, bound=3e-4)
-    assert {(i.opcode, i.attrs.get("op")) for i in from_psum(region)} == {("tensor_tensor", op)}
+    kernel = check(m, bound=3e-4)
+    assert {(i.opcode, i.attrs.get("op")) for i in from_psum(kernel)} == {("tensor_tensor", op)}
 
 
 def test_a_bias_of_rows_rides_on_the_activation() -> None:
@@ -103,25 +103,25 @@ def test_a_bias_of_rows_rides_on_the_activation() -> None:
     m, y = product((1024, 2048, 512), BF16)
     y = m.node("add", y, m.load((0,), F32))
     m.store(m.node("gelu_apprx_tanh", y, dtype=BF16), (0, 1))
-    region = check(m, bound=3e-4)
-    found = from_psum(region)
+    kernel = check(m, bound=3e-4)
+    found = from_psum(kernel)
     assert {(i.engine, i.opcode) for i in found} == {(Engine.SCALAR, "activation")}
     assert all(i.attrs["bias"] is None and len(i.srcs) == 2 for i in found)
-    assert not [i for i in walk(region.body) if i.engine is Engine.VECTOR]
+    assert not [i for i in walk(kernel.body) if i.engine is Engine.VECTOR]
 
 
 def test_a_product_that_is_read_twice_is_copied_once() -> None:
     """Vector reads one of two tensors from PSUM, not both."""
     m, y = product((256, 1024, 256), BF16)
     m.store(m.node("multiply", y, y), (0, 1))
-    region = check(m, bound=1e-5)
-    for instr in walk(region.body):
+    kernel = check(m, bound=1e-5)
+    for instr in walk(kernel.body):
         assert sum(p.space is Space.PSUM for p in instr.srcs) < 2
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_product_with_bias_and_gelu_is_one_region(dtype: str, turned: bool) -> None:
+def test_a_product_with_bias_and_gelu_is_one_kernel(dtype: str, turned: bool) -> None:
     graph = product_graph(1024, 512, 2048, dtype, gelu="function", bias="added", turned=turned)
     function = compile_unit(Unit("kernel", graph, Signature()), TARGET, CompileOptions())
-    assert [r.program.kind for r in function.regions] == ["compute"]
+    assert [k.program.kind for k in function.kernels] == ["compute"]

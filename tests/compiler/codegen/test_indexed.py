@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, Node, Tensor, View
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.region import Affine, Node, Tensor, View
-from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
+from tests.compiler.codegen.kernel_harness import BF16, F32, I32, Maker, check
 
 I8 = DType.I8
 
@@ -71,11 +71,11 @@ def test_scatter_add_of_one_row_only() -> None:
 
 def test_scatter_tiles_are_chained_by_tokens() -> None:
     """A gather of the rows as they are must wait for the scatter of the tile before."""
-    region = scatter(300, 13, 67).region()
-    gathers = [i for i in walk(region.body) if i.opcode == "dma_gather"]
-    scatters = [i for i in walk(region.body) if i.opcode == "dma_scatter"]
+    kernel = scatter(300, 13, 67).kernel()
+    gathers = [i for i in walk(kernel.body) if i.opcode == "dma_gather"]
+    scatters = [i for i in walk(kernel.body) if i.opcode == "dma_scatter"]
     chained = set(gathers[0].waits) & set(scatters[0].signals)
-    assert chained and all(region.tokens[s] == 1 for s in chained)
+    assert chained and all(kernel.tokens[s] == 1 for s in chained)
 
 
 def copy(
@@ -97,20 +97,20 @@ def test_copies_are_single_transfers() -> None:
         copy((0, 1), (0, 1), (131, 67), (F32, BF16)),
         copy((1,), (0, 1), (131, 67)),
     ):
-        region = check(m, 0)
-        assert [i.opcode for i in walk(region.body)] == ["dma"]
+        kernel = check(m, 0)
+        assert [i.opcode for i in walk(kernel.body)] == ["dma"]
 
 
 def test_large_transposing_copy_turns_on_chip() -> None:
     """Element by element through HBM it would be one descriptor per element."""
-    region = check(copy((0, 1), (1, 0), (300, 700)), 0)
-    assert [i.opcode for i in walk(region.body) if i.opcode != "dma"]
+    kernel = check(copy((0, 1), (1, 0), (300, 700)), 0)
+    assert [i.opcode for i in walk(kernel.body) if i.opcode != "dma"]
 
 
 def test_copy_of_many_strided_atoms_loops() -> None:
     sizes = (2, 3, 2, 3, 2, 3, 2)
-    region = check(copy(tuple(range(7)), (6, 1, 3, 0, 5, 2, 4), sizes), 0)
-    assert sum(i.opcode == "dma" for i in walk(region.body)) == 1
+    kernel = check(copy(tuple(range(7)), (6, 1, 3, 0, 5, 2, 4), sizes), 0)
+    assert sum(i.opcode == "dma" for i in walk(kernel.body)) == 1
 
 
 def test_rounding_between_equal_types_is_kept() -> None:

@@ -8,10 +8,10 @@ from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.rows.algebra import defer_scaling
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, Tensor, View
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.program import Region, Space
-from shardwright.compiler.isa.region import Affine, Tensor, View
-from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
+from shardwright.compiler.isa.program import Kernel, Space
+from tests.compiler.codegen.kernel_harness import BF16, F32, I32, Maker, check
 
 
 def half_view(m: Maker, tensor: int, half: int) -> View:
@@ -41,10 +41,10 @@ def rotary(t: int, heads: int, d: int, dtype: DType = BF16, gap: int = 0) -> Mak
     return m
 
 
-def runs(region: Region, tensor: int) -> set[int]:
+def runs(kernel: Kernel, tensor: int) -> set[int]:
     """Innermost contiguous elements of the transfers of a tensor."""
     found = set()
-    for instr in walk(region.body):
+    for instr in walk(kernel.body):
         for p in (instr.dst, *instr.srcs):
             if p is not None and p.space is Space.HBM and p.buffer == tensor:
                 found.add(p.dims[-1][1] if p.dims[-1][0] == 1 else 1)
@@ -57,8 +57,8 @@ def runs(region: Region, tensor: int) -> set[int]:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
     m = rotary(*sizes, dtype)
-    region = check(m, 1e-2 if dtype is BF16 else 1e-6)
-    assert min(runs(region, 0)) >= 2 * sizes[2] and min(runs(region, 1)) >= 2 * sizes[2]
+    kernel = check(m, 1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs(kernel, 0)) >= 2 * sizes[2] and min(runs(kernel, 1)) >= 2 * sizes[2]
 
 
 def test_views_apart_stay_apart() -> None:
@@ -97,8 +97,8 @@ def test_parts_that_are_reduced() -> None:
     check(m)
 
 
-def test_nests_of_a_region_are_rewritten_one_at_a_time() -> None:
-    """The algebra of row regions looks at its own nest; another contraction of the region stays."""
+def test_nests_of_a_kernel_are_rewritten_one_at_a_time() -> None:
+    """The algebra of row kernels looks at its own nest; another contraction of the kernel stays."""
     m = Maker((64, 32, 16), "two nests")
     x, w, v = m.load((0, 2)), m.load((2, 1)), m.load((2, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))
@@ -128,5 +128,5 @@ def statistics(rows: int, d: int, over: int, dtype: DType) -> Maker:
 def test_numbers_of_rows_side_by_side(sizes: tuple[int, int], dtype: DType, over: int) -> None:
     """Made by reductions of one tile, over loops, or over the partitions."""
     m = statistics(*sizes, over, dtype)
-    region = check(m, 1e-2 if dtype is BF16 else 1e-6)
-    assert min(runs(region, len(m.tensors) - 1)) >= 3
+    kernel = check(m, 1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs(kernel, len(m.tensors) - 1)) >= 3

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.codegen import generate
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
+from tests.compiler.codegen.kernel_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.support.compiled import graph_of, link
 
 DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
@@ -29,7 +29,7 @@ def predicate(m: Maker, direction: str = "GE", shift: int = 0, step: int = 1) ->
 
 
 def opcodes(m: Maker) -> set[str]:
-    return {i.opcode for i in walk(m.region().body)}
+    return {i.opcode for i in walk(m.kernel().body)}
 
 
 @settings(max_examples=25, deadline=None)
@@ -91,8 +91,8 @@ def test_a_register_needs_a_range(known: tuple[int, int], expected: bool) -> Non
     row = m.node("add", position(m, 0), offset)
     keep = m.node("compare", row, position(m, 1), dtype=PRED, direction="GE")
     m.store(m.node("select", keep, m.load((0, 1)), m.const(0.0), dtype=F32), (0, 1))
-    region = generate(m.program(), m.tensors, TARGET, 1).region
-    assert ("affine_select" in {i.opcode for i in walk(region.body)}) is expected
+    kernel = generate(m.program(), m.tensors, TARGET, 1).kernel
+    assert ("affine_select" in {i.opcode for i in walk(kernel.body)}) is expected
 
 
 def test_readers_share_a_mask_without_a_tile() -> None:
@@ -135,5 +135,5 @@ def test_blocks_of_a_loop_keep_the_instruction() -> None:
         return jax.lax.scan(block, 0, jnp.arange(4, dtype=jnp.int32))[1]
 
     program = link(graph_of(attend, *(np.zeros((512, 32), np.float32),) * 2))
-    regions = [r for f in program.functions for s in f.subgraphs for r in s]
-    assert any(i.opcode == "affine_select" for r in regions for i in walk(r.body))
+    kernels = [k for f in program.functions for s in f.subgraphs for k in s]
+    assert any(i.opcode == "affine_select" for k in kernels for i in walk(k.body))

@@ -10,23 +10,23 @@ import pytest
 
 from shardwright.compiler.diagnostics import CapacityError, SimulationError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 from shardwright.compiler.isa.limits import (
     check_instr,
-    check_region,
+    check_kernel,
     limits_for,
     start_is_legal,
     walk,
 )
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.schedule.allocate import allocate, lifetimes
 from shardwright.compiler.schedule.engine_order import order_engines
-from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
+from tests.compiler.codegen.kernel_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm_backward, softmax
 from tests.support import l0
-from tests.support.region_checks import overlaps
+from tests.support.kernel_checks import overlaps
 
 LIMITS = limits_for("trn1n.32xlarge")
 
@@ -42,15 +42,15 @@ def hbm(tensor: int, offset: Affine = START) -> AccessPattern:
     return AccessPattern(Space.HBM, tensor, offset, ((64, 128), (1, 64)))
 
 
-def region(tiles: list[Tile], body: list[Instr | Loop]) -> Region:
-    return Region(RegionProgram("compute", "case"), tiles, body)
+def kernel(tiles: list[Tile], body: list[Instr | Loop]) -> Kernel:
+    return Kernel(KernelProgram("compute", "case"), tiles, body)
 
 
 def sbuf(name: str, elements: int = 64, slots: int = 1, loop: int = -1) -> Tile:
     return Tile(name, Space.SBUF, 128, elements, DType.F32, slots, loop)
 
 
-def pipeline(trip: int, slots: int) -> Region:
+def pipeline(trip: int, slots: int) -> Kernel:
     """load -> double -> store over row blocks, twice over (a loop around it)."""
     offset = Affine(0, ((0, 64 * 128 * trip), (1, 64 * 128)))
     body: list[Instr | Loop] = [
@@ -58,7 +58,7 @@ def pipeline(trip: int, slots: int) -> Region:
         Instr("tensor_tensor", Engine.VECTOR, chip(1), (chip(0), chip(0)), {"op": "add"}),
         Instr("dma", Engine.DMA_OUT, hbm(1, offset), (chip(1),)),
     ]
-    made = region(
+    made = kernel(
         [sbuf("in", slots=slots, loop=1), sbuf("out", slots=slots, loop=1)],
         [Loop(0, 2, [Loop(1, trip, body)])],
     )
@@ -77,7 +77,7 @@ def test_rotating_tiles_are_safe_even_when_slots_do_not_come_round(trip: int, sl
         Tensor(n, (2 * trip * 128, 64), F32, k) for n, k in (("x", "input"), ("y", "output"))
     ]
     data = arrays(tensors, 0)
-    l0.run_region(made, data, {})
+    l0.run_kernel(made, data, {})
     assert (data[1] == 2 * data[0]).all()
 
 
@@ -99,14 +99,14 @@ def test_no_token_is_superfluous(name: str) -> None:
     only needed ones.
     """
     m = CASES[name]()
-    full = m.region()
+    full = m.kernel()
     missed = []
     for semaphore in range(len(full.tokens)):
-        damaged = m.region()
+        damaged = m.kernel()
         for instr in walk(damaged.body):
             instr.waits = tuple(s for s in instr.waits if s != semaphore)
         try:
-            l0.run_region(damaged, arrays(m.tensors, 0), {})
+            l0.run_kernel(damaged, arrays(m.tensors, 0), {})
             missed.append(semaphore)
         except SimulationError:
             pass
@@ -118,13 +118,13 @@ def test_no_token_is_superfluous(name: str) -> None:
 def test_too_many_semaphores_is_an_error() -> None:
     m = rms_norm_backward(300, 200)
     with pytest.raises(CapacityError, match="SW_SEMAPHORES"):
-        m.region(dataclasses.replace(LIMITS, semaphores=3))
+        m.kernel(dataclasses.replace(LIMITS, semaphores=3))
 
 
 # addresses
 
 
-def two_phases(elements: int) -> Region:
+def two_phases(elements: int) -> Kernel:
     """Two loops one after the other, each with a large rotating tile."""
 
     def phase(tile: int, register: int) -> Loop:
@@ -132,7 +132,7 @@ def two_phases(elements: int) -> Region:
         return Loop(register, 4, [load])
 
     tiles = [sbuf(f"t{n}", elements, 2, n) for n in range(2)]
-    return region(tiles, [phase(0, 0), phase(1, 1)])
+    return kernel(tiles, [phase(0, 0), phase(1, 1)])
 
 
 def test_tiles_of_different_phases_share_memory_only_when_they_must() -> None:
@@ -145,17 +145,17 @@ def test_tiles_of_different_phases_share_memory_only_when_they_must() -> None:
     assert [life.home for life in lifetimes(large)] == [(0,), (1,)]
 
 
-def test_capacity_error_names_region_tile_and_limit() -> None:
+def test_capacity_error_names_kernel_tile_and_limit() -> None:
     made = two_phases(30000)
     with pytest.raises(
-        CapacityError, match=r"region case, tile t0: requires 240000 bytes of SBUF.*196608"
+        CapacityError, match=r"kernel case, tile t0: requires 240000 bytes of SBUF.*196608"
     ) as error:
         allocate(made, LIMITS)
     assert error.value.code == "SW_SBUF_CAPACITY"
 
 
 def test_overlap_check_sees_a_bad_address() -> None:
-    made = rms_norm_backward(300, 200).region()
+    made = rms_norm_backward(300, 200).kernel()
     for tile in made.tiles:
         tile.address = 0
     assert overlaps(made)
@@ -168,11 +168,11 @@ def test_shared_memory_is_ordered() -> None:
     m = softmax(67, 9001)
     m.name = "tight"
     small = dataclasses.replace(LIMITS, sbuf_bytes=40 * 1024)
-    made = m.region(small)
+    made = m.kernel(small)
     assert max(t.address + t.slots * t.slot_bytes for t in made.tiles) <= small.sbuf_bytes
     tight, roomy = arrays(m.tensors, 0), arrays(m.tensors, 0)
-    l0.run_region(made, tight, {})
-    l0.run_region(m.region(), roomy, {})
+    l0.run_kernel(made, tight, {})
+    l0.run_kernel(m.kernel(), roomy, {})
     assert abs(tight[-1] - roomy[-1]).max() < 1e-6
     check(m)
 
@@ -250,11 +250,11 @@ def test_limits_of_a_machine_are_taken_as_they_are() -> None:
     assert limits_for(LIMITS) is LIMITS
 
 
-def test_region_check_collects_all_findings() -> None:
+def test_kernel_check_collects_all_findings() -> None:
     made = Maker((67,), "ok")
     made.store(made.node("negate", made.load((0,))), (0,))
-    good = made.region()
-    assert check_region(good, LIMITS) == []
+    good = made.kernel()
+    assert check_kernel(good, LIMITS) == []
     good.tiles[0].address = 10**6
     good.tiles[1].partitions = 500
-    assert len(check_region(good, LIMITS)) >= 2
+    assert len(check_kernel(good, LIMITS)) >= 2

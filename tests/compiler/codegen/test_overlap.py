@@ -9,18 +9,18 @@ import pytest
 from shardwright.compiler.codegen.builder import Builder, Held, Scope
 from shardwright.compiler.codegen.overlap import schedule
 from shardwright.compiler.codegen.search import EFFORTS, ROW_EFFORTS, Effort
+from shardwright.compiler.isa.kernel import Affine, KernelProgram
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Space, Tile
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.schedule.engine_order import Memory
-from shardwright.compiler.timing.evaluate import JUDGED_DMA, Shares, region_times
-from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
+from shardwright.compiler.timing.evaluate import JUDGED_DMA, Shares, kernel_times
+from tests.compiler.codegen.kernel_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm, rms_norm_backward, softmax
-from tests.support.region_checks import region_time
+from tests.support.kernel_checks import kernel_time
 
 CASES = {
     "softmax": lambda: softmax(1024, 4100, over=1),
@@ -51,7 +51,7 @@ def test_most_cases_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for ways in (1, 2):
         only(monkeypatch, ways)
-        sizes.append([count(make().region()) for make in CASES.values()])
+        sizes.append([count(make().kernel()) for make in CASES.values()])
     grown = [after > before for before, after in zip(*sizes, strict=True)]
     assert sum(grown) >= len(CASES) - 2
 
@@ -62,7 +62,7 @@ def test_a_norm_waits_less(monkeypatch: pytest.MonkeyPatch) -> None:
     for ways in (1, 4):
         only(monkeypatch, ways)
         m = rms_norm(2048, 4096)
-        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+        times.append(kernel_time(m.kernel(), m.tensors, load_target(TARGET)).duration_ps)
     assert times[1] < 0.95 * times[0]
 
 
@@ -76,8 +76,8 @@ def unary(tile: int, source: int, engine: Engine = Engine.VECTOR) -> Instr:
 def ordered(instrs: list[Instr], costs: dict[Engine, int]) -> list[int]:
     """Positions of `instrs` in a list schedule where an instruction takes what its engine says."""
     tiles = [Tile(f"t{n}", Space.SBUF, 128, 64, F32) for n in range(8)]
-    region = Region(RegionProgram("compute", "order"), tiles)
-    made = schedule(instrs, Memory(region, ()), [(costs[i.engine], 0) for i in instrs])
+    kernel = Kernel(KernelProgram("compute", "order"), tiles)
+    made = schedule(instrs, Memory(kernel, ()), [(costs[i.engine], 0) for i in instrs])
     return [instrs.index(i) for i in made]
 
 
@@ -99,14 +99,14 @@ def test_loads_of_the_next_rows_wait_for_no_result(monkeypatch: pytest.MonkeyPat
     for loads_apart in (False, True):
         monkeypatch.setitem(ROW_EFFORTS, 2, replace(ROW_EFFORTS[2], loads_apart=loads_apart))
         m = backward((2, 2048, 2048, 64, 64), BF16)
-        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+        times.append(kernel_time(m.kernel(), m.tensors, load_target(TARGET)).duration_ps)
     assert times[1] < 0.95 * times[0]
 
 
 def test_what_moves_more_than_it_computes_takes_as_long_as_its_transfers() -> None:
     """With the share of the queues for which code is chosen."""
     m, shares = backward((2, 1024, 1024, 64, 64), BF16), (Shares(JUDGED_DMA),)
-    (time,) = region_times(m.region(), m.tensors, load_target(TARGET), shares)
+    (time,) = kernel_times(m.kernel(), m.tensors, load_target(TARGET), shares)
     assert time.duration_ps <= 1.01 * (time.busy_ps["dma_in"] + time.busy_ps["dma_out"])
     check(m, 1e-2)
 

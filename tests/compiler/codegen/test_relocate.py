@@ -9,12 +9,12 @@ import pytest
 
 from shardwright.compiler.codegen.generate import Codes, generate
 from shardwright.compiler.codegen.relocate import relocated
-from shardwright.compiler.fusion import trial
-from shardwright.compiler.fusion.trial import Trial
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View
+from shardwright.compiler.fusion import autotuner
+from shardwright.compiler.fusion.autotuner import Autotuner
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor, View
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from tests.compiler.codegen.region_harness import F32, TARGET, Maker
+from tests.compiler.codegen.kernel_harness import F32, TARGET, Maker
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
@@ -29,8 +29,8 @@ CASES: dict[str, Callable[[], Maker]] = {
 REGISTER = 11
 
 
-def behind_another(maker: Maker) -> tuple[RegionProgram, list[Tensor]]:
-    """The same region in a function with one more tensor in front."""
+def behind_another(maker: Maker) -> tuple[KernelProgram, list[Tensor]]:
+    """The same kernel in a function with one more tensor in front."""
 
     def moved(value: object) -> object:
         return replace(value, tensor=value.tensor + 1) if isinstance(value, View) else value
@@ -50,7 +50,7 @@ def test_renamed_code_is_the_code_that_would_be_made(make: Callable[[], Maker]) 
     renamed = {n: n + 1 for n in range(len(maker.tensors))}
     made = generate(maker.program(), maker.tensors, TARGET, 1000)
     wanted = generate(program, tensors, TARGET, REGISTER)
-    assert relocated(made.region, program, renamed, 1000, REGISTER) == wanted.region
+    assert relocated(made.kernel, program, renamed, 1000, REGISTER) == wanted.kernel
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -58,11 +58,11 @@ def test_renamed_code_is_the_code_that_would_be_made(make: Callable[[], Maker]) 
 def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) -> None:
     maker, options = make(), CompileOptions(optlevel=level)
     program, tensors = behind_another(maker)
-    judge = Trial(load_target(TARGET), options)
-    assert judge(maker.program(), maker.tensors) > 0
-    made = judge.generate(program, tensors, REGISTER)
+    tuner = Autotuner(load_target(TARGET), options)
+    assert tuner(maker.program(), maker.tensors) > 0
+    made = tuner.generate(program, tensors, REGISTER)
     wanted = generate(program, tensors, TARGET, REGISTER, options)
-    assert made.region == wanted.region and made.next_register == wanted.next_register
+    assert made.kernel == wanted.kernel and made.next_register == wanted.next_register
 
 
 @pytest.mark.parametrize("is_judged", [False, True])
@@ -71,17 +71,17 @@ def test_what_another_function_has_found_is_not_searched_again(
     make: Callable[[], Maker], is_judged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same code and time, wherever tensors and registers are."""
-    trial._memo.cache_clear()
+    autotuner._memo.cache_clear()
     maker, target, options = make(), load_target(TARGET), CompileOptions()
-    searched = Trial(target, options)
+    searched = Autotuner(target, options)
     wanted = [searched(maker.program(), maker.tensors)] if is_judged else []
     searched.generate(maker.program(), maker.tensors, 0)
     program, tensors = behind_another(maker)
     alone = generate(program, tensors, TARGET, REGISTER, options)
     monkeypatch.setattr(Codes, "_fastest", lambda *_: pytest.fail("a search"))
-    judge = Trial(target, options)
-    assert ([judge(program, tensors)] if is_judged else []) == wanted
-    made = judge.generate(program, tensors, REGISTER)
-    assert made.region == alone.region and made.next_register == alone.next_register
+    tuner = Autotuner(target, options)
+    assert ([tuner(program, tensors)] if is_judged else []) == wanted
+    made = tuner.generate(program, tensors, REGISTER)
+    assert made.kernel == alone.kernel and made.next_register == alone.next_register
     with pytest.raises(pytest.fail.Exception, match="a search"):
-        Trial(target, replace(options, model_type="transformer")).generate(program, tensors, 0)
+        Autotuner(target, replace(options, model_type="transformer")).generate(program, tensors, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from region_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distance
+from kernel_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distance
 
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
@@ -19,19 +19,19 @@ from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import limits_for, walk
-from shardwright.compiler.isa.program import Region, Space
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.program import Kernel, Space
 from shardwright.compiler.machine.target import load_target
 from tests.support import l0, l1
 
 RATES = Rates(load_target(TARGET).core)
 
 
-def runs_of(region: Region, tensor: int) -> set[int]:
+def runs_of(kernel: Kernel, tensor: int) -> set[int]:
     """Elements that transfers of a tensor move in a run on chip."""
     found = set()
-    for i in walk(region.body):
+    for i in walk(kernel.body):
         ends = [p for p in (i.dst, *i.srcs) if p is not None]
         if i.opcode == "dma" and any(p.space is Space.HBM and p.buffer == tensor for p in ends):
             (chip,) = (p for p in ends if p.space is Space.SBUF)
@@ -59,13 +59,13 @@ def projection(heads: int, rows: int, width: int, outputs: int, dtype=BF16) -> M
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_rows_of_several_batch_points_share_partitions(dtype) -> None:
     m = weighted_values(8, 128, 128, 64, dtype)
-    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
-    assert min(runs_of(region, 0)) * dtype.bytes >= 2048
+    kernel = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs_of(kernel, 0)) * dtype.bytes >= 2048
 
 
 def test_rows_of_several_depth_tiles_share_partitions() -> None:
-    region = check(projection(16, 128, 64, 200), bound=1e-2)
-    assert min(runs_of(region, 0)) * 2 >= 1024
+    kernel = check(projection(16, 128, 64, 200), bound=1e-2)
+    assert min(runs_of(kernel, 0)) * 2 >= 1024
 
 
 def gradient(heads: int, rows: int, keys: int, width: int, dtype=BF16) -> Maker:
@@ -79,8 +79,8 @@ def gradient(heads: int, rows: int, keys: int, width: int, dtype=BF16) -> Maker:
 @pytest.mark.parametrize("rows", [128, 512])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_rows_that_k_counts_share_partitions(dtype, rows: int) -> None:
-    region = check(gradient(8, rows, 64, 64, dtype), bound=1e-2 if dtype is BF16 else 1e-6)
-    assert min(runs_of(region, 0)) * dtype.bytes >= 1024
+    kernel = check(gradient(8, rows, 64, 64, dtype), bound=1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs_of(kernel, 0)) * dtype.bytes >= 1024
 
 
 @pytest.mark.parametrize("maker", [weighted_values, gradient, projection])
@@ -91,7 +91,7 @@ def test_every_plan_with_blocks_keeps_the_values(
     """Whatever is resident, held or streamed, and however many tiles of k and of rows arrive."""
     m = maker(*size)
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
@@ -103,11 +103,11 @@ def test_every_plan_with_blocks_keeps_the_values(
     for plan in list(chosen.values())[:24]:
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         try:
-            region = m.region()
+            kernel = m.kernel()
         except CapacityError:  # PSUM of this plan does not fit: the planner's estimate was low
             continue
         got = arrays(m.tensors, 0)
-        l0.run_region(region, got, {})
+        l0.run_kernel(kernel, got, {})
         assert distance(got[-1], want[-1]) <= 1e-2, plan
         ran += 1
     assert ran >= 8
@@ -129,8 +129,8 @@ def test_odd_sizes_keep_the_values(size: tuple[int, int, int, int]) -> None:
 
 def test_several_tiles_of_k_in_a_row() -> None:
     """Rows of 256 elements: two k tiles a row, several rows a partition."""
-    region = check(weighted_values(8, 256, 256, 64), bound=1e-2)
-    assert min(runs_of(region, 0)) >= 1024
+    kernel = check(weighted_values(8, 256, 256, 64), bound=1e-2)
+    assert min(runs_of(kernel, 0)) >= 1024
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 300))
@@ -175,17 +175,17 @@ def scores(heads: int, rows: int, keys: int, width: int, dtype=BF16) -> tuple[Ma
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_short_rows_of_a_result_are_stored_several_to_a_partition(dtype) -> None:
     m, _ = scores(8, 128, 128, 64, dtype)
-    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
-    assert min(runs_of(region, 2)) * dtype.bytes >= 2048
+    kernel = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs_of(kernel, 2)) * dtype.bytes >= 2048
 
 
 def test_a_product_is_stored_both_ways() -> None:
     """Crosswise, in blocks, and along its rows, which are long enough as heads lie side by side."""
     m, product = scores(8, 128, 64, 64)
     m.store(product, (0, 2, 1, 3))
-    region = check(m, bound=1e-2)
-    assert min(runs_of(region, 2)) * 2 >= 1024
-    assert min(runs_of(region, 3)) * 2 >= 1024
+    kernel = check(m, bound=1e-2)
+    assert min(runs_of(kernel, 2)) * 2 >= 1024
+    assert min(runs_of(kernel, 3)) * 2 >= 1024
 
 
 def test_what_is_not_a_plain_product_is_not_turned() -> None:
@@ -195,8 +195,8 @@ def test_what_is_not_a_plain_product_is_not_turned() -> None:
     low = m.const(float("-inf"), BF16)
     m.store(m.node("select", mask, product, low, dtype=BF16), (0, 1, 2, 3))
     want, got = arrays(m.tensors, 0), arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
-    l0.run_region(m.region(), got, {})
+    l1.run_kernel(m.program(), want, {})
+    l0.run_kernel(m.kernel(), got, {})
     masked = np.isneginf(want[-1].astype(np.float32))
     assert masked.any() and not masked.all()
     assert np.array_equal(np.isneginf(got[-1].astype(np.float32)), masked)
@@ -211,8 +211,8 @@ def test_products_beyond_fp16_stay_infinite() -> None:
         for run in (want, got):
             run[side][...] = 1
             run[side].reshape(2, 128, 8, 64)[0, 5, 2] = 60
-    l1.run_region(m.program(), want, {})
-    l0.run_region(m.region(), got, {})
+    l1.run_kernel(m.program(), want, {})
+    l0.run_kernel(m.kernel(), got, {})
     assert np.isposinf(want[-1].astype(np.float32)).sum() == 1
     assert np.array_equal(got[-1].astype(np.float32), want[-1].astype(np.float32))
 

@@ -1,4 +1,4 @@
-"""Row regions: contractions with reductions between them; generated code in L0 equals L1."""
+"""Row kernels: contractions with reductions between them; generated code in L0 equals L1."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.limits import limits_for
-from shardwright.compiler.isa.program import Instr, Loop, Region, Space
+from shardwright.compiler.isa.program import Instr, Kernel, Loop, Space
 from shardwright.compiler.machine.target import PS_PER_S, Limits, load_target
-from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
+from tests.compiler.codegen.kernel_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward, weighted_rows
 from tests.support.cells import long_in_matrix
-from tests.support.region_checks import overlaps, region_time
+from tests.support.kernel_checks import kernel_time, overlaps
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
@@ -40,7 +40,7 @@ def test_even_sizes(mask: str) -> None:
 
 
 def busy(m: Maker) -> int:
-    time = region_time(m.region(), m.tensors, load_target(TARGET))
+    time = kernel_time(m.kernel(), m.tensors, load_target(TARGET))
     return time.busy_ps["tensor"]
 
 
@@ -56,7 +56,7 @@ def test_engines_overlap() -> None:
     """
     heads, length, width = 8, 2048, 128
     m, target = forward((heads, length, length, width, width), BF16, "causal"), load_target(TARGET)
-    time = region_time(m.region(), m.tensors, target)
+    time = kernel_time(m.kernel(), m.tensors, target)
     assert time.duration_ps <= 1.3 * max(time.busy_ps.values())
     useful = heads * length**2 * width * 4 / 2
     assert useful / target.core.peak_bf16_flops_per_s >= 0.20 * time.duration_ps / PS_PER_S
@@ -68,7 +68,7 @@ def test_row_tiles_add_up_in_psum() -> None:
     """
     row_tiles, blocks, sums = 4, 4, 2
     m = backward((1, 128 * row_tiles, 512 * blocks, 128, 128), BF16)
-    region = m.region()
+    kernel = m.kernel()
 
     def added(body: Sequence[Instr | Loop]) -> int:
         return sum(
@@ -76,20 +76,20 @@ def test_row_tiles_add_up_in_psum() -> None:
             for i in body
         )
 
-    assert 0 < added(region.body) <= sums * blocks * row_tiles // 2
+    assert 0 < added(kernel.body) <= sums * blocks * row_tiles // 2
     check(m, BOUND[BF16])
 
 
 def test_differences_stay_in_the_bank_of_their_product() -> None:
     """Vector multiplies p, in SBUF, by dp - row, in PSUM: the rate of one operand."""
     m = backward((1, 512, 2048, 128, 128), BF16)
-    region = m.region()
+    kernel = m.kernel()
 
     def products(body: Sequence[Instr | Loop]) -> list[Instr]:
         inner = [products(i.body) if isinstance(i, Loop) else [i] for i in body]
         return [i for part in inner for i in part if i.attrs.get("op") == "multiply"]
 
-    found = [i for i in products(region.body) if i.opcode == "tensor_tensor"]
+    found = [i for i in products(kernel.body) if i.opcode == "tensor_tensor"]
     assert found
     assert all({p.space for p in i.srcs} == {Space.PSUM, Space.SBUF} for i in found)
 
@@ -131,7 +131,7 @@ def test_differences_leave_the_bank_of_their_product_where_a_decided_mask_is_one
 def test_backward_overlaps() -> None:
     """Transposes of four query heads and their sums over rows run beside each other."""
     m = backward((2, 512, 512, 64, 64, 4), BF16, "causal")
-    time = region_time(m.region(), m.tensors, load_target(TARGET))
+    time = kernel_time(m.kernel(), m.tensors, load_target(TARGET))
     assert time.duration_ps <= 1.4 * max(time.busy_ps.values())
 
 
@@ -142,12 +142,12 @@ def test_backward_overlaps() -> None:
 def test_phases_of_blocks_overlap(made, engines: tuple[str, ...], bound: float) -> None:
     """In long sweeps the tensor engine does not wait for the arithmetic of every block: more rows
     take little more time than the busiest engine needs for them. The work of the others depends on
-    our code, so the products are a measure of their own: they follow from the region.
+    our code, so the products are a measure of their own: they follow from the kernel.
     """
     times = []
     for rows in (1024, 2048):
         m = made((1, rows, 8192, 128, 128), BF16, "", True)
-        times.append(region_time(m.region(), m.tensors, load_target(TARGET)))
+        times.append(kernel_time(m.kernel(), m.tensors, load_target(TARGET)))
     few, many = times
     busy = max(many.busy_ps[e] - few.busy_ps[e] for e in engines)
     assert many.duration_ps - few.duration_ps <= bound * busy
@@ -183,8 +183,8 @@ def small(sbuf_bytes: int) -> Limits:
     return replace(limits_for(TARGET), sbuf_bytes=sbuf_bytes)
 
 
-def tensor_ps(m: Maker, region: Region) -> int:
-    return region_time(region, m.tensors, load_target(TARGET)).busy_ps["tensor"]
+def tensor_ps(m: Maker, kernel: Kernel) -> int:
+    return kernel_time(kernel, m.tensors, load_target(TARGET)).busy_ps["tensor"]
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "window"])
@@ -192,8 +192,8 @@ def tensor_ps(m: Maker, region: Region) -> int:
 def test_rows_that_do_not_fit_forward(dtype, sbuf_bytes: int, mask: str) -> None:
     """Scores are made again for the exponentials instead of being kept."""
     m = forward(EVEN, dtype, mask, statistics=True)
-    region = check(m, BOUND[dtype], target=small(sbuf_bytes))
-    assert tensor_ps(m, region) > 1.05 * tensor_ps(m, m.region())
+    kernel = check(m, BOUND[dtype], target=small(sbuf_bytes))
+    assert tensor_ps(m, kernel) > 1.05 * tensor_ps(m, m.kernel())
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "window"])
@@ -201,14 +201,14 @@ def test_rows_that_do_not_fit_forward(dtype, sbuf_bytes: int, mask: str) -> None
 def test_rows_that_do_not_fit_backward(dtype, sbuf_bytes: int, mask: str) -> None:
     """Probabilities and their gradient are made again after the sum of their products is known."""
     m, given = (backward(EVEN, dtype, mask, delta) for delta in (False, True))
-    region = check(m, BOUND[dtype], target=small(sbuf_bytes))
+    kernel = check(m, BOUND[dtype], target=small(sbuf_bytes))
     once = check(given, BOUND[dtype], target=small(sbuf_bytes))
-    assert tensor_ps(m, region) > 1.2 * tensor_ps(given, once)
+    assert tensor_ps(m, kernel) > 1.2 * tensor_ps(given, once)
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, (2, 200, 200, 32, 32, 4)])
 def test_small_memory_with_odd_sizes(sizes) -> None:
-    """The smallest memory the region has code for: odd ends, grouped queries."""
+    """The smallest memory the kernel has code for: odd ends, grouped queries."""
     for m in (forward(sizes, F32, "causal", True), backward(sizes, F32, "causal", False)):
         for sbuf_bytes in range(8_000, 96_000, 4_000):
             with contextlib.suppress(CapacityError):
@@ -220,13 +220,13 @@ def test_small_memory_with_odd_sizes(sizes) -> None:
 
 @pytest.mark.parametrize("made", long_in_matrix((forward, backward), (backward,)))
 def test_rows_of_8192_fit(made) -> None:
-    """Attention of width 128 in bf16, forward and backward, is one region on the real machine."""
+    """Attention of width 128 in bf16, forward and backward, is one kernel on the real machine."""
     m = made((1, 8192, 8192, 128, 128), BF16, "causal")
-    assert not overlaps(m.region())
+    assert not overlaps(m.kernel())
 
 
 def test_norm_gradients_beside_a_contraction() -> None:
-    """Sums over rows that leave the region: a weight gradient and a bias gradient."""
+    """Sums over rows that leave the kernel: a weight gradient and a bias gradient."""
     t, d, f = 300, 96, 200
     m = Maker((t, d, f), "norm")
     x, w = m.load((0, 1)), m.load((1, 2))
@@ -264,14 +264,14 @@ def test_no_row_atom_is_refused() -> None:
     scale = m.reduce(a, (0, 2))
     m.store(m.node("multiply", a, scale), (0, 2))
     with pytest.raises(CompileError) as error:
-        m.region()
+        m.kernel()
     assert error.value.code == "SW_CODEGEN_ROWS"
 
 
 def test_capacity_error_names_the_tile() -> None:
     """Sums over rows lie on chip as a whole, whatever is streamed."""
     with pytest.raises(CapacityError) as error:
-        backward((1, 65536, 65536, 128, 128)).region()
+        backward((1, 65536, 65536, 128, 128)).kernel()
     text = str(error.value)
     assert "SBUF per partition" in text and "(sum " in text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
+from kernel_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 from test_row_blocks import RATES, cost, projection, runs_of, scores
 
 from shardwright.compiler.codegen import contraction
@@ -35,16 +35,16 @@ def plans(m: Maker) -> list[ContractPlan]:
 
 
 def test_rows_of_512_scores_are_stored_four_to_a_partition() -> None:
-    region = check(by_head(4, 512, 512, 64), bound=1e-2)
-    assert runs_of(region, 2) == {4 * 512}
+    kernel = check(by_head(4, 512, 512, 64), bound=1e-2)
+    assert runs_of(kernel, 2) == {4 * 512}
 
 
 def test_rows_of_197_scores_are_too_and_what_is_left_over_lies_alone() -> None:
     m, _ = scores(12, 197, 197, 64)
-    region = check(m, bound=1e-2)
-    assert runs_of(region, 2) == {4 * 197, 197}
+    kernel = check(m, bound=1e-2)
+    assert runs_of(kernel, 2) == {4 * 197, 197}
     # Heads lie side by side in memory, and are fetched together.
-    assert runs_of(region, 0) == {12 * 64}
+    assert runs_of(kernel, 0) == {12 * 64}
 
 
 def test_long_rows_stay_one_to_a_partition() -> None:
@@ -60,7 +60,7 @@ def test_every_plan_keeps_the_values(
     m, product = scores(*size, dtype)
     m.store(m.node("multiply", product, product), (0, 2, 1, 3))
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     chosen = {}
     for plan in plans(m):
         each = plan.extents[plan.beside[0]]
@@ -70,11 +70,11 @@ def test_every_plan_keeps_the_values(
     for plan in chosen.values():
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         try:
-            region = m.region()
+            kernel = m.kernel()
         except CapacityError:
             continue
         got = arrays(m.tensors, 0)
-        l0.run_region(region, got, {})
+        l0.run_kernel(kernel, got, {})
         assert distance(got[-1], want[-1]) <= (1e-2 if dtype is BF16 else 1e-6), plan
         assert distance(got[-2], want[-2]) <= (1e-2 if dtype is BF16 else 1e-6), plan
         ran += 1

@@ -9,9 +9,9 @@ import pytest
 from shardwright.compiler.codegen.rows import spans
 from shardwright.compiler.codegen.rows.spans import DATA, WILD, Span
 from shardwright.compiler.machine.target import load_target
-from tests.compiler.codegen.region_harness import F32, TARGET, Maker, check
+from tests.compiler.codegen.kernel_harness import F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T, causal
-from tests.support.region_checks import region_time
+from tests.support.kernel_checks import kernel_time
 
 Change = Callable[[Maker, int], int]  # of scores, before their exponential
 
@@ -61,7 +61,7 @@ def plain(m: Maker, s: int) -> int:
 
 
 def busy(m: Maker) -> int:
-    return region_time(m.region(), m.tensors, load_target(TARGET)).busy_ps["tensor"]
+    return kernel_time(m.kernel(), m.tensors, load_target(TARGET)).busy_ps["tensor"]
 
 
 @pytest.mark.parametrize("change", [apart, scaled, divided, lifted, lifted_by_a_mask, less_the_sum])

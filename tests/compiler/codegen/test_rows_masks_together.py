@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine
+from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.machine.target import load_target
-from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
+from tests.compiler.codegen.kernel_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T
 from tests.compiler.codegen.test_rows_masks import busy
 from tests.compiler.codegen.test_rows_streamed import streamed_limits
-from tests.support.region_checks import region_time
+from tests.support.kernel_checks import kernel_time
 
 ROWS, COLUMNS = 400, 520
 LOWEST = float(np.finfo(np.float32).min)
@@ -160,7 +160,7 @@ def test_blocks_without_a_mask_cost_the_same_in_any_spelling(
     times = []
     for each in (nested, spelling):
         m = attention([CAUSAL], -1e9, each, each, (1024, 1024))
-        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+        times.append(kernel_time(m.kernel(), m.tensors, load_target(TARGET)).duration_ps)
     assert times[1] < most * times[0]
 
 

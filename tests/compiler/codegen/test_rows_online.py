@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import BF16, F32, I32, PRED, Maker, check
+from shardwright.compiler.isa.kernel import Affine
+from shardwright.compiler.isa.program import Kernel
+from tests.compiler.codegen.kernel_harness import BF16, F32, I32, PRED, Maker, check
 from tests.compiler.codegen.row_cases import causal, forward
 from tests.compiler.codegen.test_rows_streamed import BOUND, LONG, plan_of, streamed_limits
 from tests.support.cells import long_in_matrix
@@ -27,8 +27,8 @@ def passes(m: Maker) -> tuple[bool, int]:
     return plan.online, sum(one.streamed for one in plan.passes)
 
 
-def check_online(m: Maker, dtype=F32, inputs: dict[int, np.ndarray] | None = None) -> Region:
-    """The values of a region that goes over its columns once."""
+def check_online(m: Maker, dtype=F32, inputs: dict[int, np.ndarray] | None = None) -> Kernel:
+    """The values of a kernel that goes over its columns once."""
     assert passes(m) == (True, 1)
     return check(m, BOUND[dtype], inputs, target=streamed_limits(m))
 

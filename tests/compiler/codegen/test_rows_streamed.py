@@ -17,9 +17,9 @@ from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.machine.target import Limits, load_target
-from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
+from tests.compiler.codegen.kernel_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, causal, forward
-from tests.support.region_checks import region_time
+from tests.support.kernel_checks import kernel_time
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 LONG = (1, 640, 4096, 64, 32)
@@ -31,7 +31,7 @@ def small(sbuf_bytes: int) -> Limits:
 
 
 def plan_of(m: Maker, limits: Limits) -> RowPlan:
-    """The first plan for a region that may fill all of SBUF."""
+    """The first plan for a kernel that may fill all of SBUF."""
     space = normalise(m.program())
     rates = Rates(load_target(TARGET).core)
     return plan_rows(space, space.sinks, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
@@ -179,7 +179,7 @@ def test_masked_segments_are_left_out() -> None:
     full, half = (forward(sizes, BF16, mask) for mask in ("", "causal"))
     limits, target = streamed_limits(half), load_target(TARGET)
     busy = [
-        region_time(m.region(limits), m.tensors, target).busy_ps["tensor"] for m in (full, half)
+        kernel_time(m.kernel(limits), m.tensors, target).busy_ps["tensor"] for m in (full, half)
     ]
     assert busy[1] < 0.7 * busy[0]
 
@@ -189,9 +189,9 @@ def test_rows_of_any_length_fit() -> None:
     m = forward((1, 256, 200_000, 128, 128), BF16)
     plan = plan_of(m, limits_for(TARGET))
     assert plan.streamed and plan.streamed.length < 200_000
-    region = m.region()
+    kernel = m.kernel()
     inputs = sum(np.prod(t.shape) * t.dtype.bytes for t in m.tensors if t.kind == "input")
-    assert sum(t.slots * t.slot_bytes for t in region.tiles if t.name == "moving") < inputs / 128
+    assert sum(t.slots * t.slot_bytes for t in kernel.tiles if t.name == "moving") < inputs / 128
 
 
 def residual_norm(sizes: tuple[int, ...]) -> Maker:

@@ -15,8 +15,8 @@ from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import busiest_ps, judged_ps
-from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
-from tests.support.region_checks import region_time
+from tests.compiler.codegen.kernel_harness import BF16, TARGET, Maker
+from tests.support.kernel_checks import kernel_time
 
 
 def candidates(*costs: float) -> list[Candidate]:
@@ -123,10 +123,10 @@ def test_code_that_is_not_finished_could_not_have_won(make, fewer, monkeypatch) 
         m, machine = make(), load_target(TARGET)
         codes = Codes(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))
         recipe = codes.searched().recipe
-        tried = [made.region for made in codes._made.values()]
-        for region in tried:
-            least = busiest_ps(region, m.tensors, machine)
-            assert 0 < least <= judged_ps(region, m.tensors, machine)
+        tried = [made.kernel for made in codes._made.values()]
+        for kernel in tried:
+            least = busiest_ps(kernel, m.tensors, machine)
+            assert 0 < least <= judged_ps(kernel, m.tensors, machine)
         return recipe, len(tried)
 
     recipe, few = searched()
@@ -141,8 +141,8 @@ def test_a_higher_level_is_never_slower(make) -> None:
     times = []
     for level in (1, 2, 3):
         options = CompileOptions(optlevel=level)
-        region = generate(m.program(), m.tensors, TARGET, 0, options).region
-        times.append(region_time(region, m.tensors, machine).duration_ps)
+        kernel = generate(m.program(), m.tensors, TARGET, 0, options).kernel
+        times.append(kernel_time(kernel, m.tensors, machine).duration_ps)
     assert times[0] >= times[1] >= times[2] > 0
 
 
@@ -162,13 +162,13 @@ def test_tilings_that_come_to_the_same_code_are_placed_and_timed_once(
         ordered.append((repr(builder.code()), beside))
         return place(self, builder, ways)
 
-    def judged(region, *rest):
-        timed.append(region)
-        return judged_ps(region, *rest)
+    def judged(kernel, *rest):
+        timed.append(kernel)
+        return judged_ps(kernel, *rest)
 
     monkeypatch.setattr(sys.modules[Codes.__module__], "judged_ps", judged)
     monkeypatch.setattr(Codes, "_build", counted)
     monkeypatch.setattr(Codes, "_place", recorded)
     generate(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))
     assert len(ordered) == len(set(ordered)) < len(asked)
-    assert 0 < len(timed) == len({id(region) for region in timed}) <= len(ordered)
+    assert 0 < len(timed) == len({id(kernel) for kernel in timed}) <= len(ordered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
+from kernel_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
@@ -39,9 +39,9 @@ def test_batch_points_that_continue_runs_move_together(natural: bool, dtype) -> 
     a = m.load((0, 2, 1, 4), dtype)
     c = m.load((0, 3, 1, 4) if natural else (0, 4, 1, 3), dtype)
     m.store(m.contract(a, c, over=(4,)), (0, 2, 1, 3), dtype)
-    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    kernel = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
     moved = {}
-    for i in walk(region.body):
+    for i in walk(kernel.body):
         if i.opcode == "dma":
             (hbm,) = (p for p in (i.dst, *i.srcs) if p.space is Space.HBM)
             moved[hbm.buffer] = hbm.dims[-1]
@@ -73,13 +73,13 @@ def test_groups_of_any_size_keep_the_values(
     bias = m.load((1, 3), F32)
     m.store(m.node("add", product, bias), order, F32)
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     chosen = kinds([p for p in plans(m) if p.group])
     assert chosen
     for plan in chosen.values():
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         got = arrays(m.tensors, 0)
-        l0.run_region(m.region(), got, {})
+        l0.run_kernel(m.kernel(), got, {})
         assert distance(got[-1], want[-1]) <= 1e-6, plan
 
 
@@ -108,16 +108,16 @@ def test_every_kind_of_plan_computes_the_product(
     chosen = kinds(plans(m))
     assert {key[1:4] for key in chosen} >= {(True, True, True), (True, False, False)}
     want = arrays(m.tensors, 0)
-    l1.run_region(m.program(), want, {})
+    l1.run_kernel(m.program(), want, {})
     ran = 0
     for plan in chosen.values():
         monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         try:
-            region = m.region()
+            kernel = m.kernel()
         except CapacityError:  # PSUM of this plan does not fit: the planner's estimate was low
             continue
         got = arrays(m.tensors, 0)
-        l0.run_region(region, got, {})
+        l0.run_kernel(kernel, got, {})
         assert distance(got[-1], want[-1]) <= 1e-6, plan
         ran += 1
     assert ran >= len(chosen) * 3 // 4
@@ -126,7 +126,7 @@ def test_every_kind_of_plan_computes_the_product(
 def test_an_operand_the_row_loops_do_not_move_is_loaded_once_per_batch() -> None:
     """Scores of grouped heads: 2 bytes x 2 x 4096 x 128 of keys, whatever the number of heads."""
     m = heads((True, True), BF16, (2, 8, 4096, 4096, 128))
-    region = m.region()
+    kernel = m.kernel()
     trips = {}
 
     def visit(body, times):
@@ -137,7 +137,7 @@ def test_an_operand_the_row_loops_do_not_move_is_loaded_once_per_batch() -> None
                 moved = int(np.prod([n for _, n in item.srcs[0].dims])) * times
                 trips[item.engine] = trips.get(item.engine, 0) + moved
 
-    visit(region.body, 1)
+    visit(kernel.body, 1)
     assert trips == {Engine.DMA_IN: 2 * 4096 * 128}
 
 
@@ -154,10 +154,10 @@ def softmax(rows: int, width: int) -> Maker:
 
 def test_softmax_passes_are_folded_into_activations() -> None:
     """A scaled load, maximum, exp(x - max) and its sum, normalised store: four instructions."""
-    region = check(softmax(300, 1024), bound=1e-5)
+    kernel = check(softmax(300, 1024), bound=1e-5)
     wide = [
         i
-        for i in walk(region.body)
+        for i in walk(kernel.body)
         if i.opcode != "dma" and i.dst and max(p.shape[-1] for p in (i.dst, *i.srcs)) == 1024
     ]
     full = [i for i in wide if i.srcs[0].shape[0] == 128]
@@ -168,9 +168,9 @@ def test_softmax_passes_are_folded_into_activations() -> None:
 
 def test_narrow_loads_stay_narrow() -> None:
     """A DMA that converts moves the longer type: engines read bf16 as it is."""
-    region = softmax(256, 1024).region()
-    loads = [i for i in walk(region.body) if i.engine is Engine.DMA_IN]
-    assert {region.tiles[i.dst.buffer].dtype for i in loads} == {BF16}
+    kernel = softmax(256, 1024).kernel()
+    loads = [i for i in walk(kernel.body) if i.engine is Engine.DMA_IN]
+    assert {kernel.tiles[i.dst.buffer].dtype for i in loads} == {BF16}
 
 
 @pytest.mark.parametrize("op", ["multiply", "add", "subtract", "divide"])
@@ -191,10 +191,10 @@ def test_affine_chains_keep_their_values(op: str, swapped: bool, after: str) -> 
     check(m, bound=1e-2 if after == "convert" else 1e-6)
 
 
-def divides(region) -> list[int]:
+def divides(kernel) -> list[int]:
     """Elements per partition of every division and inverse."""
     slow = ("divide", "reciprocal")
-    ops = [(i, i.attrs.get("op", i.attrs.get("op0"))) for i in walk(region.body)]
+    ops = [(i, i.attrs.get("op", i.attrs.get("op0"))) for i in walk(kernel.body)]
     return [int(np.prod(i.dst.shape[1:])) for i, op in ops if op in slow and i.dst]
 
 
@@ -219,8 +219,8 @@ def test_arithmetic_with_a_number_goes_where_less_work_waits(op: str, swapped: b
     number = m.const(0.75, dtype)
     z = m.node(op, number, x) if swapped else m.node(op, x, number)
     m.store(z, (0, 1))
-    region = check(m, bound=1e-6)
+    kernel = check(m, bound=1e-6)
     scalar = [
-        i for i in walk(region.body) if i.engine is Engine.SCALAR and i.opcode == "activation"
+        i for i in walk(kernel.body) if i.engine is Engine.SCALAR and i.opcode == "activation"
     ]
     assert scalar

@@ -1,4 +1,4 @@
-"""Strip regions: generated code run by L0 equals the region's meaning run by L1."""
+"""Strip kernels: generated code run by L0 equals the kernel's meaning run by L1."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.search import EFFORTS
 from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
 from shardwright.compiler.isa.limits import walk
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from shardwright.compiler.options import CompileOptions
-from tests.compiler.codegen.region_harness import (
+from tests.compiler.codegen.kernel_harness import (
     BF16,
     F32,
     I32,
@@ -39,7 +39,7 @@ def add(n: int) -> Maker:
 
 
 def broadcasts(b: int, t: int, d: int) -> Maker:
-    """Every broadcast form in one region: row vector, column vector, scalar, middle atom."""
+    """Every broadcast form in one kernel: row vector, column vector, scalar, middle atom."""
     m = Maker((b, t, d), "broadcasts")
     x = m.load((0, 1, 2))
     y = m.node("add", x, m.load((2,)))
@@ -264,7 +264,7 @@ CASES: dict[str, Callable[[], Maker]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strip_code_computes_its_region(name: str) -> None:
+def test_strip_code_computes_its_kernel(name: str) -> None:
     m = CASES[name]()
     bf16 = any(t.dtype is BF16 for t in m.tensors)
     check(m, 1e-2 if bf16 else 1e-6)
@@ -276,7 +276,7 @@ def test_code_stays_rolled() -> None:
         options = CompileOptions(optlevel=level)
         for rows in (128 * 8, 128 * 8000):
             m = rms_norm(rows, 512)
-            assert count(generate(m.program(), m.tensors, TARGET, 0, options).region) <= most
+            assert count(generate(m.program(), m.tensors, TARGET, 0, options).kernel) <= most
 
 
 def shifted(n: int, shift: int, gap: int = 1) -> Maker:
@@ -297,7 +297,7 @@ def test_in_place_updates_are_pointwise_disjoint_or_refused() -> None:
     check(shifted(5003, 5003), 0)
     for overlapping in (shifted(100003, 1), shifted(300, 4, gap=2)):
         with pytest.raises(CompileError, match="SW_CODEGEN_IN_PLACE"):
-            overlapping.region()
+            overlapping.kernel()
 
 
 def test_refuses_what_it_cannot_do() -> None:
@@ -305,7 +305,7 @@ def test_refuses_what_it_cannot_do() -> None:
     m.store(m.load((0,), I32), (0,))
     m.nodes[0] = Node("load", (), (0,), m.nodes[0].dtype.F64, m.nodes[0].attrs)
     with pytest.raises(CompileError, match="SW_CODEGEN_DTYPE"):
-        m.region()
+        m.kernel()
 
 
 @st.composite
@@ -351,15 +351,15 @@ def strip_programs(draw) -> Maker:
 @given(strip_programs())
 def test_random_strips(m: Maker) -> None:
     try:
-        program = m.region()
+        program = m.kernel()
     except CompileError as error:
         assert error.code in ("SW_CODEGEN_STRIP", "SW_CODEGEN_IN_PLACE")
         return
     # Positive data: a sum that cancels has no accurate digits to compare.
     inputs = {n: np.abs(a) for n, a in enumerate(arrays(m.tensors, 0)) if not np.isnan(a).any()}
     got, want = arrays(m.tensors, 0, inputs), arrays(m.tensors, 0, inputs)
-    l1.run_region(m.program(), want, {})
-    l0.run_region(program, got, {})
+    l1.run_kernel(m.program(), want, {})
+    l0.run_kernel(program, got, {})
     for a, b in zip(got, want, strict=True):
         assert distance(a, b) <= 1e-6
 
@@ -375,13 +375,13 @@ def test_registers_shift_views_and_start_after_the_given_one() -> None:
         Node("store", (2,), (0, 1), F32, {"view": views[1]}),
     )
     tensors = [Tensor(t.name, (4 * stride + 3,), F32, t.kind) for t in tensors]
-    program = RegionProgram("compute", "layer", sizes, nodes)
+    program = KernelProgram("compute", "layer", sizes, nodes)
     made = generate(program, tensors, TARGET, 7)
     assert made.next_register >= 7
     got, want = arrays(tensors, 0), arrays(tensors, 0)
     for layer in (0, 2):
-        l1.run_region(program, want, {0: layer})
-        l0.run_region(made.region, got, {0: layer})
+        l1.run_kernel(program, want, {0: layer})
+        l0.run_kernel(made.kernel, got, {0: layer})
     assert distance(got[1], want[1]) == 0 and np.isfinite(got[1]).sum() == 2000
 
 
@@ -393,7 +393,7 @@ def test_a_sum_of_rows_is_a_by_product_of_scalar(make) -> None:
     most a column that an earlier block left.
     """
     m = make()
-    body = list(walk(m.region().body))
+    body = list(walk(m.kernel().body))
     assert any(i.opcode == "activation_reduce" for i in body)
     sums = [i for i in body if i.opcode == "tensor_reduce" and i.attrs["op"] == "add"]
     assert all(math.prod(i.srcs[0].shape[1:]) == 1 for i in sums)
@@ -406,14 +406,14 @@ def test_a_sum_of_what_is_written_again_takes_a_pass_of_its_own() -> None:
     y = m.node("convert", m.node("exponential", m.load((0, 1))), dtype=BF16)
     m.store(m.reduce(m.node("convert", y, dtype=F32), (1,)), (0,))
     m.store(y, (0, 1))
-    assert not any(i.opcode == "activation_reduce" for i in walk(m.region().body))
+    assert not any(i.opcode == "activation_reduce" for i in walk(m.kernel().body))
     check(m, 1e-6)
 
 
 def test_a_square_goes_to_the_engine_with_less_to_do() -> None:
     """Sums keep Vector busy, so Scalar squares; alone with an exponential it is the other way."""
     m = rms_norm(1024, 4096)
-    squares = [i for i in walk(m.region().body) if i.attrs.get("func") == "square"]
+    squares = [i for i in walk(m.kernel().body) if i.attrs.get("func") == "square"]
     assert squares and {i.opcode for i in squares} <= {"activation", "activation_reduce"}
     m = Maker((1024, 4096), "busy scalar")
     x = m.load((0, 1))
@@ -429,5 +429,5 @@ def test_results_round_when_they_are_written() -> None:
         m = Maker((256, columns), "rounding")
         x, y = m.load((0, 1)), m.load((0, 1))
         m.store(m.node("convert", m.node("multiply", x, y), dtype=BF16), (0, 1))
-        assert sum(i.opcode != "dma" for i in walk(m.region().body)) == 1
+        assert sum(i.opcode != "dma" for i in walk(m.kernel().body)) == 1
         check(m, 1e-2)

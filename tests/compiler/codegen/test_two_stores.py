@@ -1,4 +1,4 @@
-"""A product stored in two layouts is tiled for both of them; what neighbours fill of a region."""
+"""A product stored in two layouts is tiled for both of them; what neighbours fill of a kernel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rows_that_make_no_blocks_lie_as_their_reader_wants_them(rows: int, stri
         return made.reshape(2, rows, 1024) @ jnp.ones((1024, 8), jnp.bfloat16)
 
     function = compiled(projected, rows)
-    products = (r.program for r in function.regions if r.program.name == "dot_general")
+    products = (k.program for k in function.kernels if k.program.name == "dot_general")
     made = next(p.nodes[-1].attrs["view"] for p in products if len(p.atoms) == 5)
     assert stride in made.strides and (rows == 256 or 197 * 64 not in made.strides)
 
@@ -67,9 +67,9 @@ def test_recovered_stalls_end_at_the_busiest_engine() -> None:
     full, half, none = (duration_ps(function, s) for s in (0.0, 0.5, 1.0))
     busiest = 0
     for segment in function_segments(function, TARGET, recorded=False):
-        for region in segment.regions:
-            moved = sum(ps for e, ps in region.busy_ps.items() if e.startswith("dma"))
-            others = [ps for e, ps in region.busy_ps.items() if not e.startswith("dma")]
+        for kernel in segment.kernels:
+            moved = sum(ps for e, ps in kernel.busy_ps.items() if e.startswith("dma"))
+            others = [ps for e, ps in kernel.busy_ps.items() if not e.startswith("dma")]
             busiest += max(moved, *others)
     assert none == busiest < full
     assert half == pytest.approx((full + none) / 2, rel=1e-6)

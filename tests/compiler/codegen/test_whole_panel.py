@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from region_harness import BF16, F32, Maker, check
+from kernel_harness import BF16, F32, Maker, check
 from test_row_blocks import gradient, runs_of, weighted_values
 
 from shardwright.compiler.codegen.whole_panel import Lines
@@ -18,9 +18,9 @@ MAKERS = {"natural": weighted_values, "direct": gradient}
 def test_scores_of_197_positions_are_fetched_whole(form: str, dtype) -> None:
     """Several rows to a partition; a direct operand in fp32 is not worth being turned twice."""
     m = MAKERS[form](4, 197, 197, 64, dtype)
-    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    kernel = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
     plain = form == "direct" and dtype is F32
-    assert max(runs_of(region, 0)) == (197 if plain else 4 * 197)
+    assert max(runs_of(kernel, 0)) == (197 if plain else 4 * 197)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)

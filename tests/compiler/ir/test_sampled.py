@@ -12,7 +12,7 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.sampled import Casts, sample
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.support.rounding import EXACT, allowed, unit_roundoff
-from shardwright.sim_cluster.values.regions import _BUILDERS
+from shardwright.sim_cluster.values.kernels import _BUILDERS
 
 NUMBERS = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
 
@@ -90,7 +90,7 @@ def test_the_largest_error_of_a_rounding(dtype: DType) -> None:
     assert unit_roundoff(dtype) == (float(following) - 1.0) / 2
 
 
-def test_exact_operations_are_named_as_graphs_and_regions_name_them() -> None:
+def test_exact_operations_are_named_as_graphs_and_kernels_name_them() -> None:
     assert OPS.keys() | _BUILDERS.keys() >= EXACT
 
 

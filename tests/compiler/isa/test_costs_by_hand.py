@@ -14,8 +14,8 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.costs import instr_interval_ps
+from shardwright.compiler.isa.kernel import Affine, Tensor
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space, Tile
-from shardwright.compiler.isa.region import Affine, Tensor
 from shardwright.compiler.machine.target import load_target
 
 F32, BF16 = DType.F32, DType.BF16

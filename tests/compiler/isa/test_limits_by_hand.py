@@ -16,9 +16,9 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import check_instr, check_region, limits_for, walk
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from shardwright.compiler.isa.region import Affine, RegionProgram
+from shardwright.compiler.isa.kernel import Affine, KernelProgram
+from shardwright.compiler.isa.limits import check_instr, check_kernel, limits_for, walk
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from tests.support.machines import machine_file
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
@@ -359,12 +359,12 @@ def test_unknown_instructions() -> None:
     assert findings(Instr("jump", VECTOR, None)) == ["unknown instruction jump"]
 
 
-def test_tiles_and_semaphores_of_a_region() -> None:
+def test_tiles_and_semaphores_of_a_kernel() -> None:
     """Bytes of a partition: 196,608 of SBUF, 16,384 of PSUM; 128 partitions; 256 semaphores."""
     wide = [replace(t, address=a) for t, a in zip(tiles()[:2], (0, 0), strict=True)]
     body = [Loop(0, 2, [copy(at(0, (1, 0), offset=1), at(0, ONE))])]
-    region = Region(RegionProgram("compute", "r"), wide, [], tokens=(0,) * 256)
-    assert check_region(region, LIMITS) == []
+    kernel = Kernel(KernelProgram("compute", "r"), wide, [], tokens=(0,) * 256)
+    assert check_kernel(kernel, LIMITS) == []
     texts = []
     for n, change in (
         (0, {"address": 1}),
@@ -375,7 +375,7 @@ def test_tiles_and_semaphores_of_a_region() -> None:
     ):
         own = list(wide)
         own[n] = replace(own[n], **change)
-        texts += check_region(replace(region, tiles=own), LIMITS)
+        texts += check_kernel(replace(kernel, tiles=own), LIMITS)
     assert texts == [
         "r: tile s requires bytes 0..196608, got 1..196609",
         "r: tile p requires bytes 0..16384, got 0..32768",
@@ -383,8 +383,8 @@ def test_tiles_and_semaphores_of_a_region() -> None:
         "r: tile p requires 1..128 partitions, got 129",
         "r: tile s requires 1..128 partitions, got 0",
     ]
-    many = replace(region, tokens=(0,) * 257, body=body)
-    assert check_region(many, LIMITS) == [
+    many = replace(kernel, tokens=(0,) * 257, body=body)
+    assert check_kernel(many, LIMITS) == [
         "r: tensor_copy: requires positive sizes, got (128, 0)",
         "r: requires at most 256 semaphores, got 257",
     ]

@@ -14,6 +14,7 @@ import pytest
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.decode import decode_program
 from shardwright.compiler.isa.encode import encode_program
+from shardwright.compiler.isa.kernel import Affine, View
 from shardwright.compiler.isa.program import (
     NO_PLACE,
     Call,
@@ -25,7 +26,6 @@ from shardwright.compiler.isa.program import (
     ProgramBuffer,
     Repeat,
 )
-from shardwright.compiler.isa.region import Affine, View
 from shardwright.compiler.isa.soundness import check_function
 from shardwright.compiler.isa.tokens import check_tokens
 from shardwright.compiler.options import CompileOptions
@@ -48,21 +48,21 @@ def read(program: Program) -> Program:
 
 
 def instructions(function: Function) -> list[Instr]:
-    """Of the first region, loops opened."""
+    """Of the first kernel, loops opened."""
 
     def inside(body: list[Instr | Loop]) -> list[Instr]:
         return [i for x in body for i in ([x] if isinstance(x, Instr) else inside(x.body))]
 
-    return inside(function.regions[0].body)
+    return inside(function.kernels[0].body)
 
 
 def node(function: Function, op: str, **changes: Any) -> None:
     """Change the first node of that op."""
-    region = function.regions[0]
-    nodes = list(region.program.nodes)
+    kernel = function.kernels[0]
+    nodes = list(kernel.program.nodes)
     at = next(n for n, found in enumerate(nodes) if found.op == op)
     nodes[at] = replace(nodes[at], **changes)
-    region.program = replace(region.program, nodes=tuple(nodes))
+    kernel.program = replace(kernel.program, nodes=tuple(nodes))
 
 
 def instr(function: Function, name: str, **changes: Any) -> None:
@@ -96,7 +96,7 @@ DAMAGES: dict[str, tuple[Callable[[Function], None], str]] = {
     "a size without end": (lambda f: tensor(f, 0, shape=(2**30, 2**30)), f"at most {MOST}"),
     "an alias of itself": (lambda f: tensor(f, 0, alias=0), "memory of an input"),
     "a parameter": (lambda f: setattr(f, "parameters", (999,)), "parameters require"),
-    "tokens without end": (lambda f: setattr(f.regions[0], "tokens", (2**40,)), "tokens"),
+    "tokens without end": (lambda f: setattr(f.kernels[0], "tokens", (2**40,)), "tokens"),
 }
 
 
@@ -161,16 +161,16 @@ def test_one_thing_wrong_in_the_head(change: dict[str, Any], words: str, program
 
 
 def test_loops_of_any_length_take_and_give_tokens(program: Program) -> None:
-    region = copy.deepcopy(program.functions[0].regions[0])
+    kernel = copy.deepcopy(program.functions[0].kernels[0])
     take = Instr("wait", Engine.VECTOR, None, waits=(0,))
     give = Instr("signal", Engine.TENSOR, None, signals=(0,))
     for trip, tokens, fits in ((10**9, 1, True), (10**9, 0, False)):
-        region.body, region.tokens = [Loop(0, trip, [take, give])], (tokens,)
+        kernel.body, kernel.tokens = [Loop(0, trip, [take, give])], (tokens,)
         if fits:
-            check_tokens(region)
+            check_tokens(kernel)
         else:
             with pytest.raises(ValueError, match="nothing signals"):
-                check_tokens(region)
-    region.body, region.tokens = [Loop(0, 10**9, [give])], (0,)
+                check_tokens(kernel)
+    kernel.body, kernel.tokens = [Loop(0, 10**9, [give])], (0,)
     with pytest.raises(ValueError, match="as it was found"):
-        check_tokens(region)
+        check_tokens(kernel)

@@ -10,7 +10,7 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.lower.function import Signature
 from shardwright.sharding.cut.overlap.buckets import bucketed
 from tests.support.building import Builder
-from tests.support.region_reference import lower_function
+from tests.support.kernel_reference import lower_function
 
 DP = ("dp_shard",)
 SMALL_BYTES = 4096
@@ -35,9 +35,9 @@ def test_a_bucket_that_is_needed_first_starts_first() -> None:
     """It is put together before the larger collective behind it goes out."""
     lowered = lower_function(bucketed(_layer(), SMALL_BYTES))
     assert [len(call.parts) for call in lowered.collectives] == [2, 0]
-    kinds = [region.kind for region in lowered.regions]
+    kinds = [kernel.kind for kernel in lowered.kernels]
     starts = [at for at, kind in enumerate(kinds) if kind == "collective_start"]
-    filling = [at for at, region in enumerate(lowered.regions) if "write" in region.name]
+    filling = [at for at, kernel in enumerate(lowered.kernels) if "write" in kernel.name]
     assert max(filling) < starts[0]
     assert kinds.index("collective_wait") > starts[1]
 
@@ -69,6 +69,6 @@ def test_a_store_of_what_was_gathered_waits_for_the_product_that_reads_it(
     """Code waits for a weight where it computes with it, not before, to copy it. What goes to a row
     needs no copy.
     """
-    regions = lower_function(*_keeping(as_rows)).regions
-    steps = [r.name for r in regions if r.kind == "compute" or r.kind == "collective_wait"]
+    kernels = lower_function(*_keeping(as_rows)).kernels
+    steps = [k.name for k in kernels if k.kind == "compute" or k.kind == "collective_wait"]
     assert steps == 2 * ["wait.all_gather", "dot_general", *store]

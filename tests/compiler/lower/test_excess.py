@@ -16,13 +16,13 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.lower.excess import SMALL_BYTES
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.run_single import run_single
+from tests.support.kernel_reference import lower_function
 from tests.support.model_run import compile_function
-from tests.support.region_reference import lower_function
 
 TARGET = "trn1n.32xlarge"
 LEVELS = ("L0", "L1")
@@ -45,10 +45,10 @@ def results(
     return [found[name] for name in outputs]
 
 
-def compute(graph: Graph, options: CompileOptions = DEFAULTS) -> list[RegionProgram]:
-    """The compute regions of a graph, every legal merge taken."""
-    regions = lower_function(graph, options=options).regions
-    return [r for r in regions if r.kind == "compute"]
+def compute(graph: Graph, options: CompileOptions = DEFAULTS) -> list[KernelProgram]:
+    """The compute kernels of a graph, every legal merge taken."""
+    kernels = lower_function(graph, options=options).kernels
+    return [k for k in kernels if k.kind == "compute"]
 
 
 def scratch_types(graph: Graph, options: CompileOptions = DEFAULTS) -> list[DType]:
@@ -78,7 +78,7 @@ def test_a_chain_on_chip_rounds_once(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_casts_of_the_model_fold_on_chip_too(level: str) -> None:
-    """fp32 -> bf16 -> fp32 inside of a region is no rounding, as in XLA's fusions."""
+    """fp32 -> bf16 -> fp32 inside of a kernel is no rounding, as in XLA's fusions."""
     b = Builder()
     x = b.input((128, 64))
     short = b.convert(x, DType.BF16)
@@ -137,7 +137,7 @@ def test_contractions_get_operands_of_the_declared_type(level: str) -> None:
     short = (np.float32(3) / x_.astype(np.float32)).astype(BF16).astype(np.float64)
     wanted = short @ w_.astype(np.float64)
     assert np.linalg.norm(product - wanted) <= 1e-6 * np.linalg.norm(wanted)
-    types = {r.nodes[i].dtype for r in compute(graph) for n in r.nodes for i in n.inputs
+    types = {k.nodes[i].dtype for k in compute(graph) for n in k.nodes for i in n.inputs
              if n.op == "contract"}  # fmt: skip
     assert types == {DType.BF16}
 
@@ -145,7 +145,7 @@ def test_contractions_get_operands_of_the_declared_type(level: str) -> None:
 def normalised_product(rows: int, columns: int, dtype: DType = DType.BF16) -> Graph:
     """A product, its sums over rows, and the product divided by them, in fp32 as in batch norm.
 
-    Sums over so many rows need a region of their own: the product crosses memory.
+    Sums over so many rows need a kernel of their own: the product crosses memory.
     """
     b = Builder()
     x, w = b.input((rows, 64), DType.BF16), b.input((64, columns), DType.BF16)
@@ -162,7 +162,7 @@ def test_what_is_stored_in_fp32_anyway_is_not_rounded_before() -> None:
     assert DType.F32 in kept and DType.BF16 not in kept
     assert kept == plain
     rounded = compute(normalised_product(*shape), OFF)
-    assert any(n.op == "contract" and n.dtype is DType.BF16 for r in rounded for n in r.nodes)
+    assert any(n.op == "contract" and n.dtype is DType.BF16 for k in rounded for n in k.nodes)
 
 
 def test_only_small_values_cross_memory_in_fp32() -> None:
@@ -194,13 +194,13 @@ def product_of_tensors(rows: int, reader: str) -> Graph:
 )
 def test_the_bf16_mode_of_vector_is_worth_a_rounding(rows: int, reader: str, made: DType) -> None:
     """Two bf16 tensors of more than 4096 elements multiply at twice the rate."""
-    (region,) = compute(product_of_tensors(rows, reader))
-    assert next(n.dtype for n in region.nodes if n.op == "exponential") is made
+    (kernel,) = compute(product_of_tensors(rows, reader))
+    assert next(n.dtype for n in kernel.nodes if n.op == "exponential") is made
 
 
 def test_casting_everything_keeps_every_rounding() -> None:
     """`--auto-cast all` asks for the short type between operations."""
     all_short = CompileOptions(auto_cast="all")
     assert CompileOptions().keeps_fp32 and not all_short.keeps_fp32
-    assert all(n.dtype is not DType.F32 for r in compute(chain(), all_short) for n in r.nodes)
-    assert any(n.dtype is DType.F32 for r in compute(chain()) for n in r.nodes)
+    assert all(n.dtype is not DType.F32 for k in compute(chain(), all_short) for n in k.nodes)
+    assert any(n.dtype is DType.F32 for k in compute(chain()) for n in k.nodes)

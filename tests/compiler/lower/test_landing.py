@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.ir.parse import parse
-from shardwright.compiler.isa.region import Affine, RegionProgram, View
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, View
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.write_out import Lowered
-from tests.support.region_reference import lower_function
+from tests.support.kernel_reference import lower_function
 
 GATHERED = """main(%in0: tensor<2x4xf32>, %in1: tensor<3x4x4xf32>, %in2: tensor<i32>) {
   %0 = all_gather %in0 {dim=0, axes=[dp_shard], group_size=2} : tensor<4x4xf32>
@@ -26,22 +26,22 @@ def lowered(text: str, aliases: tuple[tuple[int, int], ...] = ((1, 1),)) -> Lowe
     return lower_function(parse(text), Signature(parameters=COUNTER, aliases=aliases))
 
 
-def start_of(function: Lowered) -> RegionProgram:
-    (start,) = (r for r in function.regions if r.kind == "collective_start")
+def start_of(function: Lowered) -> KernelProgram:
+    (start,) = (k for k in function.kernels if k.kind == "collective_start")
     return start
 
 
-def stored(region: RegionProgram) -> list[int]:
-    return [n.attrs["view"].tensor for n in region.nodes if n.op == "store"]
+def stored(kernel: KernelProgram) -> list[int]:
+    return [n.attrs["view"].tensor for n in kernel.nodes if n.op == "store"]
 
 
 def test_a_row_of_a_stack_is_filled_by_the_collective() -> None:
-    """Row r of 4 x 4 elements begins at element 16 r; one region is left, which reads it there."""
+    """Row r of 4 x 4 elements begins at element 16 r; one kernel is left, which reads it there."""
     function = lowered(GATHERED)
     row = start_of(function).attrs["target"]
     assert row == View(function.inputs[1], Affine(0, ((0, 16),)), ())
-    assert [r.kind for r in function.regions] == ["collective_start", "collective_wait", "compute"]
-    (load,) = (n.attrs["view"] for n in function.regions[2].nodes if n.op == "load")
+    assert [k.kind for k in function.kernels] == ["collective_start", "collective_wait", "compute"]
+    (load,) = (n.attrs["view"] for n in function.kernels[2].nodes if n.op == "load")
     assert (load.tensor, load.offset) == (function.inputs[1], row.offset)
     assert not [t for t in function.tensors if t.kind == "scratch"]
 
@@ -73,10 +73,10 @@ TWICE = """main(%in0: tensor<2x4xf32>, %in1: tensor<6x4x4xf32>, %in2: tensor<i32
 
 def test_of_two_rows_of_a_stack_the_second_is_copied_and_starts_beside_the_first() -> None:
     function = lowered(TWICE, ((0, 1),))
-    starts = [r for r in function.regions if r.kind == "collective_start"]
+    starts = [k for k in function.kernels if k.kind == "collective_start"]
     assert [isinstance(r.attrs["target"], View) for r in starts] == [True, False]
-    kinds = [r.kind for r in function.regions]
-    assert kinds.index("collective_wait") > function.regions.index(starts[1])
+    kinds = [k.kind for k in function.kernels]
+    assert kinds.index("collective_wait") > function.kernels.index(starts[1])
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_of_two_rows_of_a_stack_the_second_is_copied_and_starts_beside_the_first
 def test_what_has_another_place_is_copied(text: str) -> None:
     function = lowered(text)
     assert isinstance(start_of(function).attrs["target"], int)
-    assert [r for r in function.regions if function.inputs[1] in stored(r)]
+    assert [k for k in function.kernels if function.inputs[1] in stored(k)]

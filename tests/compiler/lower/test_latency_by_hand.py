@@ -11,8 +11,8 @@ from shardwright.collectives.ops import CollectiveKind
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower.function import Settled, settle
 from shardwright.compiler.lower.latency import Hiding, Progress, makespan_ps
 from shardwright.compiler.lower.write_out import Lowered
@@ -50,20 +50,20 @@ def test_transfers_to_the_host_have_a_queue_of_their_own() -> None:
 def test_the_time_of_a_function_is_that_of_code_and_what_it_waits_for() -> None:
     """Code 10, a gather that takes 100 from there, 30 beside it, the wait until 110, 20 behind."""
     kinds = ("compute", "collective_start", "compute", "collective_wait", "compute")
-    regions = [RegionProgram(kind, kind, attrs={"collective": 0}) for kind in kinds]
-    assert makespan_ps(regions, (10, 0, 30, 0, 20), (100,), (0,)) == 130
-    assert makespan_ps(regions, (10, 0, 30, 0, 20), (25,), (0,)) == 60
+    kernels = [KernelProgram(kind, kind, attrs={"collective": 0}) for kind in kinds]
+    assert makespan_ps(kernels, (10, 0, 30, 0, 20), (100,), (0,)) == 130
+    assert makespan_ps(kernels, (10, 0, 30, 0, 20), (25,), (0,)) == 60
 
 
-# Regions: 0 gathers for 100, 1 needs it and takes 10; 2, 3 and 4 take 40 each, 3 behind 2.
+# Kernels: 0 gathers for 100, 1 needs it and takes 10; 2, 3 and 4 take 40 each, 3 behind 2.
 BEFORE = {0: set[int](), 1: {0}, 2: set[int](), 3: {2}, 4: set[int]()}
 TIMES = {0: 100, 1: 10, 2: 40, 3: 40, 4: 40}
 HIDING = Hiding(BEFORE, BEFORE, TIMES, {0: 0})
 
 
 def rank(places: Sequence[float]) -> dict[int, tuple[bool, bool, float]]:
-    """Regions by place, the collective first."""
-    return {region: (region != 0, False, place) for region, place in enumerate(places)}
+    """Kernels by place, the collective first."""
+    return {kernel: (kernel != 0, False, place) for kernel, place in enumerate(places)}
 
 
 def test_what_need_not_wait_goes_first() -> None:
@@ -78,19 +78,19 @@ def test_code_that_need_no_longer_wait_goes_in_its_place() -> None:
     assert hiding.order(rank((0, 1, 2, 3, 4))) == [0, 2, 3, 1, 4]
 
 
-def test_the_critical_path_behind_a_region() -> None:
+def test_the_critical_path_behind_a_kernel() -> None:
     """Behind 0 lies 1: 100 + 10; behind 2 lies 3: 40 + 40."""
     assert HIDING.tails((0, 1, 2, 3, 4)) == {0: 110, 1: 10, 2: 80, 3: 40, 4: 40}
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Every op of a region takes as much, and a gather 1000 for each column of its result."""
+class Oracle:
+    """Every op of a kernel takes as much, and a gather 1000 for each column of its result."""
 
     times: dict[str, int] = field(default_factory=dict)
     limit_bytes: int = 1 << 34
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         return sum(self.times.get(node.op, 0) for node in program.nodes)
 
     searched = __call__
@@ -112,16 +112,16 @@ def two_gathers() -> Graph:
 def steps(lowered: Lowered) -> list[str]:
     """What runs, products by the size of their result."""
     found = []
-    for region in lowered.regions:
-        sizes = [node.atoms for node in region.nodes if node.op == "store"]
+    for kernel in lowered.kernels:
+        sizes = [node.atoms for node in kernel.nodes if node.op == "store"]
         last = sizes[0][-1] if sizes else -1
-        found.append(f"{region.name} {region.atoms[last]}" if last >= 0 else region.name)
+        found.append(f"{kernel.name} {kernel.atoms[last]}" if last >= 0 else kernel.name)
     return found
 
 
 def test_a_product_that_is_ready_runs_beside_a_gather() -> None:
-    """The gather takes 64,000, the product beside it 5: without a judge the program's order."""
-    judged = settle(two_gathers(), judge=Judge({"contract": 5})).lowered
+    """The gather takes 64,000, the product beside it 5: without an oracle the program's order."""
+    judged = settle(two_gathers(), oracle=Oracle({"contract": 5})).lowered
     gather, wait = "start.all_gather", "wait.all_gather"
     assert steps(judged) == [gather, "dot_general 32", wait, "dot_general 64"]
     assert steps(settle(two_gathers()).lowered) == [
@@ -136,7 +136,7 @@ def test_a_product_that_is_ready_runs_beside_a_gather() -> None:
 
 
 def mlp() -> Graph:
-    """Two products with a gathered weight each, which may share a region."""
+    """Two products with a gathered weight each, which may share a kernel."""
     b = Builder()
     value = b.input((128, 128), DType.BF16)
     first = b.all_gather(b.input((64, 512), DType.BF16), 0, DP, group_size=2)
@@ -146,8 +146,8 @@ def mlp() -> Graph:
 
 
 def contractions(settled: Settled) -> list[int]:
-    """Products per region."""
-    counts = (sum(n.op == "contract" for n in r.nodes) for r in settled.lowered.regions)
+    """Products per kernel."""
+    counts = (sum(n.op == "contract" for n in k.nodes) for k in settled.lowered.kernels)
     return [count for count in counts if count]
 
 
@@ -155,14 +155,14 @@ def contractions(settled: Settled) -> list[int]:
     ("contract", "store", "together"),
     [(400_000, 0, [1, 1]), (400_000, 600_000, [2]), (1_000, 0, [2])],
 )
-def test_products_share_a_region_where_they_do_not_wait_for_each_others_gathers(
+def test_products_share_a_kernel_where_they_do_not_wait_for_each_others_gathers(
     contract: int, store: int, together: list[int]
 ) -> None:
     """Weights are here at 512,000 and 640,000. A product of 400,000 ends at 912,000 alone, and the
     other at 1,312,000; both behind 640,000 end at 1,440,000. Where a store between them takes
     600,000, that is worth more; of products of 1,000 the wait for the last gather is all there is.
     """
-    settled = settle(mlp(), judge=Judge({"contract": contract, "store": store}))
+    settled = settle(mlp(), oracle=Oracle({"contract": contract, "store": store}))
     assert contractions(settled) == together
 
 
@@ -208,5 +208,5 @@ def test_without_latency_hiding_collectives_are_taken_for_instant() -> None:
         (op for op in two_gathers().ops if op.name == "all_gather"),
     )
     for on in (True, False):
-        judge = LogicalCore(target, CompileOptions(latency_hiding=on))
-        assert (judge.collective_ps(gather) > 0) is on
+        oracle = LogicalCore(target, CompileOptions(latency_hiding=on))
+        assert (oracle.collective_ps(gather) > 0) is on

@@ -1,4 +1,4 @@
-"""HBM bytes of a Llama step, every region reading each input once and writing each output once."""
+"""HBM bytes of a Llama step, every kernel reading each input once and writing each output once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     options = CompileOptions()
     graph, state = unrolled_step(seq_len, **sizes)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
-    judge = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
+    oracle = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
     signature = Signature(aliases=tuple((i, i) for i in range(state)))
-    settled = settle(graph, signature, options, judge)
+    settled = settle(graph, signature, options, oracle)
     stored = [t for t in settled.lowered.tensors if t.shape.count(seq_len) > 1]
     assert not stored, "scores in HBM"
     return settled
@@ -52,7 +52,7 @@ def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
 @pytest.mark.matrix
 def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     """A tensor-parallel eighth of a Llama-2-70B layer at 4096 positions: eight query heads share a
-    key head. Forward is one row region of two contractions, backward one of five.
+    key head. Forward is one row kernel of two contractions, backward one of five.
     """
     sizes = {"hidden_size": 8192, "intermediate_size": 3584, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1}
@@ -73,7 +73,7 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
 )
 def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
     """Rows that no SBUF holds are streamed; a backward pass whose sums over rows do not fit as one
-    region is split into row regions that share no score.
+    kernel is split into row kernels that share no score.
     """
     groups = settled_step(seq_len, coded).groups
     assert sum(part.phase == "row" for part in groups.parts.values()) >= 4

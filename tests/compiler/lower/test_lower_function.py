@@ -1,4 +1,4 @@
-"""Lowered functions compute what their graphs say, in the regions one expects."""
+"""Lowered functions compute what their graphs say, in the kernels one expects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sim_cluster.values.result import distance
 from tests.support.building import Builder
-from tests.support.region_reference import check_lowering, lower_function, run_lowered
+from tests.support.kernel_reference import check_lowering, lower_function, run_lowered
 
 RNG = np.random.default_rng(0)
 IN_PLACE = Signature(aliases=((0, 0),))
@@ -27,11 +27,11 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def kinds(lowered: Lowered) -> list[str]:
-    return [r.kind for r in lowered.regions]
+    return [k.kind for k in lowered.kernels]
 
 
 def count(lowered: Lowered, op: str) -> int:
-    return sum(n.op == op for r in lowered.regions for n in r.nodes)
+    return sum(n.op == op for k in lowered.kernels for n in k.nodes)
 
 
 def rms_norm(b: Builder, x, gain):
@@ -50,36 +50,36 @@ def softmax(b: Builder, x):
     return b.op("divide", e, b.broadcast(b.reduce(e, "add", (last,)), shape, dims))
 
 
-def test_rms_norm_is_one_region_that_reads_its_rows_once() -> None:
+def test_rms_norm_is_one_kernel_that_reads_its_rows_once() -> None:
     b = Builder()
     x, gain = b.input((64, 10)), b.input((10,))
     lowered = check_lowering(b.finish(rms_norm(b, x, gain)), [normal(64, 10), normal(10)])
-    assert len(lowered.regions) == 1 and lowered.regions[0].atoms == (64, 10)
+    assert len(lowered.kernels) == 1 and lowered.kernels[0].atoms == (64, 10)
     assert count(lowered, "load") == 2
 
 
-def test_causal_softmax_is_one_region_and_remakes_its_mask() -> None:
+def test_causal_softmax_is_one_kernel_and_remakes_its_mask() -> None:
     b = Builder()
     s = b.input((2, 40, 40))
     rows, columns = b.iota((40, 40), 0), b.iota((40, 40), 1)
     mask = b.broadcast(b.compare(rows, columns, "GE"), (2, 40, 40), (1, 2))
     x = b.op("select", mask, s, b.full((2, 40, 40), -1e9))
     lowered = check_lowering(b.finish(softmax(b, x)), [normal(2, 40, 40)])
-    assert len(lowered.regions) == 1 and lowered.scratch_bytes == 0
+    assert len(lowered.kernels) == 1 and lowered.scratch_bytes == 0
 
 
 def test_rows_that_do_not_fit_are_split_at_reductions() -> None:
     b = Builder()
     graph = b.finish(softmax(b, b.input((64, 300))))
     lowered = check_lowering(graph, [normal(64, 300)], budget=Budget(1000, 1000))
-    assert len(lowered.regions) == 3
-    for region in lowered.regions:
-        reduced = [i for i, n in enumerate(region.nodes) if n.op == "reduce"]
-        used = {i for n in region.nodes if n.op != "store" for i in n.inputs}
-        assert not used & set(reduced), "a split region can be tiled over columns"
+    assert len(lowered.kernels) == 3
+    for kernel in lowered.kernels:
+        reduced = [i for i, n in enumerate(kernel.nodes) if n.op == "reduce"]
+        used = {i for n in kernel.nodes if n.op != "store" for i in n.inputs}
+        assert not used & set(reduced), "a split kernel can be tiled over columns"
 
 
-def test_adamw_is_one_region_in_place() -> None:
+def test_adamw_is_one_kernel_in_place() -> None:
     b = Builder()
     p, m, v, g = (b.input((33, 7)) for _ in range(4))
     rate = b.input(())
@@ -93,7 +93,7 @@ def test_adamw_is_one_region_in_place() -> None:
     inputs = [normal(33, 7), normal(33, 7), abs(normal(33, 7)), normal(33, 7)]
     inputs.append(np.asarray(0.01, np.float32))
     lowered = check_lowering(b.finish(p2, m2, v2), inputs, signature)
-    assert len(lowered.regions) == 1 and lowered.scratch_bytes == 0
+    assert len(lowered.kernels) == 1 and lowered.scratch_bytes == 0
 
 
 def test_contraction_reads_any_strides_and_converts_its_result() -> None:
@@ -103,7 +103,7 @@ def test_contraction_reads_any_strides_and_converts_its_result() -> None:
     scores = b.dot(*turned, ((3,), (3,)), ((0, 1), (0, 1)))
     graph = b.finish(b.convert(scores, DType.BF16))
     lowered = check_lowering(graph, [normal(2, 7, 3, 5), normal(2, 6, 3, 5)])
-    assert len(lowered.regions) == 1
+    assert len(lowered.kernels) == 1
     assert not [t for t in lowered.tensors if t.kind == "scratch"]
 
 
@@ -113,7 +113,7 @@ def test_grouped_heads_need_no_repeated_keys() -> None:
     wide = b.reshape(b.broadcast(k, (7, 2, 2, 6), (0, 1, 3)), (7, 4, 6))
     graph = b.finish(b.dot(q, wide, ((2,), (2,)), ((1,), (1,))))
     lowered = check_lowering(graph, [normal(5, 4, 6), normal(7, 2, 6)])
-    assert len(lowered.regions) == 1 and lowered.scratch_bytes == 0
+    assert len(lowered.kernels) == 1 and lowered.scratch_bytes == 0
 
 
 def test_a_value_and_its_transpose_get_indices_of_their_own() -> None:
@@ -134,8 +134,8 @@ def test_stack_is_updated_in_place_at_a_counter() -> None:
     graph = b.finish(b.dynamic_update_slice(stack, update, (wrapped, zero, zero)))
     signature = Signature(parameters=((2, 0, 3),), aliases=((0, 0),))
     lowered = check_lowering(graph, [normal(4, 3, 5), normal(3, 5)], signature, [2])
-    assert len(lowered.regions) == 1 and lowered.scratch_bytes == 0
-    (store,) = [n for n in lowered.regions[0].nodes if n.op == "store"]
+    assert len(lowered.kernels) == 1 and lowered.scratch_bytes == 0
+    (store,) = [n for n in lowered.kernels[0].nodes if n.op == "store"]
     assert store.attrs["view"].offset.terms == ((0, 15),)
 
 
@@ -181,7 +181,7 @@ def test_parts_are_written_where_they_are_computed() -> None:
     second = b.add(b.multiply(high, cos), b.multiply(low, sin))
     graph = b.finish(b.concatenate((first, second), 2))
     lowered = check_lowering(graph, [normal(5, 2, 8), normal(5, 2, 4), normal(5, 2, 4)])
-    assert len(lowered.regions) == 2 and lowered.scratch_bytes == 0
+    assert len(lowered.kernels) == 2 and lowered.scratch_bytes == 0
 
 
 def test_padding_is_filled_then_the_rest_written() -> None:
@@ -201,7 +201,7 @@ LABELS = GatherAttrs(
 )
 
 
-def test_label_gather_joins_the_loss_region_and_its_gradient() -> None:
+def test_label_gather_joins_the_loss_kernel_and_its_gradient() -> None:
     """logits[arange(n), labels] and its scatter-add become comparisons with a count."""
     b = Builder()
     logits, labels = b.input((40, 9)), b.input((40, 1), DType.I32)
@@ -217,7 +217,7 @@ def test_label_gather_joins_the_loss_region_and_its_gradient() -> None:
     spread = b.op("scatter", b.full((40, 9), 0.0), index, picked, attrs=back)
     inputs = [normal(40, 9), RNG.integers(0, 9, (40, 1)).astype(np.int32)]
     lowered = check_lowering(b.finish(picked, spread), inputs)
-    assert len(lowered.regions) == 1 and count(lowered, "load_indexed") == 0
+    assert len(lowered.kernels) == 1 and count(lowered, "load_indexed") == 0
 
 
 def test_collectives_start_early_and_are_awaited_late() -> None:
@@ -284,7 +284,7 @@ def test_a_permuted_result_that_strides_cannot_reshape_is_copied() -> None:
 
 def test_a_copy_stands_alone_where_its_reader_cuts_a_row_otherwise() -> None:
     """Eight pieces of 96 read as twelve of 64: heads that tensor parallelism does not divide. No
-    index has both, so what makes rows of the pieces and what reads them share no region."""
+    index has both, so what makes rows of the pieces and what reads them share no kernel."""
     b = Builder()
     pieces = b.reshape(b.transpose(b.input((8, 2, 96)), (1, 0, 2)), (2, 768))
     check_lowering(b.finish(b.op("abs", b.reshape(pieces, (2, 12, 64)))), [normal(8, 2, 96)])

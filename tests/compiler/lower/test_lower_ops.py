@@ -1,4 +1,4 @@
-"""Every op case of the harness lowers to regions that compute the op's reference, or is refused
+"""Every op case of the harness lowers to kernels that compute the op's reference, or is refused
 with a code.
 """
 
@@ -9,7 +9,7 @@ import pytest
 from shardwright.compiler.diagnostics import CompileError
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph, case_inputs
-from tests.support.region_reference import check_lowering
+from tests.support.kernel_reference import check_lowering
 
 REFUSED = {
     "add-0x3f32-0x3f32-empty": "NCC_EVRF001",

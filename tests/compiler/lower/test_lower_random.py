@@ -1,4 +1,4 @@
-"""Random graphs with random aliases lower to what they mean, whatever regions are formed."""
+"""Random graphs with random aliases lower to what they mean, whatever kernels are formed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.function import Signature
 from shardwright.compiler.lower.rule import Budget
-from tests.support.region_reference import check_lowering
+from tests.support.kernel_reference import check_lowering
 
 SIZES = (1, 2, 3, 4, 6)
 

@@ -1,4 +1,4 @@
-"""Row regions: contractions grow together with what stands between them, and values stay right."""
+"""Row kernels: contractions grow together with what stands between them, and values stay right."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower import function
 from shardwright.compiler.lower.accept import policy_of
+from shardwright.compiler.lower.cost_oracle import Clock
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature, settle
-from shardwright.compiler.lower.judge import Clock
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
-from tests.support.region_reference import check_lowering, lower_function
+from tests.support.kernel_reference import check_lowering, lower_function
 
 RNG = np.random.default_rng(1)
 HEADS, T, S, D, E = 3, 67, 71, 5, 7
@@ -77,8 +77,8 @@ def backward() -> Graph:
 INPUTS = [normal(HEADS, T, D), normal(HEADS, S, D), normal(HEADS, S, E)]
 
 
-def compute(lowered: Lowered) -> list[RegionProgram]:
-    return [r for r in lowered.regions if r.kind == "compute"]
+def compute(lowered: Lowered) -> list[KernelProgram]:
+    return [k for k in lowered.kernels if k.kind == "compute"]
 
 
 def score_tensors(lowered: Lowered) -> int:
@@ -86,7 +86,7 @@ def score_tensors(lowered: Lowered) -> int:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_forward_is_one_region(causal: bool) -> None:
+def test_attention_forward_is_one_kernel(causal: bool) -> None:
     lowered = check_lowering(forward(causal), INPUTS)
     assert len(compute(lowered)) == 1 and lowered.scratch_bytes == 0
     assert sum(n.op == "contract" for n in compute(lowered)[0].nodes) == 2
@@ -98,12 +98,12 @@ def test_attention_backward_keeps_scores_on_chip() -> None:
 
 
 def score_traffic(lowered: Lowered) -> list[int]:
-    """Score tensors read or written by regions without a contraction, one by one."""
+    """Score tensors read or written by kernels without a contraction, one by one."""
     counts = []
-    for region in compute(lowered):
-        views = {n.attrs["view"] for n in region.nodes if "view" in n.attrs}
+    for kernel in compute(lowered):
+        views = {n.attrs["view"] for n in kernel.nodes if "view" in n.attrs}
         scored = [v for v in views if math.prod(lowered.tensors[v.tensor].shape) == HEADS * T * S]
-        if scored and not any(n.op == "contract" for n in region.nodes):
+        if scored and not any(n.op == "contract" for n in kernel.nodes):
             counts.append(len(scored))
     return counts
 
@@ -148,7 +148,7 @@ def test_one_tensor_in_both_roles_keeps_two_indices() -> None:
 
 
 def test_projection_of_both_sides_cannot_join() -> None:
-    """K = x W spans all keys of x, so x -> K -> scores is never one region with x -> Q."""
+    """K = x W spans all keys of x, so x -> K -> scores is never one kernel with x -> Q."""
     b = Builder()
     x, wq, wk = b.input((T, D)), b.input((D, D)), b.input((D, D))
     y = b.op("tanh", x)
@@ -158,7 +158,7 @@ def test_projection_of_both_sides_cannot_join() -> None:
     assert len(compute(settled)) > 1
 
 
-def test_few_rows_do_not_make_a_row_region() -> None:
+def test_few_rows_do_not_make_a_row_kernel() -> None:
     b = Builder()
     q, k = b.input((32, D)), b.input((48, D))
     e = b.op("tanh", b.dot(q, k, ((1,), (1,))))
@@ -171,8 +171,8 @@ def test_panels_that_do_not_fit_stay_contractions() -> None:
     b = Builder()
     x, w1, w2 = b.input((4096, 4096)), b.input((4096, 11008)), b.input((11008, 4096))
     graph = b.finish(b.dot(b.op("tanh", b.dot(x, w1, ((1,), (0,)))), w2, ((1,), (0,))))
-    regions = compute(lower_function(graph))
-    assert [sum(n.op == "contract" for n in r.nodes) for r in regions] == [1, 1]
+    kernels = compute(lower_function(graph))
+    assert [sum(n.op == "contract" for n in k.nodes) for k in kernels] == [1, 1]
 
 
 def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:
@@ -182,8 +182,8 @@ def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:
 
 
 @pytest.mark.parametrize(("row_bytes", "left"), [(2380, 1), (2480, 0)])
-def test_scores_between_regions_are_made_again(row_bytes: int, left: int, monkeypatch) -> None:
-    """Where the backward pass does not fit in one region, its halves share no score tensor."""
+def test_scores_between_kernels_are_made_again(row_bytes: int, left: int, monkeypatch) -> None:
+    """Where the backward pass does not fit in one kernel, its halves share no score tensor."""
     budget, inputs = Budget(1 << 16, row_bytes), [*INPUTS, normal(HEADS, T, E)]
     with monkeypatch.context() as without:
         without.setattr(function, "MAX_REMAKES", 0)
@@ -193,37 +193,37 @@ def test_scores_between_regions_are_made_again(row_bytes: int, left: int, monkey
 
 
 @dataclass(frozen=True)
-class Judge:
+class Oracle:
     """One clock for first tilings, one for the code that will run."""
 
     first: Clock
     last: Clock
     limit_bytes: int = 1 << 40
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         return self.first(program, tensors)
 
-    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def searched(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         return self.last(program, tensors)
 
 
-def count(region: RegionProgram, op: str) -> int:
-    return sum(n.op == op for n in region.nodes)
+def count(kernel: KernelProgram, op: str) -> int:
+    return sum(n.op == op for n in kernel.nodes)
 
 
-def slow_exponentials(region: RegionProgram, _: object) -> int:
-    return 10 + 1000 * count(region, "exponential")
+def slow_exponentials(kernel: KernelProgram, _: object) -> int:
+    return 10 + 1000 * count(kernel, "exponential")
 
 
 @pytest.mark.parametrize(
-    ("searched", "stored"), [(slow_exponentials, True), (lambda _r, _t: 10, False)]
+    ("searched", "stored"), [(slow_exponentials, True), (lambda _k, _t: 10, False)]
 )
 def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: bool) -> None:
     """Fewer bytes are no gain where computing twice takes longer. First tilings may say so; the
     code that will run decides.
     """
     settled = settle(
-        backward(), budget=Budget(1 << 16, 2480), judge=Judge(slow_exponentials, searched)
+        backward(), budget=Budget(1 << 16, 2480), oracle=Oracle(slow_exponentials, searched)
     )
     assert bool(score_tensors(settled.lowered)) is stored
 
@@ -232,41 +232,41 @@ def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
     """The fastest form stores a tensor of scores; where it does not fit, it is made again."""
     size = HEADS * T * S * 4
     for room, stored in ((size, 1), (size - 1, 0)):
-        judge = Judge(slow_exponentials, slow_exponentials, room)
-        settled = settle(backward(), budget=Budget(1 << 16, 2480), judge=judge)
+        oracle = Oracle(slow_exponentials, slow_exponentials, room)
+        settled = settle(backward(), budget=Budget(1 << 16, 2480), oracle=oracle)
         assert score_tensors(settled.lowered) == stored
 
 
-def test_slower_regions_stand_where_their_parts_pass_more_than_hbm_holds() -> None:
-    def clock(region: RegionProgram, tensors: object) -> int:
-        return 100 if count(region, "contract") > 1 else 10
+def test_slower_kernels_stand_where_their_parts_pass_more_than_hbm_holds() -> None:
+    def clock(kernel: KernelProgram, tensors: object) -> int:
+        return 100 if count(kernel, "contract") > 1 else 10
 
-    (region,) = compute(settle(forward(), judge=Judge(clock, clock, 1)).lowered)
-    assert count(region, "contract") == 2
+    (kernel,) = compute(settle(forward(), oracle=Oracle(clock, clock, 1)).lowered)
+    assert count(kernel, "contract") == 2
 
 
-def test_slower_regions_fall_apart_at_their_last_merge() -> None:
-    """The judge makes two contractions in one region slow: softmax joins one side at most."""
+def test_slower_kernels_fall_apart_at_their_last_merge() -> None:
+    """The oracle makes two contractions in one kernel slow: softmax joins one side at most."""
 
-    def clock(region: RegionProgram, tensors: object) -> int:
-        return 100 if count(region, "contract") > 1 else 10
+    def clock(kernel: KernelProgram, tensors: object) -> int:
+        return 100 if count(kernel, "contract") > 1 else 10
 
-    settled = settle(forward(), judge=Judge(clock, clock))
-    counts = [sum(n.op == "contract" for n in r.nodes) for r in compute(settled.lowered)]
+    settled = settle(forward(), oracle=Oracle(clock, clock))
+    counts = [sum(n.op == "contract" for n in k.nodes) for k in compute(settled.lowered)]
     assert max(counts) == 1
     (refusal, *_) = settled.trials.refused.values()
     assert refusal.rule == "slower" and refusal.detail == "by 233%"
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_regions_without_code_are_split_and_never_an_error(level: int) -> None:
-    def clock(region: RegionProgram, tensors: object) -> int:
-        if count(region, "contract") and len(region.nodes) > 4:
+def test_kernels_without_code_are_split_and_never_an_error(level: int) -> None:
+    def clock(kernel: KernelProgram, tensors: object) -> int:
+        if count(kernel, "contract") and len(kernel.nodes) > 4:
             raise CapacityError("SW_SBUF", "tile p does not fit")
         return 10
 
-    options, judge = CompileOptions(optlevel=level), Judge(clock, clock)
-    settled = settle(forward(), options=options, judge=judge)
+    options, oracle = CompileOptions(optlevel=level), Oracle(clock, clock)
+    settled = settle(forward(), options=options, oracle=oracle)
     assert len(compute(settled.lowered)) == 3
     assert {r.rule for r in settled.trials.refused.values()} == {"code"}
 
@@ -285,12 +285,12 @@ def test_strips_that_fold_both_ways_are_held_against_their_parts(
 ) -> None:
     """Where rows do not fit on chip, columns lie on the partitions, and move a few at a time."""
 
-    def clock(region: RegionProgram, tensors: object) -> int:
-        return 10 ** (2 * count(region, "reduce"))
+    def clock(kernel: KernelProgram, tensors: object) -> int:
+        return 10 ** (2 * count(kernel, "reduce"))
 
     options = CompileOptions(optlevel=level)
-    settled = settle(folded(other), options=options, judge=Judge(clock, clock))
-    most = max(count(region, "reduce") for region in compute(settled.lowered))
+    settled = settle(folded(other), options=options, oracle=Oracle(clock, clock))
+    most = max(count(kernel, "reduce") for kernel in compute(settled.lowered))
     assert (most == 1) is apart
 
 
@@ -331,9 +331,9 @@ def test_the_quick_level_leaves_epilogues_alone() -> None:
     b = Builder()
     x, w = b.input((512, 4096)), b.input((4096, 4096))
     graph = b.finish(b.op("tanh", b.dot(x, w, ((1,), (0,)))))
-    for level, regions in ((1, 2), (2, 1), (3, 1)):
+    for level, kernels in ((1, 2), (2, 1), (3, 1)):
         lowered = lower_function(graph, options=CompileOptions(optlevel=level))
-        assert len(compute(lowered)) == regions
+        assert len(compute(lowered)) == kernels
 
 
 def test_sums_over_a_large_result_stay_out_of_the_epilogue() -> None:
@@ -346,18 +346,18 @@ def test_sums_over_a_large_result_stay_out_of_the_epilogue() -> None:
     assert merge.num_bytes == 512 * 4096 * 4 and merge.refusal.rule == "intensity"
 
 
-def test_explained_bytes_are_the_bytes_of_the_regions() -> None:
+def test_explained_bytes_are_the_bytes_of_the_kernels() -> None:
     (story,) = explain_fusion(forward(), Signature())
     stored = 4 * (HEADS * (T * D + S * D + S * E) + HEADS * T * E)
     assert story.moved_bytes == stored and story.avoided_bytes > 10 * HEADS * T * S * 4
 
 
 def test_explanation_names_the_first_failed_rule() -> None:
-    def judge(region: RegionProgram, tensors: object) -> int:
-        return 1 << 4 * sum(n.op == "contract" for n in region.nodes)
+    def oracle(kernel: KernelProgram, tensors: object) -> int:
+        return 1 << 4 * sum(n.op == "contract" for n in kernel.nodes)
 
     graph = forward()
-    stories = explain_fusion(graph, Signature(), judge=Judge(judge, judge))
+    stories = explain_fusion(graph, Signature(), oracle=Oracle(oracle, oracle))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"slower"}
     few = settle(graph, budget=Budget(1 << 16, 400))
     assert len(few.groups.parts) > 1
@@ -378,8 +378,8 @@ MIB = 2**20
         (300, 1.5, True),
     ],
 )
-def test_memory_between_regions_has_a_price(passed: int, ratio: float, stays: bool) -> None:
-    """A form that passes more than a 64th of HBM from region to region has to be 1.4 times as fast
+def test_memory_between_kernels_has_a_price(passed: int, ratio: float, stays: bool) -> None:
+    """A form that passes more than a 64th of HBM from kernel to kernel has to be 1.4 times as fast
     as one that does not; what HBM does not hold is no form.
     """
 
@@ -388,9 +388,9 @@ def test_memory_between_regions_has_a_price(passed: int, ratio: float, stays: bo
         lowered = SimpleNamespace(tensors=[scores], expected_ps=time)
         return SimpleNamespace(lowered=lowered)
 
-    def clock(_region: object, _: object) -> int:
+    def clock(_kernel: object, _: object) -> int:
         raise AssertionError("forms were timed when they were written")
 
     lean, fast = form(0, 1000.0 * ratio), form(passed, 1000.0)
-    chosen = function._quicker([fast, lean], Judge(clock, clock, 256 * MIB))
+    chosen = function._quicker([fast, lean], Oracle(clock, clock, 256 * MIB))
     assert (chosen is lean) is stays

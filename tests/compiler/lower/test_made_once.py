@@ -11,7 +11,7 @@ import pytest
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.function import SPARE, settle
 from shardwright.compiler.lower.made_once import made_once
 
@@ -54,11 +54,11 @@ def test_values_that_are_too_large_to_pass_are_made_again() -> None:
 
 @dataclass(frozen=True)
 class ByContractions:
-    """A judge to whom a contraction with a large result takes a second, and nothing else does."""
+    """To this oracle a contraction with a large result takes a second, and nothing else does."""
 
     limit_bytes: int
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         sizes = (program.atoms[a] for n in program.nodes if n.op == "contract" for a in n.atoms)
         return sum(size == ROWS for size in sizes) // 2
 
@@ -67,6 +67,6 @@ class ByContractions:
 
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
-    regions = settle(twice(), judge=ByContractions(limit)).lowered.regions
-    sizes = [[r.atoms[a] for a in n.atoms] for r in regions for n in r.nodes if n.op == "contract"]
+    kernels = settle(twice(), oracle=ByContractions(limit)).lowered.kernels
+    sizes = [[k.atoms[a] for a in n.atoms] for k in kernels for n in k.nodes if n.op == "contract"]
     assert sum(one.count(ROWS) == 2 for one in sizes) == contractions

@@ -27,8 +27,8 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.mesh import make_mesh
+from tests.support.kernel_reference import lower_function
 from tests.support.lowered_ranks import LoweredRanks
-from tests.support.region_reference import lower_function
 from tests.support.road import fsdp_plan, split_batch
 
 WIDTH, RANKS = 8, 4

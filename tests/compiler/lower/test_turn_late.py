@@ -12,7 +12,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.isa.region import RegionProgram, Tensor
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.function import settle
 from shardwright.compiler.lower.turn_late import turned_late
 
@@ -59,14 +59,14 @@ def test_without_such_a_conversion_there_is_no_other_form() -> None:
 
 @dataclass(frozen=True)
 class Against:
-    """A judge who finds slow what touches a passed tensor of one shape, and, so that something is
-    passed, contractions that convert.
+    """An oracle that finds slow what touches a passed tensor of one shape, and, so that something
+    is passed, contractions that convert.
     """
 
     shape: tuple[int, ...]
     limit_bytes: int = 1 << 30
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         views = (n.attrs["view"] for n in program.nodes if "view" in n.attrs)
         passed = [t for t in (tensors[v.tensor] for v in views) if t.kind == "scratch"]
         mixed = {"contract", "convert"} <= {n.op for n in program.nodes}
@@ -80,5 +80,5 @@ def test_the_faster_form_is_taken(shape: tuple[int, int]) -> None:
     b = Builder()
     x, y = b.input((ROWS, WIDTH)), b.input((ROWS, 32), DType.BF16)
     turned = b.convert(b.transpose(x, (1, 0)), DType.BF16)
-    lowered = settle(b.finish(b.dot(turned, y, ((1,), (0,)))), judge=Against(shape)).lowered
+    lowered = settle(b.finish(b.dot(turned, y, ((1,), (0,)))), oracle=Against(shape)).lowered
     assert [t.shape for t in lowered.tensors if t.kind == "scratch"] == [shape[::-1]]

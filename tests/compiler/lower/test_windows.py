@@ -1,4 +1,4 @@
-"""Convolutions, poolings and their gradients: lowered regions and generated code against the
+"""Convolutions, poolings and their gradients: lowered kernels and generated code against the
 reference, on the rows of the op harness.
 """
 
@@ -23,7 +23,7 @@ from tests.harnesses import convolution, shape, window
 from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.support.compiled import TARGET, levels_of, link, run_levels
-from tests.support.region_reference import check_lowering, lower_function
+from tests.support.kernel_reference import check_lowering, lower_function
 
 MOVING = tuple(c for c in shape.CASES if c.op in ("pad", "reverse", "concatenate"))
 CASES = (*convolution.CASES, *window.CASES, *MOVING)
@@ -32,7 +32,7 @@ NCHW, OIHW, IOHW = convolution.NCHW, convolution.OIHW, (1, 0, 2, 3)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-def test_regions_mean_the_op(case: OpCase) -> None:
+def test_kernels_mean_the_op(case: OpCase) -> None:
     check_lowering(build_graph(case), case_inputs(case), tolerance=max(4 * case.rtol, 1e-6))
 
 
@@ -126,13 +126,13 @@ def test_unfold_reference_is_numpys_sliding_window() -> None:
 
 
 def test_unfold_of_a_reversed_slice_is_a_view() -> None:
-    """Views compose: one region, no copy."""
+    """Views compose: one kernel, no copy."""
     b = Builder()
     x = b.input((9, 5))
     turned = b.reverse(b.slice(x, (1, 0), (9, 5), (2, 1)), (0, 1))
     y = b.reduce(b.unfold(turned, (0,), counts=(3,), sizes=(2,)), "add", (2,))
     lowered = check_lowering(b.finish(y), [np.arange(45.0, dtype=np.float32).reshape(9, 5)])
-    assert len(lowered.regions) == 1
+    assert len(lowered.kernels) == 1
 
 
 def test_long_running_windows_do_not_read_every_window() -> None:
@@ -148,8 +148,8 @@ def test_long_running_windows_do_not_read_every_window() -> None:
 def test_windows_of_short_rows_or_few_outputs_are_a_view(inputs: int, outputs: int) -> None:
     b = Builder()
     y = _conv(b, (1, 8, 8, inputs), (3, 3, inputs, outputs), low=(0, 0), high=(0, 0))
-    (region,) = lower_function(b.finish(y)).regions
-    (node,) = (n for n in region.nodes if n.op == "contract")
+    (kernel,) = lower_function(b.finish(y)).kernels
+    (node,) = (n for n in kernel.nodes if n.op == "contract")
     assert len(node.attrs["over"]) >= 2
 
 
@@ -178,12 +178,12 @@ def test_refused_dilations(code: str, given: dict[str, object]) -> None:
 
 
 def test_channels_last_are_read_once_and_padding_is_not_stored() -> None:
-    """One region, which moves its operands and its result."""
+    """One kernel, which moves its operands and its result."""
     b = Builder()
     x, w = b.input((2, 8, 8, 64)), b.input((3, 3, 64, 32))
     program = link(b.finish(b.op("convolution", x, w, attrs=_attrs())))
     (function,) = program.functions
-    assert len(function.regions) == 1
+    assert len(function.kernels) == 1
     (segment,) = function_segments(function, load_target(TARGET))
     moved = sum(v.num_bytes for v in (x.type, w.type)) + 2 * 8 * 8 * 32 * 4
     assert segment.hbm_bytes == moved

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
@@ -14,15 +15,14 @@ from shardwright.compiler.isa.program import (
     Engine,
     Function,
     Instr,
+    Kernel,
     Loop,
     Program,
     ProgramBuffer,
-    Region,
     Repeat,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor
 from shardwright.compiler.neff.listing import function_lines, program_lines
 
 F32, BF16 = DType.F32, DType.BF16
@@ -44,14 +44,14 @@ TILES = [
     Tile("t", Space.SBUF, 2, 3, F32, slots=2, loop=0, address=64),
     Tile("s", Space.PSUM, 2, 1, BF16, address=0),
 ]
-FIRST = Region(
-    RegionProgram("compute", "exp", (2, 3), (Node("iota", (), (0,), F32, {}),), loc=1),
+FIRST = Kernel(
+    KernelProgram("compute", "exp", (2, 3), (Node("iota", (), (0,), F32, {}),), loc=1),
     TILES,
     [Loop(0, 4, [LOAD, Loop(1, 5, [ACT])]), WAIT],
     tokens=(0, 2),
 )
-SECOND = Region(
-    RegionProgram("compute", "rest", loc=2),
+SECOND = Kernel(
+    KernelProgram("compute", "rest", loc=2),
     [],
     [],
     borders=(Border(Engine.DMA_OUT, 1),),
@@ -110,7 +110,7 @@ def test_a_program() -> None:
 
 
 HEAD = [
-    "function layer (2 regions)",
+    "function layer (2 kernels)",
     "  tensor 0 input x f32[2,3]",
     "  tensor 1 scratch tmp bf16[6] @scratch+128",
     "  tensor 2 output y f32[2,3] aliases tensor 0",
@@ -129,7 +129,7 @@ ACTED = (
 def test_a_function_with_its_meaning_and_its_code() -> None:
     assert listed() == [
         *HEAD,
-        "  region 0 compute exp from layer.py:9",
+        "  kernel 0 compute exp from layer.py:9",
         "    atoms [2, 3]",
         "    %0 = iota() : f32 over [0]",
         "    tile 0 sbuf t 2 x 3 f32 @64 x 2 slots by r0",
@@ -140,43 +140,43 @@ def test_a_function_with_its_meaning_and_its_code() -> None:
         "      loop r1 5 times",
         f"        {ACTED}",
         "    dma_out wait wait:1",
-        "  region 1 compute rest after 3 of the other core without a barrier",
-        "    border 0 dma_out behind region 0",
+        "  kernel 1 compute rest after 3 of the other core without a barrier",
+        "    border 0 dma_out behind kernel 0",
     ]
 
 
 def test_the_code_of_some_engines_inside_the_loops_they_share() -> None:
-    regions = [
-        "  region 0 compute exp from layer.py:9",
-        "  region 1 compute rest after 3 of the other core without a barrier",
+    kernels = [
+        "  kernel 0 compute exp from layer.py:9",
+        "  kernel 1 compute rest after 3 of the other core without a barrier",
     ]
     assert listed(engines=(Engine.SCALAR,)) == [
         *HEAD,
-        regions[0],
+        kernels[0],
         "    loop r0 4 times",
         "      loop r1 5 times",
         f"        {ACTED}",
-        regions[1],
+        kernels[1],
     ]
     assert listed(engines=(Engine.DMA_OUT, Engine.DMA_IN)) == [
         *HEAD,
-        regions[0],
+        kernels[0],
         "    loop r0 4 times",
         f"      {LOADED}",
         "    dma_out wait wait:1",
-        regions[1],
+        kernels[1],
     ]
 
 
 def test_two_physical_cores_and_places_that_are_unknown() -> None:
     other = replace(SECOND, borders=None, after=0)
     lowest = replace(other, program=replace(other.program, loc=-1))
-    found = listed(replace(FUNCTION, regions=[other], partner=[lowest], collectives=[]))
+    found = listed(replace(FUNCTION, kernels=[other], partner=[lowest], collectives=[]))
     assert found[4:] == [
         "  subgraph sg00 on physical core 0",
-        "  region 0 compute rest",
+        "  kernel 0 compute rest",
         "  subgraph sg01 on physical core 1",
-        "  region 0 compute rest",
+        "  kernel 0 compute rest",
     ]
     first = replace(other, program=replace(other.program, loc=0))
-    assert "  region 0 compute rest from model.py:3" in listed(replace(FUNCTION, regions=[first]))
+    assert "  kernel 0 compute rest from model.py:3" in listed(replace(FUNCTION, kernels=[first]))

@@ -15,7 +15,7 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from tests.support.region_reference import lower_function
+from tests.support.kernel_reference import lower_function
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 NONE = np.zeros((4, 0), np.float32)

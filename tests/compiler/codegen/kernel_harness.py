@@ -1,4 +1,4 @@
-"""Building region programs by hand and holding L0 (generated code) against L1 (whole arrays)."""
+"""Building kernel programs by hand and holding L0 (generated code) against L1 (whole arrays)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.limits import check_region, limits_for, walk
-from shardwright.compiler.isa.program import Region
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, Tensor, View
+from shardwright.compiler.isa.limits import check_kernel, limits_for, walk
+from shardwright.compiler.isa.program import Kernel
 from shardwright.compiler.machine.target import Limits
 from tests.support import l0, l1
-from tests.support.region_checks import overlaps
+from tests.support.kernel_checks import overlaps
 
 F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
 TARGET = "trn1n.32xlarge"
@@ -84,11 +84,11 @@ class Maker:
             tensor = self.tensor(atoms, kind, "output")
         return self.node("store", value, atoms=atoms, dtype=kind, view=self.view(tensor, atoms))
 
-    def program(self) -> RegionProgram:
-        return RegionProgram("compute", self.name, self.atoms, tuple(self.nodes))
+    def program(self) -> KernelProgram:
+        return KernelProgram("compute", self.name, self.atoms, tuple(self.nodes))
 
-    def region(self, target: str | Limits = TARGET) -> Region:
-        return generate(self.program(), self.tensors, target, 0).region
+    def kernel(self, target: str | Limits = TARGET) -> Kernel:
+        return generate(self.program(), self.tensors, target, 0).kernel
 
 
 def fill(tensor: Tensor, seed: int) -> np.ndarray:
@@ -137,19 +137,19 @@ def check(
     inputs: dict[int, np.ndarray] | None = None,
     seed: int = 0,
     target: str | Limits = TARGET,
-) -> Region:
+) -> Kernel:
     """Generate, verify, run in L0 and L1, compare every output."""
-    program, region = m.program(), m.region(target)
-    assert not overlaps(region)
-    assert not check_region(region, limits_for(target))
+    program, kernel = m.program(), m.kernel(target)
+    assert not overlaps(kernel)
+    assert not check_kernel(kernel, limits_for(target))
     got, want = arrays(m.tensors, seed, inputs), arrays(m.tensors, seed, inputs)
-    l1.run_region(program, want, {})
-    l0.run_region(region, got, {})
+    l1.run_kernel(program, want, {})
+    l0.run_kernel(kernel, got, {})
     for n, tensor in enumerate(m.tensors):
         error = distance(got[n], want[n])
         assert error <= bound, (m.name, tensor.name, error)
-    return region
+    return kernel
 
 
-def count(region: Region) -> int:
-    return sum(1 for _ in walk(region.body))
+def count(kernel: Kernel) -> int:
+    return sum(1 for _ in walk(kernel.body))

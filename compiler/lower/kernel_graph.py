@@ -1,6 +1,6 @@
-"""The graph of regions while they grow: who must run before whom, and what each can reach.
+"""The graph of kernels while they grow: who must run before whom, and what each can reach.
 
-A region is named by one of its tasks. Reachability is a bit set per region, kept up to date by
+A kernel is named by one of its tasks. Reachability is a bit set per kernel, kept up to date by
 `join`, so that the question whether a merge would close a cycle costs a few integer operations.
 """
 
@@ -12,43 +12,43 @@ from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.lower.order import Order
 
 
-class RegionGraph:
-    """Dependencies between regions. `members` maps region -> task numbers."""
+class KernelGraph:
+    """Dependencies between kernels. `members` maps kernel -> task numbers."""
 
     def __init__(self, order: Order, members: Mapping[int, Collection[int]]) -> None:
-        self._members = {r: list(numbers) for r, numbers in members.items()}
-        self.region = {n: r for r, numbers in members.items() for n in numbers}
-        self._before: dict[int, set[int]] = {r: set() for r in members}
-        self._after: dict[int, set[int]] = {r: set() for r in members}
+        self._members = {k: list(numbers) for k, numbers in members.items()}
+        self.kernel = {n: k for k, numbers in members.items() for n in numbers}
+        self._before: dict[int, set[int]] = {k: set() for k in members}
+        self._after: dict[int, set[int]] = {k: set() for k in members}
         for task in order.body.tasks:
-            mine = self.region[task.number]
+            mine = self.kernel[task.number]
             for number in order.before(task):
-                other = self.region[number]
+                other = self.kernel[number]
                 if other != mine:
                     self._before[mine].add(other)
                     self._after[other].add(mine)
         self._reach = self._reachable()
 
     def _reachable(self) -> dict[int, int]:
-        """Bit set of the regions reachable from each region."""
+        """Bit set of the kernels reachable from each kernel."""
         reach: dict[int, int] = {}
-        for region in topological(self._after, lambda r: r):
-            reach[region] = 0
-            for later in self._after[region]:
-                reach[region] |= reach[later] | 1 << later
-        assert len(reach) == len(self._after), "regions wait for each other"
+        for kernel in topological(self._after, lambda k: k):
+            reach[kernel] = 0
+            for later in self._after[kernel]:
+                reach[kernel] |= reach[later] | 1 << later
+        assert len(reach) == len(self._after), "kernels wait for each other"
         return reach
 
     def acyclic(self, a: int, b: int) -> bool:
-        """True when no path leaves `a`, passes another region and enters `b`."""
+        """True when no path leaves `a`, passes another kernel and enters `b`."""
         bit = 1 << b
         return not any(self._reach[later] & bit for later in self._after[a] if later != b)
 
     def join(self, a: int, b: int) -> None:
-        """Make region `b` a part of region `a`, which comes before it."""
+        """Make kernel `b` a part of kernel `a`, which comes before it."""
         moved = self._members.pop(b)
         self._members[a] += moved
-        self.region.update(dict.fromkeys(moved, a))
+        self.kernel.update(dict.fromkeys(moved, a))
         for side in (self._before, self._after):
             opposite = self._after if side is self._before else self._before
             for other in side.pop(b):

@@ -1,10 +1,10 @@
-"""The judge of merges: tile code for a region, timed on one core of the target.
+"""The autotuner: tile code for a kernel, searched and timed on one core of the target.
 
-Row regions are timed with their first tiling: what they will run is at least as fast, and trying
-more tilings twice is what would take long. Equal regions are timed once; what matters is their
+Row kernels are timed with their first tiling: what they will run is at least as fast, and trying
+more tilings twice is what would take long. Equal kernels are timed once; what matters is their
 structure and the types of tensors, not which tensors they are or where a window starts. Nothing is
-searched twice, and code that the region will run is kept until then. What was found for regions of
-equal meaning is known to all trials of the process: functions of a sweep have regions in common.
+searched twice, and code that the kernel will run is kept until then. What was found for kernels of
+equal meaning is known to all autotuners of a process: functions of a sweep have kernels in common.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 from shardwright.compiler.codegen.generate import Codes, Generated, Recipe, generate
 from shardwright.compiler.codegen.relocate import relocated
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.isa.region import RegionProgram, Tensor, View, root_of
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor, View, root_of
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.timing.evaluate import judged_ps
 
 _FIRST_REGISTER = 1 << 20  # above every register of a function
-_MOST_BEGUN = 24  # regions whose code is kept for a search: the ways to cut one, twice (our choice)
+_MOST_BEGUN = 24  # kernels whose code is kept for a search: the ways to cut one, twice (our choice)
 _MOST_FOUND = 1 << 14
-"""Regions whose times are known to later trials, the newest (our choice): 100 bytes each."""
+"""Kernels whose times are known to later autotuners, the newest (our choice): 100 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a region: its recipe, and the time of its code."""
+    """What came of a kernel: its recipe, and the time of its code."""
 
     recipe: Recipe
     duration_ps: int
 
 
 class Memo:
-    """What came of the regions that this process has made code for on one target with the same
-    options, by `meaning`. It follows from that, so a trial that knows it gives the same answers as
-    one that does not.
+    """What came of the kernels that this process has made code for on one target with the same
+    options, by `meaning`. It follows from that, so an autotuner that knows it answers as one
+    that does not.
     """
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ def forget() -> None:
     _memo.cache_clear()
 
 
-class Trial:
-    """Simulated picoseconds of regions on a physical core of `target`."""
+class Autotuner:
+    """Simulated picoseconds of kernels on a physical core of `target`."""
 
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target = target
@@ -79,20 +79,20 @@ class Trial:
         self._begun: dict[Hashable, Codes] = {}
         self._memo = _memo(repr(target), options)
 
-    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
+    def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a kernel. Raises CompileError or CapacityError when there is no code for it."""
         key = _structure(program, tensors)
         return _once(self._known, key, lambda: self._measure(key, program, tensors))
 
-    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """Time of the code that a region will run; what `generate` makes of it is known then.
+    def searched(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a kernel will run; what `generate` makes of it is known then.
         Raises as a call does.
         """
         made = self.generate(program, tensors, _FIRST_REGISTER)
-        return judged_ps(made.region, tensors, self.target)
+        return judged_ps(made.kernel, tensors, self.target)
 
-    def first_fit_ps(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        """Time of a region with its first tiling; a search that follows goes on from there. Raises
+    def first_fit_ps(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a kernel with its first tiling; a search that follows goes on from there. Raises
         as a call does.
         """
 
@@ -104,19 +104,19 @@ class Trial:
 
         return _once(self._fitted, _structure(program, tensors), duration_ps)
 
-    def _measure(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        if _is_row_region(program) and self.options.optlevel > 1:
+    def _measure(self, key: Hashable, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
+        if _is_row_kernel(program) and self.options.optlevel > 1:
             return self.first_fit_ps(program, tensors)
         if program.kind == "compute" and key not in self._recipes:
             return self._search(key, program, tensors).duration_ps
         made = self._repeated(key, program, tensors)
         self._codes[meaning(program, tensors)] = made, _tensors(program)
-        return judged_ps(made.region, tensors, self.target)
+        return judged_ps(made.kernel, tensors, self.target)
 
     def generate(
-        self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
+        self, program: KernelProgram, tensors: Sequence[Tensor], first_register: int
     ) -> Generated:
-        """Code for a region; what was found for one of the same structure is not searched again.
+        """Code for a kernel; what was found for one of the same structure is not searched again.
 
         Raises CompileError, CapacityError.
         """
@@ -127,12 +127,12 @@ class Trial:
         known = self._codes.get(meant)
         made, numbers = known or (self._repeated(key, program, tensors), mine)
         renamed = dict(zip(numbers, mine, strict=True))
-        region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
+        kernel = relocated(made.kernel, program, renamed, _FIRST_REGISTER, first_register)
         last = made.next_register - _FIRST_REGISTER + first_register
-        return replace(made, region=region, next_register=last)
+        return replace(made, kernel=kernel, next_register=last)
 
-    def _search(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> Found:
-        """The best tiling of a region, which those of the same structure take too; its code is kept
+    def _search(self, key: Hashable, program: KernelProgram, tensors: Sequence[Tensor]) -> Found:
+        """The best tiling of a kernel, which those of the same structure take too; its code is kept
         where it had to be made for that.
         """
         meant = meaning(program, tensors)
@@ -148,17 +148,17 @@ class Trial:
 
     def _found(self, made: Generated, tensors: Sequence[Tensor]) -> Found:
         assert made.recipe is not None
-        return Found(made.recipe, judged_ps(made.region, tensors, self.target))
+        return Found(made.recipe, judged_ps(made.kernel, tensors, self.target))
 
     def _repeated(
-        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+        self, key: Hashable, program: KernelProgram, tensors: Sequence[Tensor]
     ) -> Generated:
         """Code by the recipe of the structure, with registers that begin at `_FIRST_REGISTER`."""
         target, recipe = self.target.name, self._recipes.get(key)
         return generate(program, tensors, target, _FIRST_REGISTER, self.options, recipe)
 
-    def _begin(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Codes:
-        """What was planned and made for a region lately."""
+    def _begin(self, program: KernelProgram, tensors: Sequence[Tensor]) -> Codes:
+        """A memo of what was planned and made for the latest kernels."""
         key = meaning(program, tensors), (*_tensors(program),)
         if key not in self._begun:
             if len(self._begun) == _MOST_BEGUN:
@@ -183,26 +183,26 @@ def _once(
     return found
 
 
-def _is_row_region(program: RegionProgram) -> bool:
+def _is_row_kernel(program: KernelProgram) -> bool:
     """Several contractions, or one and reductions beside it."""
     ops = [n.op for n in program.nodes]
     contractions = ops.count("contract")
     return contractions > 1 or (contractions == 1 and "reduce" in ops)
 
 
-def _views(program: RegionProgram) -> list[View]:
+def _views(program: KernelProgram) -> list[View]:
     """All views, in the order of the nodes."""
     values = (n.attrs[k] for n in program.nodes for k in sorted(n.attrs))
     return [value for value in values if isinstance(value, View)]
 
 
-def _tensors(program: RegionProgram) -> list[int]:
-    """The tensors a region touches, by first use."""
+def _tensors(program: KernelProgram) -> list[int]:
+    """The tensors a kernel touches, by first use."""
     return list(dict.fromkeys(view.tensor for view in _views(program)))
 
 
-def meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
-    """A key, equal for regions whose code differs in tensor numbers and registers only."""
+def meaning(program: KernelProgram, tensors: Sequence[Tensor]) -> Hashable:
+    """A key, equal for kernels whose code differs in tensor numbers and registers only."""
     numbers = {n: at for at, n in enumerate(_tensors(program))}
     roots: dict[int, int] = {}
     shared = [roots.setdefault(root_of(tensors, n), at) for n, at in numbers.items()]
@@ -211,7 +211,7 @@ def meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
     return _structure(program, tensors), program.name, (*shared,), (*kinds,), (*offsets,)
 
 
-def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+def _structure(program: KernelProgram, tensors: Sequence[Tensor]) -> Hashable:
     seen: dict[int, int] = {}
 
     def plain(value: Any) -> Hashable:

@@ -1,13 +1,13 @@
-"""Regions as text that people read and `parse` reads back: the meaning of a nest of instructions.
+"""Kernels as text that people read and `parse` reads back: the meaning of a nest of instructions.
 
-    region compute dot_general loc 3 {
+    kernel compute dot_general loc 3 {
       atoms [4, 8, 16]
       %0 = load() {view=tensor 0+0[16, 0, 1]} : f32 over [0, 2]
       %1 = reduce(%0) {kind=add, over=[2]} : f32 over [0]
       %2 = store(%1) {view=tensor 2+0[1, 0, 0]} : f32 over [0]
     }
 
-Nodes are numbered in order, stores among them. What an attribute means is in `region.py`; a listing
+Nodes are numbered in order, stores among them. What an attribute means is in `kernel.py`; a listing
 of a program (`compiler/neff/listing.py`) shows nodes in this form.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwright.compiler.isa.region import Node, RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram, Node
 from shardwright.compiler.text.lexer import Cursor, name_text
 from shardwright.compiler.text.values import (
     mapping_text,
@@ -29,25 +29,25 @@ from shardwright.compiler.text.values import (
 FILE = "<text>"
 
 
-def to_text(*programs: RegionProgram) -> str:
-    """One region after the other, one line per node."""
+def to_text(*programs: KernelProgram) -> str:
+    """One kernel after the other, one line per node."""
     return "\n".join(line for program in programs for line in _lines(program)) + "\n"
 
 
-def _lines(program: RegionProgram) -> Iterator[str]:
+def _lines(program: KernelProgram) -> Iterator[str]:
     where = f" loc {program.loc}" if program.loc != -1 else ""
-    yield f"region {head_text(program)}{where} {{"
+    yield f"kernel {head_text(program)}{where} {{"
     yield from (f"  {line}" for line in body_lines(program))
     yield "}"
 
 
-def head_text(program: RegionProgram) -> str:
+def head_text(program: KernelProgram) -> str:
     """Kind, name and attributes."""
     attrs = f" attributes{_attributes_text(program.attrs)}" if program.attrs else ""
     return f"{name_text(program.kind)} {name_text(program.name)}{attrs}"
 
 
-def body_lines(program: RegionProgram) -> Iterator[str]:
+def body_lines(program: KernelProgram) -> Iterator[str]:
     """The sizes of the atoms, and every node."""
     if program.atoms:
         yield f"atoms {value_text(program.atoms)}"
@@ -67,22 +67,22 @@ def _attributes_text(attrs: Mapping[str, Any]) -> str:
     return f" {mapping_text(dict(sorted(attrs.items())))}" if attrs else ""
 
 
-def parse(text: str, name: str = FILE) -> tuple[RegionProgram, ...]:
-    """The regions of `text`; `name` is the file that errors point at.
+def parse(text: str, name: str = FILE) -> tuple[KernelProgram, ...]:
+    """The kernels of `text`; `name` is the file that errors point at.
 
     Raises: UsageError SW_TEXT_SYNTAX at the line and column that do not fit.
     """
     cursor = Cursor(text, name)
-    programs: list[RegionProgram] = []
-    while cursor.at("region"):
+    programs: list[KernelProgram] = []
+    while cursor.at("kernel"):
         programs.append(_program(cursor))
     cursor.end()
     return tuple(programs)
 
 
-def _program(cursor: Cursor) -> RegionProgram:
-    cursor.expect("region")
-    kind, name = cursor.name("the kind of a region"), cursor.name("the name of a region")
+def _program(cursor: Cursor) -> KernelProgram:
+    cursor.expect("kernel")
+    kind, name = cursor.name("the kind of a kernel"), cursor.name("the name of a kernel")
     attrs = _attributes(cursor) if cursor.accept("attributes") else {}
     loc = cursor.integer("the ordinal of a location") if cursor.accept("loc") else -1
     cursor.expect("{")
@@ -96,7 +96,7 @@ def _program(cursor: Cursor) -> RegionProgram:
         cursor.expect("=")
         nodes.append(_node(cursor, numbers))
         numbers[token.text] = len(numbers)
-    return RegionProgram(kind, name, atoms, tuple(nodes), attrs, loc)
+    return KernelProgram(kind, name, atoms, tuple(nodes), attrs, loc)
 
 
 def _node(cursor: Cursor, numbers: Mapping[str, int]) -> Node:

@@ -1,4 +1,4 @@
-"""An independent reading of `RegionProgram`: whole arrays, one axis per atom, addresses written out
+"""An independent reading of `KernelProgram`: whole arrays, one axis per atom, addresses written out
 as index grids.
 
 Slow and literal on purpose. It shares no code with the L1 executor; the arithmetic comes from the
@@ -16,9 +16,9 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
-from shardwright.compiler.isa.region import Node, RegionProgram, View
+from shardwright.compiler.isa.kernel import KernelProgram, Node, View
+from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.function import Signature, settle
-from shardwright.compiler.lower.judge import Judge
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -32,11 +32,11 @@ def lower_function(
     graph: Graph,
     signature: Signature = PLAIN,
     options: CompileOptions = DEFAULTS,
-    judge: Judge | None = None,
+    oracle: CostOracle | None = None,
     budget: Budget | None = None,
 ) -> Lowered:
-    """A loop-free graph as regions and tensors."""
-    return settle(graph, signature, options, judge, budget).lowered
+    """A loop-free graph as kernels and tensors."""
+    return settle(graph, signature, options, oracle, budget).lowered
 
 
 def run_lowered(
@@ -65,18 +65,18 @@ def run_lowered(
             memory.append(np.array(inputs[lowered.inputs.index(len(memory))]).reshape(-1))
     known = dict(zip(lowered.parameters, registers, strict=True))
     flying: dict[int, Callable[[], None]] = {}
-    for region in lowered.regions:
-        _run_region(region, memory, known, flying, lowered, collective)
+    for kernel in lowered.kernels:
+        _run_kernel(kernel, memory, known, flying, lowered, collective)
     shapes = [lowered.tensors[t].shape for t in lowered.outputs]
     return [memory[t].reshape(s) for t, s in zip(lowered.outputs, shapes, strict=True)]
 
 
-def _run_region(region, memory, registers, flying, lowered, collective) -> None:
-    attrs = region.attrs
-    if region.kind == "register_load":
+def _run_kernel(kernel, memory, registers, flying, lowered, collective) -> None:
+    attrs = kernel.attrs
+    if kernel.kind == "register_load":
         value = int(memory[attrs["view"].tensor][attrs["view"].offset.value(registers)])
         registers[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
-    elif region.kind == "collective_start":
+    elif kernel.kind == "collective_start":
         source = memory[attrs["source"]].copy()
         memory[attrs["target"]][:] = np.zeros(
             (), memory[attrs["target"]].dtype
@@ -88,35 +88,35 @@ def _run_region(region, memory, registers, flying, lowered, collective) -> None:
             target[:] = collective(call, source).reshape(-1)
 
         flying[attrs["collective"]] = deliver
-    elif region.kind == "collective_wait":
+    elif kernel.kind == "collective_wait":
         flying.pop(attrs["collective"])()
     else:
-        run_nodes(region, memory, registers)
+        run_nodes(kernel, memory, registers)
 
 
-def run_nodes(region: RegionProgram, memory: Sequence[np.ndarray], registers) -> None:
-    """Execute a compute region."""
+def run_nodes(kernel: KernelProgram, memory: Sequence[np.ndarray], registers) -> None:
+    """Execute a compute kernel."""
     values: list[np.ndarray] = []
-    for node in region.nodes:
-        values.append(_node(region, node, [values[i] for i in node.inputs], memory, registers))
+    for node in kernel.nodes:
+        values.append(_node(kernel, node, [values[i] for i in node.inputs], memory, registers))
         if values[-1] is not None:
-            want = tuple(n if a in node.atoms else 1 for a, n in enumerate(region.atoms))
+            want = tuple(n if a in node.atoms else 1 for a, n in enumerate(kernel.atoms))
             assert values[-1].shape == want, (node, values[-1].shape, want)
 
 
-def _grid(region: RegionProgram, atoms: Sequence[int], view: View, registers) -> np.ndarray:
+def _grid(kernel: KernelProgram, atoms: Sequence[int], view: View, registers) -> np.ndarray:
     """Element address of every point of `atoms`."""
-    assert len(view.strides) == len(region.atoms)
-    total = np.full((1,) * len(region.atoms), view.offset.value(registers))
+    assert len(view.strides) == len(kernel.atoms)
+    total = np.full((1,) * len(kernel.atoms), view.offset.value(registers))
     for a in atoms:
-        shape = [-1 if b == a else 1 for b in range(len(region.atoms))]
-        total = total + (np.arange(region.atoms[a]) * view.strides[a]).reshape(shape)
+        shape = [-1 if b == a else 1 for b in range(len(kernel.atoms))]
+        total = total + (np.arange(kernel.atoms[a]) * view.strides[a]).reshape(shape)
     return total
 
 
-def _load(region, node: Node, memory, registers):
+def _load(kernel, node: Node, memory, registers):
     """Elements of a view; zeros where a bounded coordinate leaves its dim."""
-    where = _grid(region, node.atoms, node.attrs["view"], registers)
+    where = _grid(kernel, node.atoms, node.attrs["view"], registers)
     inside = np.ones(where.shape, bool)
     for bound in node.attrs.get("bounds", ()):
         indices = np.indices(where.shape, sparse=True)
@@ -127,15 +127,15 @@ def _load(region, node: Node, memory, registers):
     return np.where(inside, found, np.zeros((), found.dtype))
 
 
-def _node(region, node: Node, args, memory, registers):
+def _node(kernel, node: Node, args, memory, registers):
     attrs = node.attrs
-    full = tuple(n if a in node.atoms else 1 for a, n in enumerate(region.atoms))
+    full = tuple(n if a in node.atoms else 1 for a, n in enumerate(kernel.atoms))
     if node.op == "load":
-        return _load(region, node, memory, registers)
+        return _load(kernel, node, memory, registers)
     if node.op == "load_indexed":
         rows = np.clip(args[0].astype(np.int64), 0, attrs["rows"] - 1) * attrs["stride"]
         return memory[attrs["view"].tensor][
-            _grid(region, node.atoms, attrs["view"], registers) + rows
+            _grid(kernel, node.atoms, attrs["view"], registers) + rows
         ]
     if node.op == "constant":
         return np.full(full, attrs["value"]).astype(node.dtype.numpy)
@@ -143,7 +143,7 @@ def _node(region, node: Node, args, memory, registers):
         return np.full(full, attrs["value"].value(registers)).astype(node.dtype.numpy)
     if node.op == "iota":
         count = attrs["start"].value(registers) + attrs["step"] * np.arange(
-            region.atoms[attrs["atom"]]
+            kernel.atoms[attrs["atom"]]
         )
         return count.reshape(full).astype(node.dtype.numpy)
     if node.op == "contract":
@@ -155,20 +155,20 @@ def _node(region, node: Node, args, memory, registers):
             full
         )
     if node.op == "store":
-        grid = _grid(region, node.atoms, attrs["view"], registers)
+        grid = _grid(kernel, node.atoms, attrs["view"], registers)
         assert args[0].dtype == memory[attrs["view"].tensor].dtype
         memory[attrs["view"].tensor][grid] = np.broadcast_to(args[0], grid.shape)
         return None
     if node.op == "store_indexed":
-        return _store_indexed(region, node, args, memory, registers)
+        return _store_indexed(kernel, node, args, memory, registers)
     return _elementwise(node, args)
 
 
-def _store_indexed(region, node, args, memory, registers) -> None:
+def _store_indexed(kernel, node, args, memory, registers) -> None:
     value, index = args
     target = memory[node.attrs["view"].tensor]
     grid = (
-        _grid(region, node.atoms, node.attrs["view"], registers)
+        _grid(kernel, node.atoms, node.attrs["view"], registers)
         + index.astype(np.int64) * node.attrs["stride"]
     )
     legal = np.broadcast_to((index >= 0) & (index < node.attrs["rows"]), grid.shape)

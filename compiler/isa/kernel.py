@@ -1,10 +1,10 @@
-"""Regions: what a nest of instructions computes, as array arithmetic over one index space.
+"""Kernels: what a nest of instructions computes, as array arithmetic over one index space.
 
-A region has a list of atoms (independent indices with a size) and a list of nodes in topological
-order. Every value of the region spans a subset of the atoms. A view places a tensor in that space:
+A kernel has a list of atoms (independent indices with a size) and a list of nodes in topological
+order. Every value of the kernel spans a subset of the atoms. A view places a tensor in that space:
 an element offset, affine in registers, and one element stride per atom (0 where the atom does not
-move the address). Code generation turns a region into tiles (`compiler/codegen`); L1 execution runs
-it as whole arrays with one NumPy axis per atom (`sim_cluster/values/regions.py`): absent atoms have
+move the address). Code generation turns a kernel into tiles (`compiler/codegen`); L1 execution runs
+it as whole arrays with one NumPy axis per atom (`sim_cluster/values/kernels.py`): absent atoms have
 size 1, so broadcasting needs no rule. Both start from this one description, and tests hold them
 equal.
 """
@@ -78,7 +78,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class View:
     """A strided window of tensor number `tensor`: element offset and one element stride per atom
-    of the region."""
+    of the kernel."""
 
     tensor: int
     offset: Affine
@@ -112,7 +112,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value (or store) of a region.
+    """One value (or store) of a kernel.
 
     Written as `op (inputs), attrs: meaning`.
 
@@ -149,8 +149,8 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionProgram:
-    """The meaning of one region.
+class KernelProgram:
+    """The meaning of one kernel.
 
     kind `compute`: atoms and nodes as above. kind `register_load`: attrs {register, view}: an
     integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:

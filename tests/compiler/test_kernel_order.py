@@ -1,4 +1,4 @@
-"""Regions without a barrier between them: what they wait for, that it suffices, that it is needed,
+"""Kernels without a barrier between them: what they wait for, that it suffices, that it is needed,
 and what it saves."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.decode import decode_function
 from shardwright.compiler.isa.encode import encode_function
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Tensor
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import (
     AccessPattern,
@@ -21,14 +22,13 @@ from shardwright.compiler.isa.program import (
     Engine,
     Function,
     Instr,
-    Region,
+    Kernel,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Affine, RegionProgram, Tensor
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import DEFAULTS
-from shardwright.compiler.schedule.region_order import order_regions
+from shardwright.compiler.schedule.kernel_order import order_kernels
 from shardwright.compiler.timing.evaluate import function_segments
 from shardwright.sim_cluster.values.functions import L0, FunctionCode
 from tests.support.compiled import graph_of, link
@@ -46,13 +46,13 @@ def pattern(space: Space, buffer: int) -> AccessPattern:
 WIDE = 40_000  # elements of a tile that meets another one of this size wherever it lies
 
 
-def region(name: str, body: list[Instr], tokens: int = 0, elements: int = ELEMENTS) -> Region:
+def kernel(name: str, body: list[Instr], tokens: int = 0, elements: int = ELEMENTS) -> Kernel:
     tile = Tile("t", Space.SBUF, 1, elements, DType.F32, address=0)
-    return Region(RegionProgram("compute", name), [tile], body, (0,) * tokens)
+    return Kernel(KernelProgram("compute", name), [tile], body, (0,) * tokens)
 
 
-def doubled(source: int, target: int, elements: int = ELEMENTS) -> Region:
-    """A region that loads a tensor, doubles it and stores it."""
+def doubled(source: int, target: int, elements: int = ELEMENTS) -> Kernel:
+    """A kernel that loads a tensor, doubles it and stores it."""
     at = pattern(Space.SBUF, 0)
     attrs = {"op0": "multiply", "scalar0": 2.0, "reverse0": False, "op1": None}
     body = [
@@ -60,28 +60,28 @@ def doubled(source: int, target: int, elements: int = ELEMENTS) -> Region:
         Instr("tensor_scalar", Engine.VECTOR, at, (at,), attrs, waits=(0,), signals=(1,)),
         Instr("dma", Engine.DMA_OUT, pattern(Space.HBM, target), (at,), waits=(1,)),
     ]
-    return region("doubled", body, 2, elements)
+    return kernel("doubled", body, 2, elements)
 
 
-def copied(source: int, target: int) -> Region:
-    """A region that copies a tensor within HBM."""
+def copied(source: int, target: int) -> Kernel:
+    """A kernel that copies a tensor within HBM."""
     operands = pattern(Space.HBM, target), (pattern(Space.HBM, source),)
-    return region("copied", [Instr("dma", Engine.DMA_IN, *operands)])
+    return kernel("copied", [Instr("dma", Engine.DMA_IN, *operands)])
 
 
-def filled(target: int) -> Region:
-    """A region that stores a constant."""
+def filled(target: int) -> Kernel:
+    """A kernel that stores a constant."""
     at = pattern(Space.SBUF, 0)
     fill = Instr("memset", Engine.VECTOR, at, (), {"value": 7.0}, signals=(0,))
     store = Instr("dma", Engine.DMA_OUT, pattern(Space.HBM, target), (at,), waits=(0,))
-    return region("filled", [fill, store], 1)
+    return kernel("filled", [fill, store], 1)
 
 
-def function(*regions: Region) -> Function:
+def function(*kernels: Kernel) -> Function:
     """Over four tensors of the caller."""
     tensors = [Tensor(f"t{n}", (ELEMENTS,), DType.F32, "input") for n in range(4)]
-    order_regions([regions], tensors, LIMITS)
-    return Function("f", tensors, (0, 1, 2, 3), (), (), 0, list(regions), [], target=TARGET)
+    order_kernels([kernels], tensors, LIMITS)
+    return Function("f", tensors, (0, 1, 2, 3), (), (), 0, list(kernels), [], target=TARGET)
 
 
 def run(given: Function) -> list[np.ndarray]:
@@ -95,11 +95,11 @@ def run(given: Function) -> list[np.ndarray]:
 
 def without(given: Function) -> Iterator[tuple[tuple[Border, ...], Function]]:
     """The borders of every instruction that has some, and the function without them."""
-    for number, made in enumerate(given.regions):
+    for number, made in enumerate(given.kernels):
         for at, instr in enumerate(walk(made.body)):
             if instr.borders:
                 other = copy.deepcopy(given)
-                list(walk(other.regions[number].body))[at].borders = ()
+                list(walk(other.kernels[number].body))[at].borders = ()
                 yield tuple((made.borders or ())[b] for b in instr.borders), other
 
 
@@ -109,13 +109,13 @@ STORED, LOADED, COMPUTED = (
 
 
 @pytest.mark.parametrize(
-    ("regions", "borders"),
+    ("kernels", "borders"),
     [
         # nothing in common, and tiles that can keep out of each other's way
         ([doubled(0, 1), doubled(0, 2)], []),
         # loads what was stored
         ([doubled(0, 1), doubled(1, 2)], [(STORED,)]),
-        # stores, on another queue, where was stored: before, and two regions before
+        # stores, on another queue, where was stored: before, and two kernels before
         ([doubled(0, 1), copied(0, 1)], [(STORED,)]),
         ([doubled(0, 1), filled(2), copied(0, 1)], [(Border(Engine.DMA_OUT, 2),)]),
         # stores where is still loaded; a store behind a load of its own is behind all older ones
@@ -127,11 +127,11 @@ STORED, LOADED, COMPUTED = (
         ([doubled(0, 1), copied(1, 2), copied(1, 3)], [(STORED,)]),
     ],
 )
-def test_what_regions_wait_for_suffices_and_is_needed(
-    regions: list[Region], borders: list[tuple[Border, ...]]
+def test_what_kernels_wait_for_suffices_and_is_needed(
+    kernels: list[Kernel], borders: list[tuple[Border, ...]]
 ) -> None:
-    made = function(*copy.deepcopy(regions))
-    assert made.regions[0].borders is None
+    made = function(*copy.deepcopy(kernels))
+    assert made.kernels[0].borders is None
     damaged = list(without(made))
     assert [found for found, _ in damaged] == borders
     for have, want in zip(run(made), run(with_barriers(made)), strict=True):
@@ -145,8 +145,8 @@ def test_what_regions_wait_for_suffices_and_is_needed(
 def test_what_a_border_names_must_be_there() -> None:
     made = function(doubled(0, 1), doubled(1, 2))
     for borders, named in (((Border(Engine.DMA_OUT, 2),), (0,)), ((), (0,))):
-        made.regions[1].borders = borders
-        made.regions[1].body[0].borders = named
+        made.kernels[1].borders = borders
+        made.kernels[1].body[0].borders = named
         with pytest.raises(SimulationError) as caught:
             run(made)
         assert caught.value.code == "SW_L0_OPERANDS"
@@ -155,13 +155,13 @@ def test_what_a_border_names_must_be_there() -> None:
 @pytest.mark.parametrize("kind", ["register_load", "collective_start", "collective_wait"])
 def test_barriers_stay_where_engines_meet(kind: str) -> None:
     """Also on the other physical core, which is idle there."""
-    program = RegionProgram(kind, kind)
-    events = [Region(program), Region(RegionProgram("idle", "idle"))]
+    program = KernelProgram(kind, kind)
+    events = [Kernel(program), Kernel(KernelProgram("idle", "idle"))]
     subgraphs = [[doubled(0, 1), event, doubled(1, 2), doubled(0, 3)] for event in events]
     tensors = [Tensor(f"t{n}", (ELEMENTS,), DType.F32, "input") for n in range(4)]
-    order_regions(subgraphs, tensors, LIMITS)
-    for regions in subgraphs:
-        assert [r.borders for r in regions] == [None, None, None, ()]
+    order_kernels(subgraphs, tensors, LIMITS)
+    for kernels in subgraphs:
+        assert [k.borders for k in kernels] == [None, None, None, ()]
 
 
 @cache
@@ -196,18 +196,18 @@ def outputs(given: Function, args: list[np.ndarray]) -> list[bytes]:
 
 def test_compiled_code_is_the_same_without_barriers_and_takes_less_time() -> None:
     made, args = compiled()
-    assert sum(r.borders is not None for r in made.regions) >= 3
+    assert sum(k.borders is not None for k in made.kernels) >= 3
     barriers = with_barriers(made)
     assert outputs(made, args) == outputs(barriers, args)
     machine = load_target(TARGET)
     ((now,), (before,)) = (function_segments(f, machine) for f in (made, barriers))
     assert now.duration_ps < before.duration_ps
     assert (now.busy_ps, now.hbm_bytes) == (before.busy_ps, before.hbm_bytes)
-    assert sum(r.duration_ps for r in now.regions) == now.duration_ps
+    assert sum(k.duration_ps for k in now.kernels) == now.duration_ps
 
 
 def test_compiled_code_without_what_orders_its_data_is_refused() -> None:
-    """What waits for the stores of the region before reads them, or overwrites what they read."""
+    """What waits for the stores of the kernel before reads them, or overwrites what they read."""
     made, args = compiled()
     refused = 0
     for borders, other in without(made):

@@ -1,8 +1,8 @@
-"""L1: a region as whole-array NumPy, one axis per atom.
+"""L1: a kernel as whole-array NumPy, one axis per atom.
 
-`prepare` turns a `RegionProgram` into a callable once: shapes, strides, functions and lifetimes are
+`prepare` turns a `KernelProgram` into a callable once: shapes, strides, functions and lifetimes are
 worked out there, and a call only computes offsets from registers. Loads are views where the type
-allows it; stores come last, so that a region may update a tensor in place.
+allows it; stores come last, so that a kernel may update a tensor in place.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType, strided
+from shardwright.compiler.isa.kernel import STORES, Affine, Bound, KernelProgram, Node, View
 from shardwright.compiler.isa.program import extent
-from shardwright.compiler.isa.region import STORES, Affine, Bound, Node, RegionProgram, View
 from shardwright.compiler.support.rounding import EXACT, Draws
 from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.indexed import (
@@ -28,7 +28,7 @@ from shardwright.sim_cluster.instructions.indexed import (
 )
 from shardwright.sim_cluster.values import elementwise as ew
 from shardwright.sim_cluster.values.contract import plan_contract
-from shardwright.sim_cluster.values.host_memory import region_bytes, require_memory
+from shardwright.sim_cluster.values.host_memory import kernel_bytes, require_memory
 from shardwright.sim_cluster.values.rounding import narrow
 
 Registers = Mapping[int, int]
@@ -39,19 +39,19 @@ Prepared = Callable[[Arrays, Registers], None]
 
 
 def prepare(
-    program: RegionProgram,
+    program: KernelProgram,
     dtypes: Sequence[DType],
     outside: Outside | None = None,
     draws: Draws | None = None,
 ) -> Prepared:
-    """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
+    """The kernel as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
     tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
     moved within its rounding."""
     if program.kind != "compute":
         raise SimulationError(
-            "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
+            "SW_L1_KIND", f"kernel {program.name} of kind {program.kind} has no array form"
         )
-    require_memory(region_bytes(program), f"region {program.name}")
+    require_memory(kernel_bytes(program), f"kernel {program.name}")
     planner = _Planner(program, dtypes, outside, draws)
     steps = planner.plan()
     count = len(program.nodes)
@@ -66,9 +66,9 @@ def prepare(
                     values[d] = None
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
             node = program.nodes[number]
-            code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_REGION"
+            code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_KERNEL"
             raise SimulationError(
-                code, f"region {program.name}, node {number} ({node.op}): {error}"
+                code, f"kernel {program.name}, node {number} ({node.op}): {error}"
             ) from error
 
     return run
@@ -122,11 +122,11 @@ def _reach(bound: Bound, sizes: Sequence[int], after: int) -> _Reach:
 
 
 class _Planner:
-    """Turns the nodes of one region into steps."""
+    """Turns the nodes of one kernel into steps."""
 
     def __init__(
         self,
-        program: RegionProgram,
+        program: KernelProgram,
         dtypes: Sequence[DType],
         outside: Outside | None,
         draws: Draws | None,
@@ -135,7 +135,7 @@ class _Planner:
         self.outside = outside
         self.draws = draws
         self.dtypes = dtypes
-        # a region of scalars gets one axis, so that values stay arrays
+        # a kernel of scalars gets one axis, so that values stay arrays
         self.sizes = program.atoms or (1,)
         self.values: list[_Value] = []
         self.num_stores = sum(node.op in STORES for node in program.nodes)
@@ -465,8 +465,8 @@ class _Planner:
         nodes, rank = self.program.nodes, len(self.sizes)
         if not split_atoms(self.sizes, view.strides, node.atoms, nodes[index].atoms):
             raise SimulationError(
-                "SW_L1_REGION",
-                f"region {self.program.name}: store_indexed moves its view along the index",
+                "SW_L1_KERNEL",
+                f"kernel {self.program.name}: store_indexed moves its view along the index",
             )
         atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
         picked = nodes[index].atoms

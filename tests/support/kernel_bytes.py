@@ -1,4 +1,4 @@
-"""What a region means, as bytes that are equal for equal regions, NaN included."""
+"""What a kernel means, as bytes that are equal for equal kernels, NaN included."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.compiler.isa.encode import pack_attrs
-from shardwright.compiler.isa.region import RegionProgram
+from shardwright.compiler.isa.kernel import KernelProgram
 
 
-def pack_region(program: RegionProgram) -> bytes:
+def pack_kernel(program: KernelProgram) -> bytes:
     """See the module."""
     nodes = [[n.op, n.inputs, n.atoms, n.dtype, _sorted(n.attrs)] for n in program.nodes]
     head = [program.kind, program.name, program.atoms, program.loc, _sorted(program.attrs)]

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.region import Affine, Node, RegionProgram, View
-from shardwright.sim_cluster.values.regions import prepare
-from tests.support.l1 import run_region
+from shardwright.compiler.isa.kernel import Affine, KernelProgram, Node, View
+from shardwright.sim_cluster.values.kernels import prepare
+from tests.support.l1 import run_kernel
 
 F32, BF16, I32, PRED = DType.F32, DType.BF16, DType.I32, DType.PRED
 ZERO = Affine()
 BF = ml_dtypes.bfloat16
 
 
-def compute(atoms: tuple[int, ...], *nodes: Node) -> RegionProgram:
-    return RegionProgram(kind="compute", name="test", atoms=atoms, nodes=nodes)
+def compute(atoms: tuple[int, ...], *nodes: Node) -> KernelProgram:
+    return KernelProgram(kind="compute", name="test", atoms=atoms, nodes=nodes)
 
 
 def load(
@@ -72,7 +72,7 @@ def test_contract_is_einsum_for_any_atom_order(
         Node("contract", (0, 1), out_atoms, F32, {"over": (at_k,)}),
         store(2, 2, tuple(strides_o), out_atoms),
     )
-    run_region(program, [lhs.reshape(-1), rhs.reshape(-1), out], {})
+    run_kernel(program, [lhs.reshape(-1), rhs.reshape(-1), out], {})
     np.testing.assert_allclose(
         out.reshape(b, m, n), np.einsum("bkm,bnk->bmn", lhs, rhs), rtol=1e-5, atol=1e-5
     )
@@ -87,7 +87,7 @@ def test_contract_sums_an_atom_only_one_side_has() -> None:
         Node("contract", (0, 1), (0, 2), F32, {"over": (1,)}),
         store(2, 2, (3, 0, 1), (0, 2)),
     )
-    run_region(program, [a.reshape(-1), b, out], {})
+    run_kernel(program, [a.reshape(-1), b, out], {})
     np.testing.assert_allclose(out.reshape(4, 3), np.outer(a.sum(1), b), rtol=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_rms_norm_rounds_every_bf16_node() -> None:
         Node("multiply", (8, 9), (0, 1), BF16),
         store(10, 2, (16, 1), (0, 1), BF16),
     )
-    run_region(program, [x.reshape(-1), w, out], {})
+    run_kernel(program, [x.reshape(-1), w, out], {})
     x32 = x.astype(np.float32)
     normed = (x32 / np.sqrt((x32 * x32).mean(1, keepdims=True))).astype(BF)
     want = (normed.astype(np.float32) * w.astype(np.float32)).astype(BF)
@@ -133,7 +133,7 @@ def test_in_place_update_reads_everything_before_it_writes() -> None:
         store(5, 1, (1,), (0,)),
     )
     old, gradient = p.copy(), g.copy()
-    run_region(program, [p, g, moved], {})
+    run_kernel(program, [p, g, moved], {})
     np.testing.assert_array_equal(p, old - gradient)
     np.testing.assert_array_equal(moved, old)
     np.testing.assert_array_equal(g, old + (old - gradient))
@@ -151,12 +151,12 @@ def test_values_read_twice_are_not_overwritten_in_place() -> None:
         Node("multiply", (2, 4), (0, 1), F32),
         store(5, 1, (3, 1), (0, 1)),
     )
-    run_region(program, [x.reshape(-1), out], {})
+    run_kernel(program, [x.reshape(-1), out], {})
     e = np.exp(x)
     np.testing.assert_allclose(out.reshape(5, 3), e / (1 + np.exp(e)), rtol=1e-6)
 
 
-def test_offsets_follow_registers_and_prepared_regions_run_again() -> None:
+def test_offsets_follow_registers_and_prepared_kernels_run_again() -> None:
     x, out = rand(4, 6), np.zeros(6, np.float32)
     program = compute(
         (6,), load(0, (1,), (0,), offset=Affine(0, ((3, 6),))), store(0, 1, (1,), (0,))
@@ -178,7 +178,7 @@ def test_load_indexed_picks_rows(mode: str) -> None:
         Node("load_indexed", (0,), (0, 1), F32, attrs),
         store(1, 2, (4, 1), (0, 1)),
     )
-    run_region(program, [table.reshape(-1), index, out], {})
+    run_kernel(program, [table.reshape(-1), index, out], {})
     want = table[np.clip(index, 0, 6)]
     if mode == "fill":
         want = np.where(((index >= 0) & (index < 7))[:, None], want, 0)
@@ -194,7 +194,7 @@ def test_load_indexed_that_moves_along_the_index_atom() -> None:
         Node("load_indexed", (0,), (0,), F32, attrs),
         store(1, 2, (1,), (0,)),
     )
-    run_region(program, [scores.reshape(-1), labels, out], {})
+    run_kernel(program, [scores.reshape(-1), labels, out], {})
     np.testing.assert_array_equal(out, scores[np.arange(5), labels])
 
 
@@ -211,7 +211,7 @@ def test_store_add_indexed_adds_duplicates_and_drops_strangers() -> None:
     want = table.copy()
     np.add.at(want, index[[0, 1, 2, 5]], values[[0, 1, 2, 5]])
     flat = table.reshape(-1).copy()
-    run_region(program, [values.reshape(-1), index, flat], {})
+    run_kernel(program, [values.reshape(-1), index, flat], {})
     np.testing.assert_allclose(flat.reshape(5, 4), want, rtol=1e-6)
 
 
@@ -237,7 +237,7 @@ def test_integers_wrap_and_divide_as_stablehlo() -> None:
             Node(op, (0, 1), (0,), I32),
             store(2, 2, (1,), (0,), I32),
         )
-        run_region(program, [a, b, out], {})
+        run_kernel(program, [a, b, out], {})
         assert out.tolist() == want, op
 
 
@@ -253,15 +253,15 @@ def test_iota_register_compare_select_build_a_causal_mask() -> None:
         Node("select", (2, 3, 4), (0, 1), F32),
         store(5, 0, (4, 1), (0, 1)),
     )
-    run_region(program, [out], {1: 1})
+    run_kernel(program, [out], {1: 1})
     want = np.where(np.arange(4)[:, None] + 1 >= np.arange(4), 1, -4)
     np.testing.assert_array_equal(out.reshape(4, 4), want)
 
 
-def test_scalar_region_and_convert_truncation() -> None:
+def test_scalar_kernel_and_convert_truncation() -> None:
     x, out = np.array([-2.7], np.float32), np.zeros(1, np.int32)
     program = compute((), load(0, (), ()), Node("convert", (0,), (), I32), store(1, 1, (), (), I32))
-    run_region(program, [x, out], {})
+    run_kernel(program, [x, out], {})
     assert out.tolist() == [-2]
 
 
@@ -274,17 +274,17 @@ def test_long_outer_sum_keeps_fp32_accuracy() -> None:
         Node("reduce", (0,), (1,), F32, {"kind": "add", "over": (0,)}),
         store(1, 1, (0, 1), (1,)),
     )
-    run_region(program, [x.reshape(-1), out], {})
+    run_kernel(program, [x.reshape(-1), out], {})
     np.testing.assert_allclose(out, x.astype(np.float64).sum(0), rtol=1e-6)
 
 
-def test_a_view_outside_its_tensor_is_refused_with_region_and_node() -> None:
+def test_a_view_outside_its_tensor_is_refused_with_kernel_and_node() -> None:
     program = compute((8,), load(0, (1,), (0,), offset=Affine(1)), store(0, 1, (1,), (0,)))
-    with pytest.raises(SimulationError, match="region test, node 0"):
-        run_region(program, [rand(8), rand(8)], {})
+    with pytest.raises(SimulationError, match="kernel test, node 0"):
+        run_kernel(program, [rand(8), rand(8)], {})
 
 
 def test_an_unknown_op_is_refused() -> None:
     program = compute((8,), load(0, (1,), (0,)), Node("besselj", (0,), (0,), F32))
     with pytest.raises(SimulationError, match="besselj"):
-        run_region(program, [rand(8)], {})
+        run_kernel(program, [rand(8)], {})

@@ -1,26 +1,26 @@
-"""Regions as text: what each computes, and why it is neither larger nor smaller."""
+"""Kernels as text: what each computes, and why it is neither larger nor smaller."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiler.isa.region import Tensor
-from shardwright.compiler.isa.region_text import to_text
-from shardwright.compiler.lower.explain import RegionStory, stories_of
+from shardwright.compiler.isa.kernel import Tensor
+from shardwright.compiler.isa.kernel_text import to_text
+from shardwright.compiler.lower.explain import KernelStory, stories_of
 from shardwright.compiler.lower.function import Settled
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.shown.charts import bytes_text, tensor_text
 
 
-def regions_text(lowered: Lowered) -> str:
-    """The tensors of a function as comments, and its regions as `region_text.parse` reads them."""
+def kernels_text(lowered: Lowered) -> str:
+    """The tensors of a function as comments, and its kernels as `kernel_text.parse` reads them."""
     head = "// `loc N` is the N-th op, from 0, of the function's graph before its passes\n"
     tensors = "".join(_tensor(number, tensor) for number, tensor in enumerate(lowered.tensors))
     calls = "".join(
         f"// collective {number}: {call.kind} over {'+'.join(call.axes) or 'the host link'}\n"
         for number, call in enumerate(lowered.collectives)
     )
-    return head + tensors + calls + to_text(*lowered.regions)
+    return head + tensors + calls + to_text(*lowered.kernels)
 
 
 def _tensor(number: int, tensor: Tensor) -> str:
@@ -29,9 +29,9 @@ def _tensor(number: int, tensor: Tensor) -> str:
 
 
 def fusion_text(settled: Settled) -> str:
-    """Every region: operators, what it moves, what fusing saved, and merges that rules refused."""
+    """Every kernel: operators, what it moves, what fusing saved, and merges that rules refused."""
     lines = [
-        "Operators that share a region keep what passes between them on chip. `moves`: bytes",
+        "Operators that share a kernel keep what passes between them on chip. `moves`: bytes",
         "through HBM, every input read once and every output written once; `saves`: what the",
         "operators one at a time would have moved besides.",
     ]
@@ -40,10 +40,10 @@ def fusion_text(settled: Settled) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _story(number: int, story: RegionStory) -> Iterator[str]:
+def _story(number: int, story: KernelStory) -> Iterator[str]:
     yield ""
     yield (
-        f"compute region {number} {story.name}: {story.operators} operators, moves"
+        f"compute kernel {number} {story.name}: {story.operators} operators, moves"
         f" {bytes_text(story.moved_bytes)}, saves {bytes_text(story.avoided_bytes)}"
     )
     for merge in sorted(story.refused, key=lambda m: -m.num_bytes):

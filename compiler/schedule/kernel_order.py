@@ -1,10 +1,10 @@
-"""Order between the regions of a physical core: a function's regions follow each other without a
+"""Order between the kernels of a physical core: a function's kernels follow each other without a
 barrier wherever no collective and no loaded register is between them.
 
-An instruction waits for queues that have yet to finish an earlier region when that region stores
+An instruction waits for queues that have yet to finish an earlier kernel when that kernel stores
 what it loads, touches the memory it stores to, or uses the on-chip bytes it overwrites. So loads
-of the next region begin while this one is at work, as soon as their bytes are free. Tiles of a
-region lie at the end of the memory or at its start, wherever fewer bytes are still in use. L0
+of the next kernel begin while this one is at work, as soon as their bytes are free. Tiles of a
+kernel lie at the end of the memory or at its start, wherever fewer bytes are still in use. L0
 checks the result with a race detector that knows nothing of this.
 """
 
@@ -16,48 +16,48 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Border,
     Instr,
+    Kernel,
     Loop,
-    Region,
     Space,
     Tile,
 )
-from shardwright.compiler.isa.region import Tensor
 from shardwright.compiler.machine.target import Limits
 from shardwright.compiler.schedule.allocate import ALIGN_BYTES, end_address, spaces
 from shardwright.compiler.schedule.reach import bytes_of, patterns_of, reach
 from shardwright.compiler.timing.max_plus import ENGINES, QUEUE
 
 
-def order_regions(
-    subgraphs: Sequence[Sequence[Region]], tensors: Sequence[Tensor], limits: Limits
+def order_kernels(
+    subgraphs: Sequence[Sequence[Kernel]], tensors: Sequence[Tensor], limits: Limits
 ) -> None:
-    """Set the borders of regions and instructions; moves tiles as a whole. Physical cores of one
+    """Set the borders of kernels and instructions; moves tiles as a whole. Physical cores of one
     logical core meet at every collective.
     """
     steps = zip(*subgraphs, strict=True)
-    kinds = [{region.program.kind for region in regions} for regions in steps]
-    for regions in subgraphs:
+    kinds = [{kernel.program.kind for kernel in kernels} for kernels in steps]
+    for kernels in subgraphs:
         past, order = _Past(tensors, limits), _Order()
-        for number, region in enumerate(regions):
+        for number, kernel in enumerate(kernels):
             if kinds[number] - {"compute", "idle"}:
                 past.clear()
-            elif region.program.kind == "compute":
+            elif kernel.program.kind == "compute":
                 if past.is_empty:
                     order = _Order()
                 else:
-                    _turn(region, past, number, limits)
-                order.pass_through(region, past, number)
-                past.add(region, number)
+                    _turn(kernel, past, number, limits)
+                order.pass_through(kernel, past, number)
+                past.add(kernel, number)
 
 
-def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
-    """Turn the tiles of `region` upside down where fewer bytes of the region before are met."""
+def _turn(kernel: Kernel, past: _Past, number: int, limits: Limits) -> None:
+    """Turn the tiles of `kernel` upside down where fewer bytes of the kernel before are met."""
     for space, capacity, unit in spaces(limits):
-        tiles = [tile for tile in region.tiles if tile.space is space]
+        tiles = [tile for tile in kernel.tiles if tile.space is space]
         turned = [capacity - -(-end_address(tile) // unit) * unit for tile in tiles]
         now = sum(past.met(space, tile.address, end_address(tile), number) for tile in tiles)
         then = sum(
@@ -70,46 +70,46 @@ def _turn(region: Region, past: _Past, number: int, limits: Limits) -> None:
 
 
 _Touched = tuple[int, int, int, bool]  # first and end byte, queue, whether it writes
-Known = list[int]  # per queue the last region known to be finished there
+Known = list[int]  # per queue the last kernel known to be finished there
 
 
 class _Order:
-    """What every queue knows of the others, region after region, and the borders that it takes."""
+    """What every queue knows of the others, kernel after kernel, and the borders that it takes."""
 
     def __init__(self) -> None:
         self.known: list[Known] = [[-1] * len(ENGINES) for _ in ENGINES]
-        self.ends: dict[int, list[Known]] = {}  # by region, what each queue knows behind it
+        self.ends: dict[int, list[Known]] = {}  # by kernel, what each queue knows behind it
 
-    def pass_through(self, region: Region, past: _Past, number: int) -> None:
-        """Walk through `region`, every loop once: nothing that later turns of a loop wait for is
-        older than what the first one waits for. A region behind a barrier needs no borders.
+    def pass_through(self, kernel: Kernel, past: _Past, number: int) -> None:
+        """Walk through `kernel`, every loop once: nothing that later turns of a loop wait for is
+        older than what the first one waits for. A kernel behind a barrier needs no borders.
         """
-        tokens = [deque([[-1] * len(ENGINES)] * count) for count in region.tokens]
+        tokens = [deque([[-1] * len(ENGINES)] * count) for count in kernel.tokens]
         borders: dict[Border, int] = {}
         for queue, known in enumerate(self.known):
             known[queue] = number - 1
-        for instr, trips in _walk(region.body, {}):
+        for instr, trips in _walk(kernel.body, {}):
             known, instr.borders = self.known[QUEUE[instr.engine]], ()
             for semaphore in instr.waits:
                 _learn(known, tokens[semaphore].popleft())
             if not past.is_empty:
-                for queue, last in self._taken(known, past.needed(instr, region.tiles, trips)):
+                for queue, last in self._taken(known, past.needed(instr, kernel.tiles, trips)):
                     border = Border(ENGINES[queue], number - last)
                     instr.borders += (borders.setdefault(border, len(borders)),)
                     _learn(known, self.ends[last][queue])
             for semaphore in instr.signals:
                 tokens[semaphore].append(list(known))
-        region.borders = None if past.is_empty else tuple(borders)
+        kernel.borders = None if past.is_empty else tuple(borders)
         self.ends[number] = [list(known) for known in self.known]
         for queue, known in enumerate(self.ends[number]):
             known[queue] = number
 
     def _taken(self, known: Known, needed: Sequence[int]) -> list[tuple[int, int]]:
-        """(queue, region) of what is needed that is neither known nor implied by the others."""
+        """(queue, kernel) of what is needed that is neither known nor implied by the others."""
         wanted = [(q, last) for q, last in enumerate(needed) if last > known[q]]
         taken = list(wanted)
         for queue, last in wanted:
-            others = [self.ends[region][q] for q, region in taken if q != queue]
+            others = [self.ends[kernel][q] for q, kernel in taken if q != queue]
             if any(other[queue] >= last for other in others):
                 taken.remove((queue, last))
         return taken
@@ -131,7 +131,7 @@ def _walk(
 
 
 class _Past:
-    """What the regions since the last barrier have touched, by queue and latest region."""
+    """What the kernels since the last barrier have touched, by queue and latest kernel."""
 
     def __init__(self, tensors: Sequence[Tensor], limits: Limits) -> None:
         self.tensors, self.limits = tensors, limits
@@ -140,18 +140,18 @@ class _Past:
     def clear(self) -> None:
         """A barrier: everything has finished."""
         self.is_empty = True
-        self.hbm: dict[int, dict[_Touched, int]] = {}  # by memory, the last region
+        self.hbm: dict[int, dict[_Touched, int]] = {}  # by memory, the last kernel
         self.on_chip = {  # [queue, `ALIGN_BYTES`]
             space: np.full((len(ENGINES), size // ALIGN_BYTES), -1)
             for space, size, _ in spaces(self.limits)
         }
 
     def met(self, space: Space, low: int, high: int, number: int) -> int:
-        """Units of an on-chip memory that the region before region `number` has touched."""
+        """Units of an on-chip memory that the kernel before kernel `number` has touched."""
         return int((self._units(space, low, high).max(axis=0, initial=-1) == number - 1).sum())
 
     def needed(self, instr: Instr, tiles: Sequence[Tile], trips: Mapping[int, int]) -> list[int]:
-        """Per queue the last region that it must have finished; -1 for none."""
+        """Per queue the last kernel that it must have finished; -1 for none."""
         found = [-1] * len(ENGINES)
         for pattern, writes in patterns_of(instr):
             if pattern.space is Space.HBM:
@@ -163,17 +163,17 @@ class _Past:
                 found = list(map(max, found, units.max(axis=1).tolist()))
         return found
 
-    def add(self, region: Region, number: int) -> None:
-        """Note what a region touches."""
+    def add(self, kernel: Kernel, number: int) -> None:
+        """Note what a kernel touches."""
         self.is_empty = False
-        for instr, trips in _walk(region.body, {}):
+        for instr, trips in _walk(kernel.body, {}):
             queue = QUEUE[instr.engine]
             for pattern, writes in patterns_of(instr):
                 if pattern.space is Space.HBM:
                     memory, low, high = self._reach(instr, pattern, trips)
                     self.hbm.setdefault(memory, {})[low, high, queue, writes] = number
                 else:
-                    tile = region.tiles[pattern.buffer]
+                    tile = kernel.tiles[pattern.buffer]
                     self._units(pattern.space, tile.address, end_address(tile))[queue] = number
 
     def _units(self, space: Space, low: int, high: int) -> np.ndarray:
@@ -182,11 +182,11 @@ class _Past:
     def _clashing(
         self, instr: Instr, pattern: AccessPattern, writes: bool, trips: Mapping[int, int]
     ) -> Iterator[tuple[int, int]]:
-        """(queue, region) of what must not be passed."""
+        """(queue, kernel) of what must not be passed."""
         memory, low, high = self._reach(instr, pattern, trips)
-        for (first, end, queue, wrote), region in self.hbm.get(memory, {}).items():
+        for (first, end, queue, wrote), kernel in self.hbm.get(memory, {}).items():
             if first < high and low < end and (writes or wrote):
-                yield queue, region
+                yield queue, kernel
 
     def _reach(
         self, instr: Instr, pattern: AccessPattern, trips: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""Text of regions reads back to the same region; what does not fit is refused at its line and
+"""Text of kernels reads back to the same kernel; what does not fit is refused at its line and
 column, and a listing of a program shows nodes in the same form."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardwright.compiler.diagnostics import DiagnosticError, UsageError
 from shardwright.compiler.driver import with_ordinals
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.isa.region import Affine, Bound, Node, RegionProgram, View
-from shardwright.compiler.isa.region_text import parse, to_text
+from shardwright.compiler.isa.kernel import Affine, Bound, KernelProgram, Node, View
+from shardwright.compiler.isa.kernel_text import parse, to_text
 from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import unit_passes
@@ -27,14 +27,14 @@ from shardwright.compiler.rewriting.driver import run
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import OpCase, build_graph
 from tests.support.compiled import link
-from tests.support.region_bytes import pack_region
-from tests.support.region_reference import lower_function
+from tests.support.kernel_bytes import pack_kernel
+from tests.support.kernel_reference import lower_function
 
 
-def assert_reads_back(*programs: RegionProgram) -> str:
+def assert_reads_back(*programs: KernelProgram) -> str:
     text = to_text(*programs)
     copies = parse(text)
-    assert list(map(pack_region, copies)) == list(map(pack_region, programs)), text
+    assert list(map(pack_kernel, copies)) == list(map(pack_kernel, programs)), text
     assert to_text(*copies) == text
     return text
 
@@ -48,29 +48,29 @@ def assert_rows_read_back(cases: Iterable[OpCase]) -> set[str]:
     for case in cases:
         graph = run(with_ordinals(build_graph(case)), unit_passes(DEFAULTS))
         try:
-            regions = lower_function(graph).regions
+            kernels = lower_function(graph).kernels
         except DiagnosticError as refusal:
             assert refusal.code.startswith("NCC_"), case.id  # the machine has no such op
             continue
-        assert_reads_back(*regions)
-        nodes.update(node.op for region in regions for node in region.nodes)
+        assert_reads_back(*kernels)
+        nodes.update(node.op for kernel in kernels for node in kernel.nodes)
     return nodes
 
 
-def test_regions_of_every_op_read_back() -> None:
+def test_kernels_of_every_op_read_back() -> None:
     nodes = assert_rows_read_back(ONE_PER_OP)
     assert nodes > {"load", "load_indexed", "store_indexed", "contract", "iota", "convert"}
 
 
 @pytest.mark.exhaustive
-def test_regions_of_every_row_of_the_op_harness_read_back() -> None:
+def test_kernels_of_every_row_of_the_op_harness_read_back() -> None:
     assert_rows_read_back(CASES)
 
 
 def test_form() -> None:
     load = View(0, Affine(8, ((3, -4),)), (16, 0, 1))
     edges = (Bound(-1, 9, 72, (0, 1, 0)),)
-    program = RegionProgram(
+    program = KernelProgram(
         "compute",
         "dot general",
         (4, 8, 16),
@@ -84,7 +84,7 @@ def test_form() -> None:
         loc=3,
     )
     assert assert_reads_back(program) == (
-        'region compute "dot general" loc 3 {\n'
+        'kernel compute "dot general" loc 3 {\n'
         "  atoms [4, 8, 16]\n"
         "  %0 = load() {bounds=[bound{offset=-1, size=9, unit=72, strides=[0, 1, 0]}],"
         " view=tensor 0+8+-4*r3[16, 0, 1]} : bf16 over [0, 2]\n"
@@ -96,16 +96,16 @@ def test_form() -> None:
     )
 
 
-def test_regions_without_nodes() -> None:
+def test_kernels_without_nodes() -> None:
     view = View(5, Affine(0, ((0, 1), (2, 8))), ())
     fields = {"register": 0, "view": view, "low": 0, "high": 7}
     text = assert_reads_back(
-        RegionProgram("register_load", "register.0", attrs=fields), RegionProgram("idle", "copy")
+        KernelProgram("register_load", "register.0", attrs=fields), KernelProgram("idle", "copy")
     )
     assert text == (
-        "region register_load register.0"
+        "kernel register_load register.0"
         " attributes {high=7, low=0, register=0, view=tensor 5+1*r0+8*r2[]} {\n}\n"
-        "region idle copy {\n}\n"
+        "kernel idle copy {\n}\n"
     )
 
 
@@ -140,13 +140,13 @@ VALUES = st.recursive(
 def test_any_attributes_read_back(attrs: dict[str, Any], name: str, op: str) -> None:
     """Every value that a file can hold, of the kind it had: 1 is no 1.0, "f32" no type."""
     node = Node(op, (), (1,), DType.U8, attrs)
-    copy = parse(assert_reads_back(RegionProgram("compute", name, (3, 4), (node,), attrs)))
+    copy = parse(assert_reads_back(KernelProgram("compute", name, (3, 4), (node,), attrs)))
     assert [type(v) for v in copy[0].attrs.values()] == [type(attrs[k]) for k in sorted(attrs)]
 
 
 def test_numpy_scalars_are_numbers_as_in_files() -> None:
     attrs = {"value": np.float32(0.1), "flag": np.bool_(True), "size": np.int64(3)}
-    (copy,) = parse(to_text(RegionProgram("compute", "x", attrs=attrs)))
+    (copy,) = parse(to_text(KernelProgram("compute", "x", attrs=attrs)))
     assert copy.attrs == {"value": float(np.float32(0.1)), "flag": True, "size": 3}
 
 
@@ -177,7 +177,7 @@ REFUSED = {
 @pytest.mark.parametrize(("line", "column", "required", "got"), REFUSED.values(), ids=REFUSED)
 def test_refusal(line: str, column: int, required: str, got: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(f"region compute x {{\n{line}\n}}")
+        parse(f"kernel compute x {{\n{line}\n}}")
     said = caught.value.diagnostic
     assert said.code == "SW_TEXT_SYNTAX" and required in said.message, said.message
     assert f", got {got} in column {column}\n" in said.message, said.message
@@ -185,15 +185,15 @@ def test_refusal(line: str, column: int, required: str, got: str) -> None:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_a_damaged_text_is_a_region_or_a_refusal(data: st.DataObject) -> None:
+def test_a_damaged_text_is_a_kernel_or_a_refusal(data: st.DataObject) -> None:
     b = Builder()
     x = b.input((5, 6))
     graph = b.finish(b.op("tanh", b.dot(x, b.transpose(x, (1, 0)))))
-    pieces = re.split(r"(\W)", to_text(*lower_function(graph).regions))
+    pieces = re.split(r"(\W)", to_text(*lower_function(graph).kernels))
     at, other = (data.draw(st.integers(0, len(pieces) - 1)) for _ in range(2))
     pieces[at] = data.draw(st.sampled_from(("", 2 * pieces[at], pieces[other])))
     try:
-        list(map(pack_region, parse("".join(pieces))))
+        list(map(pack_kernel, parse("".join(pieces))))
     except UsageError as error:
         assert error.code == "SW_TEXT_SYNTAX"
 
@@ -204,7 +204,7 @@ def test_listings_show_nodes_in_this_form() -> None:
     program = link(b.finish(b.op("tanh", x)))
     (function,) = program.functions
     listed = [line.strip() for line in function_lines(function, program.locations)]
-    (region,) = function.regions
-    _, *body, _ = (line.strip() for line in to_text(region.program).splitlines())
-    at = listed.index("region 0 compute tanh")
+    (kernel,) = function.kernels
+    _, *body, _ = (line.strip() for line in to_text(kernel.program).splitlines())
+    at = listed.index("kernel 0 compute tanh")
     assert listed[at + 1 : at + 1 + len(body)] == body
