@@ -1,10 +1,10 @@
 """Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
 
-The m atoms land on the partitions of the result and n along its rows, so exchanging the operands
-stores the transposed result at no cost; both ways are planned and the cheaper estimate wins. A
-block of m tiles stays in SBUF while panels of the moving operand pass by, or the whole moving
-operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product, added up in
-SBUF.
+The m iter dims land on the partitions of the result and n along its rows, so exchanging the
+operands stores the transposed result at no cost; both ways are planned and the cheaper estimate
+wins. A block of m tiles stays in SBUF while panels of the moving operand pass by, or the whole
+moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product, added
+up in SBUF.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.contract_plan import (
     natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, IterDims, Numbers, Space, Split, Walk
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.turned_blocks import is_plain, turned_block
@@ -99,11 +99,11 @@ class _Planner:
         self.room, self.limits, self.budget = room, room.limits, room.budget
         contract = space[number]
         self.sides = tuple(contract.inputs[i] for i in order)
-        atoms = [space[n].atoms for n in self.sides]
+        iter_dims = [space[n].iter_dims for n in self.sides]
         self.over = contract.over
-        self.batch = (atoms[0] & atoms[1]) - self.over
-        self.m = atoms[0] - self.over - self.batch
-        self.n = atoms[1] - self.over - self.batch
+        self.batch = (iter_dims[0] & iter_dims[1]) - self.over
+        self.m = iter_dims[0] - self.over - self.batch
+        self.n = iter_dims[1] - self.over - self.batch
         types = {space[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
         after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
@@ -119,15 +119,15 @@ class _Planner:
             if (walk := space[n].walk) and space.elements(space[n]) == whole
         )
 
-    def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
-        """The atom that fills most partitions, then innermost in memory, then the largest."""
+    def _best(self, iter_dims: Iterable[int], walks: Sequence[Walk | None]) -> int:
+        """The iter dim that fills most partitions, then innermost in memory, then the largest."""
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
             inner = sum(1 for w in walks if w and w.stride(a) == 1)
             return (min(size[a], self.limits.partitions), inner, size[a], -a)
 
-        return max(atoms, key=merit)
+        return max(iter_dims, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
         """Plans with the stationary block resident and streamed, with wide and narrow panels."""
@@ -159,9 +159,14 @@ class _Planner:
                 yield each
 
     def _formed(
-        self, space: Space, row_split: Split, rows: int | None, rest: Atoms, beside: Atoms = ()
+        self,
+        space: Space,
+        row_split: Split,
+        rows: int | None,
+        rest: IterDims,
+        beside: IterDims = (),
     ) -> Iterator[ContractPlan]:
-        """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
+        """Plans of one way to split the rows: `rest` are free iter dims of the stationary side."""
         depth = self.depth
         space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
         self.placed = [largest_walk(space, n) for n in self.sides]
@@ -198,7 +203,7 @@ class _Planner:
                         yield replace(tiled, cost=self._nanoseconds(tiled))
 
     def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
-        """Batch atoms whose neighbouring points share panels, with how many do: none, and those
+        """Batch iter dims whose neighbouring points share panels, with how many do: none, and those
         that continue the runs of an operand or of the result while these are short.
         """
         yield {}
@@ -211,14 +216,14 @@ class _Planner:
             wanted: tuple[int, ...] = (_RUN_BYTES, _NATURAL_RUN_BYTES)
             if row * item < _RUN_BYTES <= run * item:
                 wanted = (_RUN_BYTES * self.limits.partitions,)  # for a block of short rows
-            for atom in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
-                size = space.sizes[atom]
+            for iter_dim in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
+                size = space.sizes[iter_dim]
                 counts = [min(size, math.ceil(most / (run * item))) for most in wanted]
-                found |= {(atom, near_divisor(size, n)): None for n in counts if n > 1}
-        for atom, points in found:
-            yield {atom: points}
+                found |= {(iter_dim, near_divisor(size, n)): None for n in counts if n > 1}
+        for iter_dim, points in found:
+            yield {iter_dim: points}
 
-    def _operand(self, side: int, free: Atoms) -> Operand:
+    def _operand(self, side: int, free: IterDims) -> Operand:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
@@ -241,39 +246,41 @@ class _Planner:
             if chunk <= most and chunk != plan.chunk:
                 yield replace(plan, chunk=chunk, variant=True)
 
-    def _loops(self, atoms: Iterable[int]) -> Atoms:
-        """Atoms that become loops of single points, major first in the result."""
+    def _loops(self, iter_dims: Iterable[int]) -> IterDims:
+        """Iter dims that become loops of single points, major first in the result."""
         out = self.out
-        return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
+        return tuple(sorted(iter_dims, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
 
     def _split(
-        self, space: Space, atom: int | None, limit: int, atoms: Iterable[int]
+        self, space: Space, iter_dim: int | None, limit: int, iter_dims: Iterable[int]
     ) -> tuple[Space, Split]:
-        """`atom` in tiles up to `limit`, or another of `atoms` that counts tiles."""
-        if atom is None:
+        """`iter_dim` in tiles up to `limit`, or another of `iter_dims` that counts tiles."""
+        if iter_dim is None:
             return space, Split(-1, -1, 0)
-        space, made = split(space, atom, even_tile(space.sizes[atom], limit))
-        others = {*atoms} - {atom}
+        space, made = split(space, iter_dim, even_tile(space.sizes[iter_dim], limit))
+        others = {*iter_dims} - {iter_dim}
         if made.major >= 0 or not others:
             return space, made
 
         def merit(a: int) -> tuple[bool, int, int]:
-            longer = any(w and w.stride(a) == space.sizes[atom] for w in self.walks)
+            longer = any(w and w.stride(a) == space.sizes[iter_dim] for w in self.walks)
             return longer, space.sizes[a], -a
 
         return space, replace(made, major=max(others, key=merit))
 
-    def _columns(self, limit: int) -> tuple[Atoms, dict[int, int]]:
-        """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
+    def _columns(self, limit: int) -> tuple[IterDims, dict[int, int]]:
+        """Panel iter dims (major to minor) and extents, up to `limit` columns from inside out."""
         width = 1
         extents: dict[int, int] = {}
-        for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
+        for iter_dim in sorted(
+            self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)
+        ):
             room = limit // width
             if room < 2 or len(extents) == _MAX_COLUMN_AXES:
                 break
-            extents[atom] = even_tile(self.space.sizes[atom], room)
-            width *= extents[atom]
-            if extents[atom] < self.space.sizes[atom]:
+            extents[iter_dim] = even_tile(self.space.sizes[iter_dim], room)
+            width *= extents[iter_dim]
+            if extents[iter_dim] < self.space.sizes[iter_dim]:
                 break
         return tuple(reversed(extents)), extents
 

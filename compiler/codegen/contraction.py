@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwright.compiler.codegen import eviction
-from shardwright.compiler.codegen.builder import NO_ATOM, Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_DIM, Box, Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import CODELESS, Space
@@ -90,18 +90,20 @@ class _Nest:
             lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
         )
 
-    def _loops(self, scope: Scope, atoms: Sequence[int], body: Body) -> None:
-        """`body` for every combination of pieces of `atoms`, first atom outermost."""
-        if not atoms:
+    def _loops(self, scope: Scope, iter_dims: Sequence[int], body: Body) -> None:
+        """`body` for every combination of pieces of `iter_dims`, first iter dim outermost."""
+        if not iter_dims:
             body(scope)
             return
-        atom, rest = atoms[0], atoms[1:]
-        if atom == NO_ATOM:
+        iter_dim, rest = iter_dims[0], iter_dims[1:]
+        if iter_dim == NO_DIM:
             self._loops(scope, rest, body)
             return
         splits = self.space.splits
-        for piece in pieces(self.space.sizes[atom], self.extents[atom], splits.get(atom)):
-            self._loops(scope.enter(atom, piece), rest, body)
+        for piece in pieces(
+            self.space.sizes[iter_dim], self.extents[iter_dim], splits.get(iter_dim)
+        ):
+            self._loops(scope.enter(iter_dim, piece), rest, body)
 
     def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
@@ -235,22 +237,22 @@ class _Nest:
         self,
         by_row: Scope,
         row: Affine,
-        atoms: Sequence[int],
+        iter_dims: Sequence[int],
         panels: tuple[Held, Held],
         collect: Collect,
     ) -> None:
-        """The same for the points of `atoms`, at most one, which share a bank where they fit."""
+        """The same for the points of `iter_dims`, at most one, in one bank where they fit."""
         stationary, moving = panels
         most = self.builder.limits.moving_max
         width = by_row.elements(self.plan.columns)
-        points = by_row.elements(atoms)
+        points = by_row.elements(iter_dims)
         for several in pieces(points, even_tile(points, max(1, most // width))):
             by_point, point = by_row.repeat(several)
             for piece in pieces(width, even_tile(width, most)):
                 place, column = by_point.repeat(piece)
                 bank = place.psum("product", 1, self.plan.accumulator_slots)
                 for at in range(several.extent):
-                    here = dict.fromkeys(atoms, point + at)
+                    here = dict.fromkeys(iter_dims, point + at)
                     sides = stationary.at({self.blocks: row, **here}), moving.at(here)
                     into = replace(bank, offset=Affine(at * piece.extent))
                     self._add_tiles(place, into, sides, column, piece.extent)
@@ -318,7 +320,7 @@ class _Nest:
         return frame, [n for n in self.epilogue if n not in early]
 
     def _at_row(self, inner: Scope, scope: Scope, row: Affine) -> None:
-        if self.blocks != NO_ATOM:
+        if self.blocks != NO_DIM:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
 
     def _emit_late(
@@ -338,7 +340,7 @@ class _Nest:
         """Whether a value of the epilogue is the same for all row tiles, without the product."""
         value = self.space[number]
         needs = self.space.slice([number])
-        moves = {self.plan.rows, self.blocks} & value.atoms
+        moves = {self.plan.rows, self.blocks} & value.iter_dims
         return value.op not in CODELESS and not moves and self.plan.number not in needs
 
     def _evict(self, frame: Frame, product: Held, scope: Scope) -> None:

@@ -64,10 +64,10 @@ def _run_bytes(space: Space, sink: int, tensors: Tensors) -> int:
     if space.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
     run = 1
-    for atom in sorted(store.atoms, key=lambda a: abs(target.stride(a))):
-        if not target.stride(atom) == source.stride(atom) == run:
+    for iter_dim in sorted(store.iter_dims, key=lambda a: abs(target.stride(a))):
+        if not target.stride(iter_dim) == source.stride(iter_dim) == run:
             break
-        run *= space.sizes[atom]
+        run *= space.sizes[iter_dim]
     return run * item
 
 
@@ -81,12 +81,14 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
     store = space[sink]
     source, target = space[store.inputs[0]].access, store.access
-    atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
-    looped = len(atoms) - builder.limits.free_dims - _FIRST
-    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
-    (scope,) = builder.scope(extents).nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
-    sizes = [extents[a] for a in atoms]
-    strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
+    iter_dims = sorted(store.iter_dims, key=lambda a: -abs(target.stride(a)))
+    looped = len(iter_dims) - builder.limits.free_dims - _FIRST
+    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(iter_dims)}
+    (scope,) = builder.scope(extents).nested(
+        space.sizes, dict.fromkeys(iter_dims[: max(0, looped)], 1)
+    )
+    sizes = [extents[a] for a in iter_dims]
+    strides = [[walk.stride(a) for a in iter_dims] for walk in (source, target)]
     into, out = merge_dims(sizes, strides)
     scope.load(scope.hbm(target, out), scope.hbm(source, into))
 
@@ -100,9 +102,9 @@ _GROUP = 4  # turned blocks of 128 columns fill a bank of PSUM
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An innermost index: atom, size, and how many of it a partition of the other side holds."""
+    """An innermost index: iter dim, size, how many of it a partition of the other side holds."""
 
-    atom: int
+    iter_dim: int
     size: int
     rows: int
 
@@ -123,10 +125,10 @@ class Turn:
 def turns_of(space: Space, sink: int, tensors: Tensors) -> list[Turn]:
     """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
     value, load = space[sink], copied(space, sink, tensors)
-    if load is None or load.access.bounds or load.atoms != value.atoms:
+    if load is None or load.access.bounds or load.iter_dims != value.iter_dims:
         return []
     source, target = load.access, value.access
-    inner = [[a for a in value.atoms if w.stride(a) == 1] for w in (source, target)]
+    inner = [[a for a in value.iter_dims if w.stride(a) == 1] for w in (source, target)]
     if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
         return []
     along, across = inner[0][0], inner[1][0]
@@ -194,11 +196,11 @@ def _cost(space: Space, turn: Turn, room: Room) -> float:
 
 
 def _emit(space: Space, turn: Turn, builder: Builder) -> None:
-    atoms = sorted(
+    iter_dims = sorted(
         {*turn.source.strides, *turn.target.strides}, key=lambda a: -abs(turn.target.stride(a))
     )
-    extents = dict.fromkeys(atoms, 1)
-    extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
+    extents = dict.fromkeys(iter_dims, 1)
+    extents |= {turn.along.iter_dim: turn.length, turn.across.iter_dim: turn.width}
     for place in builder.scope(extents).nested(space.sizes, extents):
         _Block(turn, place).emit()
 
@@ -208,8 +210,8 @@ class _Block:
 
     def __init__(self, turn: Turn, scope: Scope) -> None:
         self.turn, self.scope = turn, scope
-        self.length = scope.extent(turn.along.atom)
-        self.width = scope.extent(turn.across.atom)
+        self.length = scope.extent(turn.along.iter_dim)
+        self.width = scope.extent(turn.across.iter_dim)
 
     def emit(self) -> None:
         turn, scope = self.turn, self.scope
@@ -242,7 +244,7 @@ class _Block:
         self, walk: Walk, side: Side, run: int, held: Held, part: tuple[int, int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(on chip, in HBM) of partitions `part` (first, count) of rows of `run` elements."""
-        (first, count), step = part, walk.stride(side.atom)
+        (first, count), step = part, walk.stride(side.iter_dim)
         hbm, chip = merge_dims([side.rows, run], [[step, 1], [run, 1]])
         far = self.scope.hbm(walk, ((step * side.rows, count), *hbm))
         far = replace(far, offset=far.offset + first * side.rows * step)

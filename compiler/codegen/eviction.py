@@ -22,7 +22,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
 from shardwright.compiler.isa.region import Affine
 
-_RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none
+_RUN = -2  # the axis of a run of columns; iter dims are positive, -1 stands for none
 
 
 def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[int]]:
@@ -49,7 +49,7 @@ def _as_it_is(space: Space, sinks: Iterable[int]) -> set[int]:
 
 
 def _points(plan: ContractPlan, value: Value) -> int:
-    return math.prod(plan.extents[a] for a in plan.out_axes if a in value.atoms)
+    return math.prod(plan.extents[a] for a in plan.out_axes if a in value.iter_dims)
 
 
 def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
@@ -87,7 +87,7 @@ class Columns(Frame):
 
     def free_axes(self, value: Value) -> list[int]:
         """The run, for values that move along it."""
-        return [_RUN] if value.atoms & self._wide else []
+        return [_RUN] if value.iter_dims & self._wide else []
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """The columns of the tile that is there already."""
@@ -99,7 +99,7 @@ class Columns(Frame):
         self._column = column
         for i in self.space[self._number].inputs:
             if i in self._frame.held:
-                self.held[i] = self._part(i, 1 if self.space[i].atoms & self._wide else 0)
+                self.held[i] = self._part(i, 1 if self.space[i].iter_dims & self._wide else 0)
         self.held[self._product] = Held(bank.buffer, {_RUN: 1}, bank.offset)
         self.emit(self._number, scope)
 

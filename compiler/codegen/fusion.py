@@ -153,7 +153,7 @@ class _Fuser(Rewriting):
             inverse = math.inf if given == 0 else 1 / given
             result = -given if op == "negate" else inverse
             return self.add(replace(value, dtype=DType.F32, attrs={"value": result}))
-        return self.add(Value(op, (number,), value.atoms, DType.F32))
+        return self.add(Value(op, (number,), value.iter_dims, DType.F32))
 
     def _function(self, n: int, value: Value) -> Value:
         source = self.values[value.inputs[0]]

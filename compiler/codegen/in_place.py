@@ -65,8 +65,8 @@ def _meet(space: Space, a: Walk, b: Walk) -> bool:
     """Whether two views can touch a common element."""
     if a.offset.terms != b.offset.terms:
         return True
-    steps = [(s, space.sizes[atom]) for atom, s in a.strides.items()]
-    steps += [(-s, space.sizes[atom]) for atom, s in b.strides.items()]
+    steps = [(s, space.sizes[iter_dim]) for iter_dim, s in a.strides.items()]
+    steps += [(-s, space.sizes[a]) for a, s in b.strides.items()]
     return reaches(steps, b.offset.const - a.offset.const)
 
 

@@ -1,8 +1,8 @@
-"""Operand panels of a contraction in SBUF: [k on the partitions, k tiles, free atoms].
+"""Operand panels of a contraction in SBUF: [k on the partitions, k tiles, free iter dims].
 
 A direct operand arrives in that form by DMA (or is computed in it). A natural one has k innermost
-in HBM: its rows arrive with the free atom on the partitions, every 128 x 128 block is transposed on
-the tensor engine and copied into place.
+in HBM: its rows arrive with the free iter dim on the partitions, every 128 x 128 block is
+transposed on the tensor engine and copied into place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 
 from shardwright.compiler.codegen.builder import (
-    NO_ATOM,
+    NO_DIM,
     Box,
     Builder,
     Held,
@@ -29,9 +29,9 @@ from shardwright.compiler.codegen.contract_plan import (
     Operand,
     even_tile,
     needed_by_operand,
-    row_atom,
+    row_iter_dim,
 )
-from shardwright.compiler.codegen.domain import Atoms
+from shardwright.compiler.codegen.domain import IterDims
 from shardwright.compiler.codegen.turned_blocks import BlockLoader
 from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
 from shardwright.compiler.isa.program import Engine
@@ -59,8 +59,8 @@ class Panels:
         """Copiers one after the other, Scalar first."""
         return cycle(self.copiers[::-1])
 
-    def axes(self, operand: Operand) -> Atoms:
-        """Free axes of a panel: k tiles, then the operand's free atoms."""
+    def axes(self, operand: Operand) -> IterDims:
+        """Free axes of a panel: k tiles, then the operand's free iter dims."""
         return (self.major, *operand.free) if self.major >= 0 else operand.free
 
     def empty(self, operand: Operand, scope: Scope, tiles: int, slots: int) -> Held:
@@ -70,17 +70,17 @@ class Panels:
         rows = self.space.sizes[self.plan.depth]
         tile = scope.tile(name, rows, tiles * width, self.plan.panel_type, slots)
         strides, step = dict(scope.hold(tile, operand.free).strides), width
-        for atom in (self.major, *reversed(self.plan.along)):
-            strides[atom] = step
-            step *= self.tiles_of(atom)
+        for iter_dim in (self.major, *reversed(self.plan.along)):
+            strides[iter_dim] = step
+            step *= self.tiles_of(iter_dim)
         return replace(tile, strides=strides)
 
-    def tiles_of(self, atom: int) -> int:
-        """Places of a looped k atom in a resident panel; one for no atom."""
-        if atom == NO_ATOM:
+    def tiles_of(self, iter_dim: int) -> int:
+        """Places of a looped k iter dim in a resident panel; one for no iter dim."""
+        if iter_dim == NO_DIM:
             return 1
-        made = self.space.splits.get(atom)
-        return self.space.sizes[atom] + (1 if made and made.tail else 0)
+        made = self.space.splits.get(iter_dim)
+        return self.space.sizes[iter_dim] + (1 if made and made.tail else 0)
 
     def whole(self, scope: Scope, slots: int = 0) -> Held:
         """A panel for the whole moving operand at `scope`."""
@@ -120,21 +120,21 @@ class Panels:
         return frame.operand(number)
 
     def _load_rows(self, operand: Operand, panel: Held, scope: Scope) -> None:
-        """Blocks of rows: up to 128 of one free atom on the partitions, the rest along the row."""
-        row = row_atom(self.plan, operand, {a: scope.extent(a) for a in operand.free})
+        """Blocks of rows: up to 128 of one free iter dim on partitions, the rest along the row."""
+        row = row_iter_dim(self.plan, operand, {a: scope.extent(a) for a in operand.free})
         most = self.builder.limits.transpose_max
-        atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
+        iter_dims = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
         frame = self._row_frame(operand, row)
         if self.space[operand.number].op != "load":
-            for place, at in blocks_within(scope, atoms, {}):
+            for place, at in blocks_within(scope, iter_dims, {}):
                 held = self._computed(frame, operand.number, place)
                 self._turn(operand, panel, held, place, row, at)
             return
-        rows = self._raw_rows(frame, scope, atoms)
-        for place, at in blocks_within(scope, atoms, {}):
+        rows = self._raw_rows(frame, scope, iter_dims)
+        for place, at in blocks_within(scope, iter_dims, {}):
             walk = self.space[operand.number].access
             emit_load(frame, walk, rows.part(at), frame.axes, place)
-        for place, at in blocks_within(scope, atoms, {}):
+        for place, at in blocks_within(scope, iter_dims, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)
 
     def _row_frame(self, operand: Operand, row: int) -> Frame:
@@ -142,14 +142,14 @@ class Panels:
         depths = [self.major, self.plan.depth] if self.major >= 0 else [self.plan.depth]
         return Frame(self.builder, self.space, row, [*beside, *depths])
 
-    def _raw_rows(self, frame: Frame, scope: Scope, atoms: Sequence[tuple[int, int]]) -> _Rows:
+    def _raw_rows(self, frame: Frame, scope: Scope, iter_dims: Sequence[tuple[int, int]]) -> _Rows:
         """A tile for all rows of a panel: the next panel arrives while this one is turned."""
         step = scope.elements(frame.axes)
         steps, blocks = {}, 1
-        for atom, size in reversed(atoms):
-            steps[atom] = (blocks * step, size)
-            blocks *= math.ceil(scope.extent(atom) / size)
-        rows = min(scope.extent(frame.partition), atoms[-1][1])
+        for iter_dim, size in reversed(iter_dims):
+            steps[iter_dim] = (blocks * step, size)
+            blocks *= math.ceil(scope.extent(iter_dim) / size)
+        rows = min(scope.extent(frame.partition), iter_dims[-1][1])
         tile = scope.tile("rows", rows, blocks * step, self.plan.panel_type)
         return _Rows(scope.hold(tile, frame.axes), steps)
 
@@ -209,7 +209,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that wait: a block, and per looped atom (elements between blocks, points of one)."""
+    """Rows that wait: a block, and per looped iter dim (elements between blocks, points of one)."""
 
     first: Held
     steps: Mapping[int, tuple[int, int]]
@@ -217,7 +217,7 @@ class _Rows:
     def part(self, here: Mapping[int, Affine]) -> Held:
         """The block at position `here`."""
         offset = self.first.offset
-        for atom, at in here.items():
-            step, size = self.steps[atom]
+        for iter_dim, at in here.items():
+            step, size = self.steps[iter_dim]
             offset = offset + divided(at, size) * step
         return replace(self.first, offset=offset)

@@ -1,7 +1,7 @@
 """Predicates and counters over positions, which GpSimd makes without tiles for their terms.
 
 A comparison of sums of positions and numbers is one number per point, an offset plus a step per
-atom, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
+iter dim, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
 readers choose between a float and a constant it becomes a `mask`: a value without code, and each
 reader one `affine_select`. What decides masked blocks beforehand (`rows/facts.py`) reads the same
 form.
@@ -34,9 +34,9 @@ def fold_masks(space: Space) -> None:
         walk = _difference(space, value)
         if walk is not None and all(_is_masked(space, n, u) for u in users[n]):
             attrs = {"direction": value.attrs["direction"]}
-            atoms = frozenset(walk.strides)
+            iter_dims = frozenset(walk.strides)
             space.values[n] = replace(
-                value, op=MASK, inputs=(), atoms=atoms, walk=walk, attrs=attrs
+                value, op=MASK, inputs=(), iter_dims=iter_dims, walk=walk, attrs=attrs
             )
 
 
@@ -57,19 +57,19 @@ class _Position:
 
 
 def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
-    """The range of a walk where each atom stays in its own (first, end); None with registers."""
+    """The range of a walk where each iter dim stays in its (first, end); None with registers."""
     if walk.offset.terms:
         return None
     low = high = walk.offset.const
-    for atom, step in walk.strides.items():
-        first, end = ranges.get(atom, (0, space.sizes[atom]))
+    for iter_dim, step in walk.strides.items():
+        first, end = ranges.get(iter_dim, (0, space.sizes[iter_dim]))
         low += min(step * first, step * (end - 1))
         high += max(step * first, step * (end - 1))
     return low, high
 
 
 def _difference(space: Space, value: Value) -> Walk | None:
-    """a - b of a comparison of positions, where some atom moves it."""
+    """a - b of a comparison of positions, where some iter dim moves it."""
     found = _sum([_position(space, i) for i in value.inputs], -1)
     return Walk(found.count.start, found.count.steps) if found and found.count.steps else None
 
@@ -152,9 +152,9 @@ class _Folding(Rewriting):
         if count is None or not count.steps:
             return self.add(value)
         plain = replace(value, inputs=(), attrs={})
-        scalar = replace(plain, atoms=frozenset())
+        scalar = replace(plain, iter_dims=frozenset())
         walk = Walk(count.start, count.steps)
-        last = self.add(replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk))
+        last = self.add(replace(plain, op="iota", iter_dims=frozenset(count.steps), walk=walk))
         for loaded, factor in count.loaded.items():
             by = self.add(replace(scalar, op="constant", attrs={"value": factor % 2**32}))
             inputs = (self.number[loaded], by)
@@ -182,5 +182,5 @@ def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) ->
         a, b = (known[i] for i in value.inputs)
         if a is not None and b is not None:
             return a.plus(b) if value.op == "add" else a.product(b)
-    loaded = None if value.atoms else Count(loaded={number: 1})
+    loaded = None if value.iter_dims else Count(loaded={number: 1})
     return _plain(value) or loaded

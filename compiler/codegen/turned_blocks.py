@@ -31,7 +31,7 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     natural_rows,
 )
-from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
+from shardwright.compiler.codegen.domain import PerDim, Space, Walk
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block, spread
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -52,7 +52,7 @@ def is_plain(space: Space, store: int) -> bool:
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
-def turned_block(plan: ContractPlan, walk: Walk, extents: PerAtom, item: int) -> RowBlock | None:
+def turned_block(plan: ContractPlan, walk: Walk, extents: PerDim, item: int) -> RowBlock | None:
     """The block in which tiles of `extents` are stored after a transpose; None when the partitions
     are not whole rows of memory, or these are long. `item` is in bytes per element.
     """
@@ -101,7 +101,7 @@ def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
         scope.copy(_ENGINES[turn % len(_ENGINES)], out, source)
 
 
-RowsOf = Callable[[ContractPlan, Operand, Walk, PerAtom, int], tuple[int, RowBlock | None]]
+RowsOf = Callable[[ContractPlan, Operand, Walk, PerDim, int], tuple[int, RowBlock | None]]
 
 
 @dataclass(slots=True)
@@ -139,8 +139,8 @@ class BlockLoader:
         for place, part, rows in self._fetched(walk, block, loops, panel, scope):
             count = block.each * block.partitions
             tile = place.tile("columns", block.row, count, self.plan.panel_type)
-            steps = (math.prod(block.extents[:at]) for at in range(len(block.atoms)))
-            across = replace(tile, strides=dict(zip(block.atoms, steps, strict=True)))
+            steps = (math.prod(block.extents[:at]) for at in range(len(block.iter_dims)))
+            across = replace(tile, strides=dict(zip(block.iter_dims, steps, strict=True)))
             self._turn(block, rows, (0, block.row), across, place)
             self._turn_back(block, across, part, part.strides[inner], place)
         return True
@@ -156,14 +156,14 @@ class BlockLoader:
         return None if block is None else (value.access, block)
 
     def _counting(self, operand: Operand) -> list[int]:
-        """Tiles of k, and the free atoms."""
+        """Tiles of k, and the free iter dims."""
         return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
 
     def _fetched(
-        self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
+        self, walk: Walk, block: RowBlock, iter_dims: Sequence[int], panel: Held, scope: Scope
     ) -> Iterator[tuple[Scope, Held, Held]]:
-        """Every block of rows that `atoms` count: code, place in the panel, rows on chip."""
-        for place, at in blocks_within(scope, block.loops(atoms), {}):
+        """Every block of rows that `iter_dims` count: code, place in the panel, rows on chip."""
+        for place, at in blocks_within(scope, block.loops(iter_dims), {}):
             rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
             target = place.flat(rows, block.partitions, block.run)
             place.load(target, block.hbm(walk, place.address(walk)))
@@ -200,7 +200,7 @@ class BlockLoader:
         fitting = range(1, PSUM_COLUMNS // block.row + 1)
         several = max(n for n in fitting if spread(n, outer) is not None)
         reach = spread(several, outer) or ()
-        places = {block.atoms[0]: 0, **panel.strides}
+        places = {block.iter_dims[0]: 0, **panel.strides}
         strides = block.strides(places)[1:]
         inner = [math.prod(reach[:at]) * block.row for at in range(len(reach))]
         sizes = [*reach[::-1], block.row]

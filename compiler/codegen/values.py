@@ -1,7 +1,7 @@
 """Instructions for one value at a time: loads, stores and elementwise nodes on a tile.
 
-A `Frame` fixes which atom lies on the partitions and which lie along the free dims; `emit` adds the
-code of one value at a scope, reading values that are already held. Reductions, contractions and
+A `Frame` fixes which iter dim lies on the partitions and which lie along the free dims; `emit` adds
+the code of one value at a scope, reading values that are already held. Reductions, contractions and
 indexed accesses have files of their own.
 """
 
@@ -63,7 +63,7 @@ class Frame:
 
     def free_axes(self, value: Value) -> list[int]:
         """Free axes a value spans, major to minor."""
-        return [a for a in self.axes if a in value.atoms]
+        return [a for a in self.axes if a in value.iter_dims]
 
     def sums_in_passing(self, number: int) -> bool:
         """Whether a reduction may be a by-product of the activation that makes what it reads."""
@@ -197,10 +197,10 @@ def _within_dims(
 
 
 def part_of(whole: Held, joint: Value, index: int) -> Held:
-    """View number `index` of a value that spans a joint atom."""
-    atom = joint.attrs["atom"]
-    strides = {a: s for a, s in whole.strides.items() if a != atom}
-    return Held(whole.tile, strides, whole.offset + index * whole.strides[atom])
+    """View number `index` of a value that spans a joint iter dim."""
+    iter_dim = joint.attrs["iter_dim"]
+    strides = {a: s for a, s in whole.strides.items() if a != iter_dim}
+    return Held(whole.tile, strides, whole.offset + index * whole.strides[iter_dim])
 
 
 def _part(frame: Frame, number: int, value: Value, scope: Scope) -> None:
@@ -228,7 +228,7 @@ def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope)
     source, walk = frame.space[number], store.access
     axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
     moving = [a for a in axes if scope.extent(a) > 1]
-    missing = [a for a in moving if a not in source.atoms]
+    missing = [a for a in moving if a not in source.iter_dims]
     if not missing:
         held = frame.operand(number)
         if not moving or held.strides[moving[-1]] == 1:

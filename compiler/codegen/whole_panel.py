@@ -48,7 +48,7 @@ class Lines:
 
 
 def length(space: Space, made: Split) -> int:
-    """Points of an atom before it was split."""
+    """Points of an iter dim before it was split."""
     return space.sizes.get(made.major, 1) * space.sizes[made.minor] + made.tail
 
 
@@ -65,7 +65,7 @@ def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
 
 
 def is_short(space: Space, made: Split) -> bool:
-    """Whether an atom is split in few tiles, which no other atom counts."""
+    """Whether an iter dim is split in few tiles, which no other iter dim counts."""
     own = made.major < 0 or space.splits.get(made.major) == made
     return own and length(space, made) <= MOST_TILES * space.sizes[made.minor]
 
@@ -179,7 +179,7 @@ class WholeLoader:
         return scope.tile(name, partitions, tiles * step, plan.panel_type, slots)
 
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
-        """(number, first point, how many) of the tiles of a split atom."""
+        """(number, first point, how many) of the tiles of a split iter dim."""
         size, tile = length(self.plan.space, made), self.plan.space.sizes[made.minor]
         for number, (first, count) in enumerate(cut(size, tile)):
             yield number, first, count

@@ -1,7 +1,7 @@
 """Regions on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
 
 With one physical core this is the judge of `trial.py` and nothing else. With two, every region is
-cut along the atom whose halves are fastest, judged by the first tiling of each; a region that
+cut along the iter dim whose halves are fastest, judged by the first tiling of each; a region that
 cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
 """
 

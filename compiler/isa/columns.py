@@ -94,7 +94,7 @@ HEADS: Mapping[str, tuple[Head, ...]] = {
                 Field("tiles"),
                 Field("nodes"),
                 Field("code"),
-                Field("atoms"),
+                Field("iteration dims"),
             )
         ),
     ),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import Atom, all_leaves
+from shardwright.compiler.lower.labels import IterDim, all_leaves
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
@@ -39,20 +39,20 @@ ROW, SUM, PANEL = "row", "sum", "panel"
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Atoms that the result and the operands of a task walk."""
+    """Iter dims that the result and the operands of a task walk."""
 
     task: Task
-    result: frozenset[Atom]
-    operands: tuple[frozenset[Atom], ...]
+    result: frozenset[IterDim]
+    operands: tuple[frozenset[IterDim], ...]
 
     @property
-    def all(self) -> frozenset[Atom]:
-        """Atoms of the result and the operands."""
+    def all(self) -> frozenset[IterDim]:
+        """Iter dims of the result and the operands."""
         return self.result.union(*self.operands)
 
     @property
-    def summed(self) -> frozenset[Atom]:
-        """Atoms of the operands that the result does not walk."""
+    def summed(self) -> frozenset[IterDim]:
+        """Iter dims of the operands that the result does not walk."""
         return self.all - self.result
 
 
@@ -98,10 +98,10 @@ class RowRule(Rule):
         return Refusal("intensity", f"{ratio:.0f} flop per byte kept, limit {limit}")
 
     def _with_rows(
-        self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom
+        self, groups: Groups, space: Space, spans: Sequence[Spans], rows: IterDim
     ) -> Refusal | None:
         """Why the region cannot walk `rows`."""
-        inner = frozenset[Atom]().union(*(_contracted(s, rows) for s in spans))
+        inner = frozenset[IterDim]().union(*(_contracted(s, rows) for s in spans))
         looped = _looped(spans, inner, rows)
         roles = {s.task.result: _role(s, rows, looped) for s in spans}
         members = {s.task.number for s in spans}
@@ -144,23 +144,23 @@ def _spans(space: Space, task: Task) -> Spans:
     return Spans(task, frozenset(all_leaves(space.results[task.result])), operands)
 
 
-def _candidates(spans: Sequence[Spans]) -> list[Atom]:
-    """Large atoms that all contractions walk, the largest first."""
+def _candidates(spans: Sequence[Spans]) -> list[IterDim]:
+    """Large iter dims that all contractions walk, the largest first."""
     shared = frozenset.intersection(*(one.all for one in spans if one.task.kind == CONTRACT))
     return sorted((a for a in shared if a.size >= MIN_ROWS), key=lambda a: -a.size)
 
 
-def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
-    """Atoms that a contraction needs along the row: its columns, and what it sums but the rows."""
+def _contracted(one: Spans, rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims of a contraction along the row: its columns, and what it sums but the rows."""
     if one.task.kind != CONTRACT:
         return frozenset()
     return _columns(one, rows) | (one.summed if rows in one.result else frozenset())
 
 
-def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> frozenset[Atom]:
-    """Atoms that meet one of `inner` in a row value: they are loops around the rows."""
+def _looped(spans: Sequence[Spans], inner: frozenset[IterDim], rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims that meet one of `inner` in a row value: they are loops around the rows."""
     walking = [s.result for s in spans if rows in s.result and s.result & inner]
-    return frozenset[Atom]().union(*walking) - inner - {rows}
+    return frozenset[IterDim]().union(*walking) - inner - {rows}
 
 
 def _may_follow(task: Task) -> bool:
@@ -168,14 +168,14 @@ def _may_follow(task: Task) -> bool:
     return task.op.name in EPILOGUE or is_sum(task.op)
 
 
-def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
+def _role(one: Spans, rows: IterDim, looped: frozenset[IterDim]) -> str:
     if rows in one.result:
         return SUM if is_sum(one.task.op) and one.summed & looped else ROW
     return SUM if any(rows in operand for operand in one.operands) else PANEL
 
 
 def _misfit(
-    groups: Groups, members: Collection[int], one: Spans, role: str, rows: Atom
+    groups: Groups, members: Collection[int], one: Spans, role: str, rows: IterDim
 ) -> str | None:
     """Why a task cannot play its role."""
     task = one.task
@@ -194,9 +194,9 @@ def _misfit(
     return None if plain else "adds up all rows before they are used again"
 
 
-def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
-    """Atoms of a contraction that its moving side walks: free in the panel of a row contraction, or
-    in one operand of a sum. They are never looped one by one.
+def _columns(one: Spans, rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims of a contraction that its moving side walks: free in the panel of a row
+    contraction, or in one operand of a sum. They are never looped one by one.
     """
     if one.task.kind != CONTRACT:
         return frozenset()
@@ -213,18 +213,18 @@ class _Memory:
     segment is on chip at a time.
     """
 
-    long: Atom | None = None
+    long: IterDim | None = None
 
     def __init__(
         self,
         body: Body,
         spans: Sequence[Spans],
         roles: dict[Value, str],
-        rows: Atom,
+        rows: IterDim,
     ) -> None:
         self.body, self.spans, self.roles, self.rows = body, spans, roles, rows
         walking = [s.all if roles[s.task.result] == SUM else s.result for s in spans]
-        columns = frozenset[Atom]().union(*(_columns(s, rows) for s in spans))
+        columns = frozenset[IterDim]().union(*(_columns(s, rows) for s in spans))
         self.parallel = frozenset.intersection(*[w for w in walking if rows in w]) - columns
 
     def peak(self) -> int:
@@ -234,11 +234,11 @@ class _Memory:
             kept |= self._kept(one)
         return sum(kept.values()) + self._blocks()
 
-    def streamed(self, atom: Atom) -> int:
-        """The same when `atom` is streamed: what comes with a segment is held twice, for the next
-        one, and a band of row tiles keeps what it carries from segment to segment.
+    def streamed(self, iter_dim: IterDim) -> int:
+        """The same when `iter_dim` is streamed: what comes with a segment is held twice, for the
+        next one, and a band of row tiles keeps what it carries from segment to segment.
         """
-        self.long = atom
+        self.long = iter_dim
         return self.peak()
 
     def _kept(self, one: Spans) -> dict[object, int]:
@@ -254,16 +254,16 @@ class _Memory:
         summed = frozenset.intersection(*one.operands) - one.result
         if task.kind == CONTRACT and self.long in summed:
             found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
-        for value, atoms in zip(task.data, one.operands, strict=True):
-            base, size = self.body.base(value), value.type.dtype.bytes * self._places(atoms)
+        for value, iter_dims in zip(task.data, one.operands, strict=True):
+            base, size = self.body.base(value), value.type.dtype.bytes * self._places(iter_dims)
             if self.body.is_free(value):
                 continue
-            if task.kind == CONTRACT and self.rows in atoms:
-                found["transposed", base] = size * self._points(atoms)
+            if task.kind == CONTRACT and self.rows in iter_dims:
+                found["transposed", base] = size * self._points(iter_dims)
             elif task.kind == CONTRACT:
-                found[base, summed] = self._spread(atoms, size * self._points(atoms))
-            elif self.rows not in atoms:
-                found[base] = size * self._points(atoms)
+                found[base, summed] = self._spread(iter_dims, size * self._points(iter_dims))
+            elif self.rows not in iter_dims:
+                found[base] = size * self._points(iter_dims)
         return found
 
     def _blocks(self) -> int:
@@ -276,26 +276,26 @@ class _Memory:
                 {
                     self.body.base(value): 2
                     * value.type.dtype.bytes
-                    * min(BLOCK, self._points(atoms))
-                    for value, atoms in made
-                    if self.rows in atoms and not self.body.is_free(value)
+                    * min(BLOCK, self._points(iter_dims))
+                    for value, iter_dims in made
+                    if self.rows in iter_dims and not self.body.is_free(value)
                 }
             )
         return most_alive(steps, last)
 
-    def _places(self, atoms: Collection[Atom]) -> int:
+    def _places(self, iter_dims: Collection[IterDim]) -> int:
         """How often an operand is held."""
         if self.long is None:
             return 1
-        return 2 if self.long in atoms else BAND if self.rows in atoms else 1
+        return 2 if self.long in iter_dims else BAND if self.rows in iter_dims else 1
 
-    def _spread(self, atoms: Collection[Atom], num_bytes: int) -> int:
+    def _spread(self, iter_dims: Collection[IterDim], num_bytes: int) -> int:
         """A value without rows, spread over the partitions by its largest index."""
-        widest = max((a.size for a in atoms if a not in self.parallel), default=1)
+        widest = max((a.size for a in iter_dims if a not in self.parallel), default=1)
         return -(-num_bytes // min(PARTITIONS, widest))
 
-    def _points(self, atoms: Collection[Atom], whole: bool = False) -> int:
+    def _points(self, iter_dims: Collection[IterDim], whole: bool = False) -> int:
         """Points on chip of the indices along a row."""
-        mine = [a for a in atoms if a not in self.parallel and a is not self.rows]
+        mine = [a for a in iter_dims if a not in self.parallel and a is not self.rows]
         long = None if whole else self.long
         return math.prod(min(SEGMENT, a.size) if a is long else a.size for a in mine)

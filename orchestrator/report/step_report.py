@@ -79,8 +79,8 @@ def flops(region: RegionProgram) -> int:
     total = 0
     for node in region.nodes:
         if node.op == "contract":
-            spanned = {atom for source in node.inputs for atom in region.nodes[source].atoms}
-            total += 2 * math.prod(region.atoms[atom] for atom in spanned)
+            spanned = {a for source in node.inputs for a in region.nodes[source].iter_dims}
+            total += 2 * math.prod(region.iter_dims[a] for a in spanned)
     return total
 
 

@@ -67,9 +67,9 @@ def test_what_cannot_be_cut_stays_on_one_core() -> None:
 
 def copied(tensor: int, to: int, rows: range, name: str = "copy") -> Region:
     """`to[rows] = tensor[rows]` of 8 columns."""
-    offset, strides, atoms = Affine(8 * rows.start), (8, 1), (0, 1)
-    load = Node("load", (), atoms, DType.F32, {"view": View(tensor, offset, strides)})
-    store = Node("store", (0,), atoms, DType.F32, {"view": View(to, offset, strides)})
+    offset, strides, iter_dims = Affine(8 * rows.start), (8, 1), (0, 1)
+    load = Node("load", (), iter_dims, DType.F32, {"view": View(tensor, offset, strides)})
+    store = Node("store", (0,), iter_dims, DType.F32, {"view": View(to, offset, strides)})
     return Region(RegionProgram("compute", name, (len(rows), 8), (load, store)))
 
 
@@ -113,7 +113,7 @@ def test_every_region_is_on_core_zero_and_copies_of_it_nowhere() -> None:
     for function in two.program.functions:
         for mine, other in zip(*function.subgraphs, strict=True):
             assert mine.program.kind == "compute"
-            points = [np.prod(r.program.atoms) for r in (mine, other) if r.program.atoms]
+            points = [np.prod(r.program.iter_dims) for r in (mine, other) if r.program.iter_dims]
             assert sum(points) == 512 * 512
 
 

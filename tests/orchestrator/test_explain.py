@@ -41,7 +41,7 @@ def test_every_function_lists_its_regions(job, capsys) -> None:
     assert any("llama.py:" in r["location"] for r in layer["regions"])
     rules = {m["rule"] for r in layer["regions"] for m in r["refused"]}
     assert rules and rules <= {
-        *("cycle", "kind", "label", "duplicated atom", "rows", "order", "budget"),
+        *("cycle", "kind", "label", "duplicated iteration dim", "rows", "order", "budget"),
         *("streams", "size", "traffic", "intensity", "code", "slower"),
     }
 

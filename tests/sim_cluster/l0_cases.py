@@ -44,10 +44,10 @@ def instr(
 
 
 def node(
-    op: str, inputs: tuple[int, ...], atoms: tuple[int, ...], dtype: DType = F32, **attrs: Any
+    op: str, inputs: tuple[int, ...], iter_dims: tuple[int, ...], dtype: DType = F32, **attrs: Any
 ) -> Node:
     """A node of a region program."""
-    return Node(op, inputs, atoms, dtype, attrs)
+    return Node(op, inputs, iter_dims, dtype, attrs)
 
 
 def matmul_region(m: int, n: int, k: int, dtype: DType = F32) -> Region:
@@ -118,7 +118,7 @@ def matmul_program(m: int, n: int, k: int, dtype: DType) -> RegionProgram:
         node("contract", (0, 1), (0, 1), over=(2,)),
         node("store", (2,), (0, 1), view=View(2, Affine(), (n, 1, 0))),
     )
-    return RegionProgram(kind="compute", name="matmul", atoms=(m, n, k), nodes=nodes)
+    return RegionProgram(kind="compute", name="matmul", iter_dims=(m, n, k), nodes=nodes)
 
 
 def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
@@ -189,4 +189,4 @@ def norm_program(rows: int, width: int, eps: float) -> RegionProgram:
         node("multiply", (8, 9), (0, 1)),
         node("store", (10,), (0, 1), view=View(2, Affine(), (width, 1))),
     )
-    return RegionProgram(kind="compute", name="norm", atoms=(rows, width), nodes=nodes)
+    return RegionProgram(kind="compute", name="norm", iter_dims=(rows, width), nodes=nodes)

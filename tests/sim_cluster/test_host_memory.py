@@ -42,8 +42,8 @@ def test_constants_that_store_one_element_count_in_full() -> None:
         FunctionCode(function)
 
 
-def region(atoms: tuple[int, ...], *nodes: Node) -> RegionProgram:
-    return RegionProgram("compute", "r", atoms, nodes)
+def region(iter_dims: tuple[int, ...], *nodes: Node) -> RegionProgram:
+    return RegionProgram("compute", "r", iter_dims, nodes)
 
 
 def test_arrays_of_a_region_count_where_they_are_made() -> None:

@@ -70,7 +70,7 @@ class Work:
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
-            added = space.points(space[n].atoms & roles.inner)
+            added = space.points(space[n].iter_dims & roles.inner)
             cycles = added / self.room.limits.partitions / self.ways
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
@@ -164,7 +164,7 @@ class Work:
         return self.room.passing and fusion.is_by_product(self.space, value)
 
     def _points(self, value: Value) -> int:
-        return self.space.points(value.atoms & self.roles.inner)
+        return self.space.points(value.iter_dims & self.roles.inner)
 
     def _time(self, n: Task, engine: Engine) -> float:
         if isinstance(n, Copy):
@@ -227,7 +227,7 @@ class Banks:
         value, values = self.space[number], self.space.values
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
-        wide = [i for i in value.inputs if values[i].atoms == value.atoms]
+        wide = [i for i in value.inputs if values[i].iter_dims == value.iter_dims]
         products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
         if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:
             return None
@@ -238,7 +238,7 @@ class Banks:
     def is_block(self, number: int, product: int) -> bool:
         """Whether a value is fp32 and made block by block in the sweep of a product."""
         value, source = self.space[number], self.space[product]
-        beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
+        beside = value.iter_dims == source.iter_dims and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:

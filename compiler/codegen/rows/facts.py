@@ -64,8 +64,8 @@ def facts(
     whole: Facts | None = None,
     given: Facts | None = None,
 ) -> dict[int, Known]:
-    """What is known of the values `numbers` (in order) where each atom stays in its range; `whole`
-    is what is known of them everywhere, which is what reductions read. Some may be `given`.
+    """What is known of the values `numbers` (in order) where each iter dim stays in its range;
+    `whole` is what is known of them everywhere, which is what reductions read. Some may be `given`.
     """
     known: dict[int, Known] = dict(given or {})
     for n in (n for n in numbers if n not in known):
@@ -253,8 +253,8 @@ def _scaled(value: Value, given: Given) -> Known | None:
 
 
 def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    """A predicate or integer over all points of two atoms as an array [first axis, second], in its
-    type, where sums wrap; None when it depends on data or on other atoms.
+    """A predicate or integer over all points of two iter dims as an array [first axis, second], in
+    its type, where sums wrap; None when it depends on data or on other iter dims.
     """
     known: dict[int, Any | None] = {}
 
@@ -302,8 +302,8 @@ def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | No
     if walk.offset.terms or not set(walk.strides) <= set(axes):
         return None
     total = np.full((1, 1), walk.offset.const)
-    for at, atom in enumerate(axes):
-        if walk.stride(atom):
-            line = np.arange(*ranges[atom]) * walk.stride(atom)
+    for at, iter_dim in enumerate(axes):
+        if walk.stride(iter_dim):
+            line = np.arange(*ranges[iter_dim]) * walk.stride(iter_dim)
             total = total + (line[:, None] if at == 0 else line[None, :])
     return total

@@ -1,9 +1,9 @@
 """The code of a group of row tiles: its sweeps, the steps of their blocks, and sums over rows.
 
-Every stage is a loop over the tiles of the group, and a sweep goes over its inner atom in blocks of
-columns. Values of a block rotate with the loop over blocks; strips, single columns and transposed
-operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow each other
-or are skewed (`skew.py`).
+Every stage is a loop over the tiles of the group, and a sweep goes over its inner iter dim in
+blocks of columns. Values of a block rotate with the loop over blocks; strips, single columns and
+transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow
+each other or are skewed (`skew.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine, Space
 from shardwright.compiler.isa.region import STORES, Affine
 
-# Private atom numbers for "row tile of the group" and "row tile of the band".
+# Private iter dim numbers for "row tile of the group" and "row tile of the band".
 TILE, BAND_TILE = -9, -10
 # Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
 SIDE_BY_SIDE = 4
@@ -56,7 +56,7 @@ class Group(Products):
 
     `held` has the values of the whole group: shared vectors, strips, single columns. Inside a block
     it has those at the block's rows and columns, and the values of the block. What does not span a
-    streamed atom belongs to the band.
+    streamed iter dim belongs to the band.
     """
 
     def __init__(
@@ -230,21 +230,21 @@ class Group(Products):
 
     def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
         """What a value needs beyond a block."""
-        plan, atom = self.plan, self.plan.inner(number)
+        plan, iter_dim = self.plan, self.plan.inner(number)
         held = turned = partial = None
         if value.op == "reduce":
             partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
-            size, loaded = self.scope.extent(atom), value.op in ("load", "load_indexed")
+            size, loaded = self.scope.extent(iter_dim), value.op in ("load", "load_indexed")
             held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
-            if atom is not None:
-                first = self.scope.boxes[atom].origin * -1
-                held = Held(held.tile, {**held.strides, atom: 1}, first)
-        if number in plan.turned and atom is not None:
-            unit = self.unit(atom)
-            size = -(-self.scope.extent(atom) // unit) * self.height
+            if iter_dim is not None:
+                first = self.scope.boxes[iter_dim].origin * -1
+                held = Held(held.tile, {**held.strides, iter_dim: 1}, first)
+        if number in plan.turned and iter_dim is not None:
+            unit = self.unit(iter_dim)
+            size = -(-self.scope.extent(iter_dim) // unit) * self.height
             turned = self._tile(f"turned{number}", size, plan.turned[number], band, unit)
         return Kept(held, turned, partial)
 
@@ -264,13 +264,13 @@ class Group(Products):
         rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
-    def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
+    def _sweep(self, stage: Stage, tiles: Sequence[Scope], iter_dim: int) -> None:
         """Blocks of columns of row tiles that take turns in each."""
-        runs, self.holds = self.runs(atom), self._holds(stage)
+        runs, self.holds = self.runs(iter_dim), self._holds(stage)
         if self._returns(stage) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
-            self._skewed(stage, tiles, atom, runs)
+            self._skewed(stage, tiles, iter_dim, runs)
         else:
-            self._in_turn(stage, tiles, atom, runs)
+            self._in_turn(stage, tiles, iter_dim, runs)
         for n in (n for n in stage.values if n in self.partial):
             for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
@@ -278,14 +278,14 @@ class Group(Products):
         self.ends, self.holds = (True, True), False
 
     def _in_turn(
-        self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]
+        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
     ) -> None:
         """One block after the other."""
         for at, run in enumerate(runs):
-            block = tiles[0].within(atom, run.piece, at == 0)
+            block = tiles[0].within(iter_dim, run.piece, at == 0)
             for number, tile in enumerate(tiles):
                 self.ends = (number == 0, number == len(tiles) - 1)
-                scope = block.straight({**tile.boxes, atom: block.boxes[atom]})
+                scope = block.straight({**tile.boxes, iter_dim: block.boxes[iter_dim]})
                 self._block(stage, scope, run.decided)
 
     def _returns(self, stage: Stage) -> bool:
@@ -293,9 +293,11 @@ class Group(Products):
         phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
         return {0, 2} <= phases and any(n in self.panels for n in stage.values)
 
-    def _skewed(self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]) -> None:
+    def _skewed(
+        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
+    ) -> None:
         """Blocks of columns with the phases of several under way."""
-        home = tiles[0].straight({atom: Box(Affine(), max(run.piece.extent for run in runs))})
+        home = tiles[0].straight({iter_dim: Box(Affine(), max(run.piece.extent for run in runs))})
         places = [Places(home) for _ in range(2)]
         if 2 * sum(self._banks(stage)) > self.builder.limits.psum_banks:
             places[1] = replace(places[1], banks=places[0].banks)
@@ -309,7 +311,7 @@ class Group(Products):
             moving |= {here.owner(n) for n in moving}
             orders.add(order(phases, reads))
             flights.append([Flight(phases, moving, p) for p in places])
-        for turn, scope, self.flight in in_phases(tiles, atom, runs, flights, max(orders)):
+        for turn, scope, self.flight in in_phases(tiles, iter_dim, runs, flights, max(orders)):
             self.ends = (turn.tile == 0, turn.tile == len(tiles) - 1)
             self._block(stage, scope, runs[turn.run].decided)
         self.flight = None

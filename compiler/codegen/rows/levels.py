@@ -1,8 +1,8 @@
 """In which sweep every value of a row tile is made, and what is then kept whole or made again.
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
-values of one level and one inner atom share a sweep. What another sweep reads again is a strip.
-Where a row is streamed, one segment of an atom at a time, sweeps lie in passes over its segments.
+values of one level and one inner iter dim share a sweep. What another sweep reads again is a strip.
+Where a row is streamed, one segment at a time, sweeps lie in passes over its segments.
 
 What a strip is made of (products with panels, loads, columns) is still there when a later sweep
 runs, so the strip can be computed there a second time: scores cost one more product per block, and
@@ -50,7 +50,7 @@ class Sweeping:
     vectors: frozenset[int] = frozenset()  # made in sweeps although they do not span the rows
     again: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another sweep come before the first one
-    streamed: int = -1  # atom of which only a segment is on chip at a time (-1: none)
+    streamed: int = -1  # iter dim of which only a segment is on chip at a time (-1: none)
     online: bool = False  # passes over it work with what is not complete where they can
 
 
@@ -94,11 +94,11 @@ class Levels:
         return n in self.roles.panels and i in self.sweeping.whole
 
     def inner(self, number: int) -> int | None:
-        """The inner atom a value spans."""
+        """The inner iter dim a value spans."""
         return inner_of(self.roles, self.space[number])
 
     def home(self, number: int) -> int | None:
-        """The inner atom of the sweep a value is made in."""
+        """The inner iter dim of the sweep a value is made in."""
         value = self.space[number]
         if number in self.roles.sums:
             return self.driver(number)
@@ -107,7 +107,7 @@ class Levels:
         return self.inner(number)
 
     def driver(self, number: int) -> int | None:
-        """The inner atom a sum is swept along: that of the operand that is ready last."""
+        """The inner iter dim a sum is swept along: that of the operand that is ready last."""
         inputs = [i for i in self.space[number].inputs if self.inner(i) is not None]
         if not inputs:
             return None
@@ -139,14 +139,16 @@ class Levels:
                 self.run[n] = min(self.run[u] - step[u] for u in readers)
 
     def is_carried(self, number: int) -> bool:
-        """Whether a row value adds up the streamed atom: it is carried from segment to segment."""
+        """Whether a row value adds up the streamed iter dim: it is carried between segments."""
         return self.sweeping.streamed in self.space[number].over and number not in self.roles.sums
 
     def _is_streamed(self, number: int) -> bool:
-        """Whether a value needs the streamed atom on chip, segment by segment."""
-        value, atom = self.space[number], self.sweeping.streamed
+        """Whether a value needs the streamed iter dim on chip, segment by segment."""
+        value, iter_dim = self.space[number], self.sweeping.streamed
         read = value.inputs if number in self.roles.sums else ()
-        return atom in value.atoms | value.over or any(self.inner(i) == atom for i in read)
+        return iter_dim in value.iter_dims | value.over or any(
+            self.inner(i) == iter_dim for i in read
+        )
 
     def _in_passes(self) -> dict[int, int]:
         """The pass of every value: odd ones go over the segments, others follow from them."""
@@ -193,7 +195,7 @@ class Levels:
         return apart or self.inner(i) != self.home(n)
 
     def strips(self) -> frozenset[int]:
-        """Values with an inner atom that are read outside the sweep that makes them."""
+        """Values with an inner iter dim that are read outside the sweep that makes them."""
         return frozenset(
             i
             for n in self.run
@@ -202,7 +204,7 @@ class Levels:
         )
 
     def read_whole(self, strips: Collection[int]) -> frozenset[int]:
-        """Strips that a sum reads whole while it is swept along another atom."""
+        """Strips that a sum reads whole while it is swept along another iter dim."""
         return frozenset(
             i
             for n in self.roles.sums
@@ -230,7 +232,7 @@ def made_again(levels: Levels) -> Again:
 
 
 def made_in_passes(levels: Levels) -> Again:
-    """The space with copies of what lies along the streamed atom for readers in later passes."""
+    """The space with copies of what lies along the streamed iter dim for later passes."""
     passes = levels.passes
 
     def moves(i: int) -> bool:

@@ -5,10 +5,10 @@ for parallel: load panels and shared vectors; for groups of row tiles: the stage
 group one stage behind the group before it, so that engines work on one while another waits; then
 what follows from the sums.
 
-Where the longest inner atom is walked in segments, what of it is loaded for all rows comes one
+Where the longest inner iter dim is walked in segments, what of it is loaded for all rows comes one
 segment at a time, for a band of row tiles: for bands: for passes: for segments: load panels and
 vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by band.
-What a row tile adds up over the atom stays with the band until the pass ends. A segment may lie
+What a row tile adds up over the iter dim stays with the band until the pass ends. A segment may lie
 around the loops that a sum over rows takes: it is loaded in front of the bands.
 """
 
@@ -99,8 +99,8 @@ class Nest:
             self._inside(own, depth, scope, runs)
             return
         bands = [rows for _, rows in self._streams(streamed).bands()]
-        for piece, here in self.columns.around(streamed.atom, bands, streamed.length):
-            self._inside(own, depth, scope.within(streamed.atom, piece, begins=True), here)
+        for piece, here in self.columns.around(streamed.iter_dim, bands, streamed.length):
+            self._inside(own, depth, scope.within(streamed.iter_dim, piece, begins=True), here)
 
     def _inside(self, sums: Sequence[int], depth: int, scope: Scope, runs: Around) -> None:
         """The loops from `depth` on, with sums that begin and end here."""
@@ -118,8 +118,8 @@ class Nest:
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""
         order = self.plan.order
-        atoms = {a for n in numbers for a in self.space[n].atoms}
-        return max((order.index(a) + 1 for a in atoms if a in order), default=0)
+        iter_dims = {a for n in numbers for a in self.space[n].iter_dims}
+        return max((order.index(a) + 1 for a in iter_dims if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
         """Panels and vectors that the loops so far choose."""
@@ -190,7 +190,7 @@ class Streams:
 
     def emit(self, scope: Scope, around: Around) -> None:
         """Band after band, of the segment `around` them all if there is one."""
-        atom, row, shared = self.streamed.atom, self.plan.row, self.shared
+        iter_dim, row, shared = self.streamed.iter_dim, self.plan.row, self.shared
         if around:
             made = {n for one in self.plan.passes if one.streamed for s in one.stages
                     for n in s.values}  # fmt: skip
@@ -200,7 +200,7 @@ class Streams:
                 self._band(scope.enter(row, piece), rows)
             elif around[at]:
                 band = scope.enter(row, piece)
-                self._whole(band, rows, replace(shared, segments={atom: around[at]}))
+                self._whole(band, rows, replace(shared, segments={iter_dim: around[at]}))
 
     def bands(self) -> list[tuple[Piece, Range]]:
         """Pieces of the rows, and the rows (first, end) of each."""
@@ -219,8 +219,8 @@ class Streams:
 
     def _band(self, scope: Scope, rows: Range) -> None:
         """One band, that only ever has the rows (first, end)."""
-        atom, band = self.streamed.atom, self._kept(scope)
-        segments = self.shared.columns.segments(atom, rows, self.streamed.length)
+        iter_dim, band = self.streamed.iter_dim, self._kept(scope)
+        segments = self.shared.columns.segments(iter_dim, rows, self.streamed.length)
         for one in self.plan.passes:
             if not one.streamed:
                 self._tiles(one, scope, band, rows, self.shared)
@@ -228,9 +228,9 @@ class Streams:
             if one.running:
                 self._open(one, scope, band, rows)
             for at, segment in enumerate(segments):
-                place = scope.within(atom, segment.piece, at == 0 and not one.running)
+                place = scope.within(iter_dim, segment.piece, at == 0 and not one.running)
                 shared = self._loaded({n for s in one.stages for n in s.values}, place)
-                here = replace(shared, segments={atom: segment.runs})
+                here = replace(shared, segments={iter_dim: segment.runs})
                 self._tiles(one, place, band, rows, here)
 
     def _open(self, one: Pass, scope: Scope, band: Band, rows: Range) -> None:
@@ -256,7 +256,7 @@ class Streams:
 
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""
-        plan, atom = self.plan, self.streamed.atom
+        plan, iter_dim = self.plan, self.streamed.iter_dim
         frame = Frame(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         frame.held = dict(self.shared.held)
         scope = scope.straight({plan.row: Box(Affine(), self.height)})
@@ -267,7 +267,7 @@ class Streams:
             if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]
-                back = scope.boxes[atom].origin * -held.strides.get(atom, 0)
+                back = scope.boxes[iter_dim].origin * -held.strides.get(iter_dim, 0)
                 found[n] = replace(held, offset=held.offset + back)
         return found
 

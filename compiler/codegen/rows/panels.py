@@ -1,16 +1,16 @@
 """Panels of row contractions: the operand that does not span the rows, whole in SBUF.
 
 A panel is the moving operand of a contraction of its own, so `codegen/panels.py` loads it: the
-summed atom on the partitions, transposed on the tensor engine where it is innermost in HBM.
+summed iter dim on the partitions, transposed on the tensor engine where it is innermost in HBM.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import NO_ATOM, Box, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_DIM, Box, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
-from shardwright.compiler.codegen.domain import Atoms, Space, Split
+from shardwright.compiler.codegen.domain import IterDims, Space, Split
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
@@ -24,7 +24,7 @@ _RUN_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel in SBUF: [summed atom on the partitions, chunks of it, columns].
+    """A panel in SBUF: [summed iter dim on the partitions, chunks of it, columns].
 
     `full` chunks of `height` partitions, then one of `tail`; elements from chunk to chunk and from
     column to column.
@@ -40,11 +40,11 @@ class Panel:
 
 def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
     """Load an operand of row contraction `number` for the parallel point of `scope`, and where an
-    atom is streamed, for the points of its box: side 1 is the one that does not span the rows, side
-    0 the other one over all rows.
+    iter dim is streamed, for the points of its box: side 1 is the one that does not span the rows,
+    side 0 the other one over all rows.
     """
     operand = plan.roles.panels[number][side]
-    streamed = plan.stream if plan.streams(operand) else NO_ATOM
+    streamed = plan.stream if plan.streams(operand) else NO_DIM
     if streamed >= 0:
         part = {**plan.space.sizes, streamed: scope.extent(streamed)}
         plan = replace(plan, space=replace(plan.space, sizes=part))
@@ -95,11 +95,11 @@ def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
     return next((f for f in fits if f * row_bytes >= _RUN_BYTES), fits[-1])
 
 
-def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
-    """(space, the atom that counts groups of `fold` neighbours on a partition; -1: none)."""
+def _fold(space: Space, iter_dim: int, fold: int) -> tuple[Space, int]:
+    """(space, the iter dim that counts groups of `fold` neighbours on a partition; -1: none)."""
     if fold == 1:
         return space, -1
-    space, made = split(space, atom, fold)
+    space, made = split(space, iter_dim, fold)
     return space, made.major
 
 
@@ -120,7 +120,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
     """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
     (depth,) = plan.space[number].over
-    free, natural = plan.panel_atoms(number, operand), plan.is_natural(number, operand)
+    free, natural = plan.panel_iter_dims(number, operand), plan.is_natural(number, operand)
     if natural:
         folded, sizes = free[0], plan.space.sizes
         row_bytes = sizes[depth] * plan.space[operand].dtype.bytes
@@ -129,7 +129,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         folded, fold = depth, plan.fold.get(depth, 1)
     space, runs = _fold(plan.space, folded, fold)
     if runs >= 0 and natural:
-        columns: Atoms = (runs, folded)
+        columns: IterDims = (runs, folded)
     elif runs >= 0:
         depth, columns = runs, (depth, *free)
     else:

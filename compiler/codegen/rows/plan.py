@@ -1,10 +1,10 @@
 """The order of work on one tile of rows, and what of it must stay in SBUF.
 
-Values with an inner atom are made in sweeps: one pass over the atom in blocks of columns, as many
-values at a time as possible. A reduction or a transposed operand is complete only after its sweep,
-so what reads it belongs to a later one, and a value that a later sweep reads again is kept as a
-whole strip. Where even that does not fit, the longest inner atom is streamed: panels, strips and
-transposed rows are those of a segment of it, and what adds it up is carried on.
+Values with an inner iter dim are made in sweeps: one pass over the iter dim in blocks of columns,
+as many values at a time as possible. A reduction or a transposed operand is complete only after its
+sweep, so what reads it belongs to a later one, and a value that a later sweep reads again is kept
+as a whole strip. Where even that does not fit, the longest inner iter dim is streamed: panels,
+strips and transposed rows are those of a segment of it, and what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.builder import NO_ATOM
+from shardwright.compiler.codegen.builder import NO_DIM
 from shardwright.compiler.codegen.contract_plan import is_natural
 from shardwright.compiler.codegen.domain import (
     CODELESS,
-    Atoms,
+    IterDims,
     Numbers,
     OfSinks,
     Space,
@@ -54,7 +54,7 @@ class _Form:
     lean: bool = False  # panels and sums are held once
     again: bool = False  # values are made again instead of kept
     alone: bool = False  # a group ends before the next one begins
-    streamed: int = NO_ATOM  # the atom that is walked in segments
+    streamed: int = NO_DIM  # the iter dim that is walked in segments
     length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
     online: bool = False  # fewer passes over the segments
@@ -122,12 +122,12 @@ _WHOLE_BYTES = 16384
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """The row is walked in segments of up to `length` points of `atom`; `tiles` row tiles share
+    """The row is walked in segments of up to `length` points of `iter_dim`; `tiles` row tiles share
     what is loaded for one. Where rows add up nothing over it, segments may lie `outside` of the
     rows: then all rows share it, and sums over rows are complete segment by segment.
     """
 
-    atom: int
+    iter_dim: int
     length: int
     tiles: int
     outside: bool
@@ -142,11 +142,11 @@ class RowPlan:
     run: dict[int, int]  # level of the stage every value is made in
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
     strips: frozenset[int]  # values that are kept whole for later stages
-    read_whole: frozenset[int]  # strips that a sum reads while it is swept along another atom
-    vectors: Numbers  # values without the row atom, made once for all rows
+    read_whole: frozenset[int]  # strips that a sum reads while it is swept along another iter dim
+    vectors: Numbers  # values without the row iter dim, made once for all rows
     turned: dict[int, DType]  # element type in which contractions need a value transposed
-    order: Atoms  # parallel loops, outermost first
-    fold: dict[int, int]  # neighbours of an inner atom that share a partition of panels
+    order: IterDims  # parallel loops, outermost first
+    fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of panels
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
     engines: Balance  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
@@ -174,46 +174,46 @@ class RowPlan:
 
     @property
     def row(self) -> int:
-        """The row atom."""
+        """The row iter dim."""
         return self.roles.row
 
     @property
     def stream(self) -> int:
-        """The streamed atom, or that there is none."""
-        return self.streamed.atom if self.streamed else NO_ATOM
+        """The streamed iter dim, or that there is none."""
+        return self.streamed.iter_dim if self.streamed else NO_DIM
 
-    def points(self, atom: int) -> int:
-        """Points of an atom that are on chip at a time."""
-        size, streamed = self.space.sizes[atom], self.streamed
-        return min(size, streamed.length) if streamed and streamed.atom == atom else size
+    def points(self, iter_dim: int) -> int:
+        """Points of an iter dim that are on chip at a time."""
+        size, streamed = self.space.sizes[iter_dim], self.streamed
+        return min(size, streamed.length) if streamed and streamed.iter_dim == iter_dim else size
 
-    def points_of_sum(self, atom: int) -> int:
-        """Points of an atom that a sum over rows has on chip at a time."""
+    def points_of_sum(self, iter_dim: int) -> int:
+        """Points of an iter dim that a sum over rows has on chip at a time."""
         outside = self.streamed and self.streamed.outside
-        return self.points(atom) if outside else self.space.sizes[atom]
+        return self.points(iter_dim) if outside else self.space.sizes[iter_dim]
 
     def streams(self, number: int) -> bool:
-        """Whether a value spans the streamed atom."""
-        return self.stream in self.space[number].atoms
+        """Whether a value spans the streamed iter dim."""
+        return self.stream in self.space[number].iter_dims
 
     def carries(self, number: int) -> bool:
-        """Whether a row value adds up the streamed atom, segment by segment."""
+        """Whether a row value adds up the streamed iter dim, segment by segment."""
         return self.stream in self.space[number].over
 
     def inner(self, number: int) -> int | None:
-        """The inner atom a row value spans."""
+        """The inner iter dim a row value spans."""
         return inner_of(self.roles, self.space[number])
 
-    def panel_atoms(self, number: int, operand: int) -> Atoms:
+    def panel_iter_dims(self, number: int, operand: int) -> IterDims:
         """What a panel of an operand of contraction `number` spans beside k."""
         (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
-        return tuple(self.space[operand].atoms & inside - {depth})
+        return tuple(self.space[operand].iter_dims & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
         """Whether a panel arrives with k along its rows, and is transposed on the way."""
         (depth,) = self.space[number].over
-        return is_natural(self.space, operand, depth, self.panel_atoms(number, operand))
+        return is_natural(self.space, operand, depth, self.panel_iter_dims(number, operand))
 
     def operand_type(self, number: int) -> DType:
         """Element type both operands of contraction `number` have in SBUF."""
@@ -241,7 +241,7 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
 
 def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
-    """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
+    """Plans that fit for one row iter dim; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
@@ -251,16 +251,16 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
     fitting = _fitting(plans, room)
     if any(p.ways > 1 for p in fitting):
         return fitting
-    atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    # Products over the streamed atom are added up in parts, so they are fp32.
+    iter_dim = max(roles.inner, key=lambda a: (made.sizes[a], a))
+    # Products over the streamed iter dim are added up in parts, so they are fp32.
     sinks = _sinks_of(made, (*roles.rows, *roles.late))
-    wide, last = wide_products(made, sinks, roles.row, atom)
+    wide, last = wide_products(made, sinks, roles.row, iter_dim)
     wide_roles = roles_for(wide, last, roles.row)
-    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, atom)
+    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, iter_dim)
     outside = [
         plan
-        for atom in _complete_apart(made, roles)
-        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, atom)
+        for a in _complete_apart(made, roles)
+        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, a)
     ]
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
     found = [*_fitting(outside, room), *found]
@@ -270,10 +270,10 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
 
 
 def _complete_apart(space: Space, roles: Roles) -> list[int]:
-    """The longest inner atom of which every segment has sums and stores of its own."""
+    """The longest inner iter dim of which every segment has sums and stores of its own."""
     values = space.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in STORES)]
-    spanned = roles.inner.intersection(*(values[n].atoms for n in ends))
+    spanned = roles.inner.intersection(*(values[n].iter_dims for n in ends))
     added = {a for n in roles.rows if n not in roles.sums for a in values[n].over}
     order = _parallel_order(space, roles)
     nested = len({sum_depth(order, values[n]) for n in roles.sums}) == 1
@@ -289,7 +289,7 @@ def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
 
 
 def _planned(
-    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_ATOM
+    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_DIM
 ) -> list[RowPlan]:
     """A plan for every form."""
     forms = [replace(form, streamed=streamed) for form in forms]
@@ -307,14 +307,14 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     sweeping = Sweeping(
         whole=frozenset() if form.lean else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if form.lean else frozenset(),
-        early=form.again or form.streamed != NO_ATOM,
+        early=form.again or form.streamed != NO_DIM,
         streamed=form.streamed,
         online=form.online,
     )
     if form.apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
-    if form.streamed != NO_ATOM:
+    if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.again:
         levels = _rewritten(levels, made_again(levels))
@@ -355,8 +355,8 @@ def _rewritten(levels: Levels, again: Again) -> Levels:
 
 
 def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
-    """Values without the row atom that follow from counts and constants: blocks of them are made
-    where they are read, unless a vector that is held for all rows reads them too.
+    """Values without the row iter dim that follow from counts and constants: blocks of them are
+    made where they are read, unless a vector that is held for all rows reads them too.
     """
     ops = {"iota", *CODELESS, "compare", "convert"}
     free = {
@@ -380,14 +380,14 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
         plan,
         ways=ways,
         fold=dict.fromkeys(folded, ways) if ways > 1 else {},
-        streamed=segments if form.streamed != NO_ATOM else None,
+        streamed=segments if form.streamed != NO_DIM else None,
         young_first=form.young_first,
         alone=form.alone,
     )
 
 
 def _ordered(plan: RowPlan) -> set[int]:
-    """Inner atoms that a panel of some contraction is transposed along."""
+    """Inner iter dims that a panel of some contraction is transposed along."""
     found: set[int] = set()
     for number, value in enumerate(plan.space.values):
         if value.op == "contract" and value.over <= plan.roles.inner:
@@ -413,7 +413,7 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
 def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> OfSinks:
     def points(value: Value) -> int:
         most = room.limits.moving_max
-        return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)
+        return math.prod(min(space.sizes[a], most) for a in value.iter_dims & roles.inner)
 
     return fusion.fuse(space, space.slice(sinks), points, room.rates)
 
@@ -443,21 +443,21 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
     return found
 
 
-def _parallel_order(space: Space, roles: Roles) -> Atoms:
+def _parallel_order(space: Space, roles: Roles) -> IterDims:
     """Parallel loops: those that choose other panels outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
-    chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}
+    chosen = {a for _, p in roles.panels.values() for a in space[p].iter_dims}
     stores = [v.walk for v in space.values if v.op == "store" and v.walk]
 
-    def rank(atom: int) -> tuple[bool, bool, int, int]:
-        step = max((abs(w.stride(atom)) for w in stores), default=0)
-        return atom in summed, atom not in chosen, -step, atom
+    def rank(iter_dim: int) -> tuple[bool, bool, int, int]:
+        step = max((abs(w.stride(iter_dim)) for w in stores), default=0)
+        return iter_dim in summed, iter_dim not in chosen, -step, iter_dim
 
     order = tuple(sorted(roles.parallel, key=rank))
     for n in roles.sums:
         value = space[n]
         inside = order[sum_depth(order, value) :]
-        if not set(inside) <= value.over or not set(order) <= value.over | value.atoms:
+        if not set(inside) <= value.over or not set(order) <= value.over | value.iter_dims:
             raise CompileError(
                 "SW_CODEGEN_ROWS",
                 f"region {space.name} requires sums over rows whose parallel loops nest",

@@ -27,7 +27,7 @@ from shardwright.compiler.isa.region import Affine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What row tiles of a parallel point share; `segments`: runs of atoms on chip in part."""
+    """What row tiles of a parallel point share; `segments`: runs of iter dims on chip in part."""
 
     panels: Mapping[int, Panel]
     whole: Mapping[int, Panel]
@@ -55,25 +55,25 @@ class Products(Frame):
         self.decided = Decided()  # of the block at hand
         self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
 
-    def unit(self, atom: int) -> int:
-        """Points of an atom in one transposed chunk."""
-        return min(self.space.sizes[atom], self.builder.limits.transpose_max)
+    def unit(self, iter_dim: int) -> int:
+        """Points of an iter dim in one transposed chunk."""
+        return min(self.space.sizes[iter_dim], self.builder.limits.transpose_max)
 
-    def runs(self, atom: int) -> tuple[Run, ...]:
-        """Runs of blocks of an atom, counted from the first point that is on chip."""
-        found = self.segments.get(atom)
-        return self.columns.runs(atom, self.span) if found is None else found
+    def runs(self, iter_dim: int) -> tuple[Run, ...]:
+        """Runs of blocks of an iter dim, counted from the first point that is on chip."""
+        found = self.segments.get(iter_dim)
+        return self.columns.runs(iter_dim, self.span) if found is None else found
 
-    def position(self, atom: int | None, scope: Scope) -> Affine:
-        """Where `scope` is among the points of an atom that are on chip."""
-        return scope.box(atom).origin + self.scope.box(atom).origin * -1
+    def position(self, iter_dim: int | None, scope: Scope) -> Affine:
+        """Where `scope` is among the points of an iter dim that are on chip."""
+        return scope.box(iter_dim).origin + self.scope.box(iter_dim).origin * -1
 
     def product(self, number: int, value: Value, scope: Scope) -> None:
-        """One bank of a contraction with a panel: every chunk of the summed atom."""
+        """One bank of a contraction with a panel: every chunk of the summed iter dim."""
         panel, (tall, _) = self.panels[number], self.plan.roles.panels[number]
-        atom, rows = self.plan.inner(number), self.rows(scope)
-        width = scope.extent(atom)
-        first = self.position(atom, scope) * panel.column_step
+        iter_dim, rows = self.plan.inner(number), self.rows(scope)
+        width = scope.extent(iter_dim)
+        first = self.position(iter_dim, scope) * panel.column_step
         turned, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
@@ -99,8 +99,8 @@ class Products(Frame):
 
     def _bank(self, number: int, value: Value, scope: Scope) -> Held:
         """PSUM for a product; what a later phase reads there belongs to its flight."""
-        atom, flight = self.plan.inner(number), self.flight
-        strides = {} if atom is None else {atom: 1}
+        iter_dim, flight = self.plan.inner(number), self.flight
+        strides = {} if iter_dim is None else {iter_dim: 1}
         kept = flight and number in flight.crossing and self._stays(number, value)
         return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
 
@@ -124,7 +124,7 @@ class Products(Frame):
         return placed(self.turned[tall], scope), self.rows(scope), 1
 
     def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
-        """(first chunk, how many) of the summed atom that were computed, a short last one alone."""
+        """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
         (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
@@ -178,11 +178,11 @@ class Products(Frame):
 
     def turn(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
-        atom = self.plan.inner(number)
-        assert atom is not None
-        box, unit, rows = scope.boxes[atom], self.unit(atom), self.rows(scope)
+        iter_dim = self.plan.inner(number)
+        assert iter_dim is not None
+        box, unit, rows = scope.boxes[iter_dim], self.unit(iter_dim), self.rows(scope)
         bank, turned = self.psum("turned", number, scope), placed(self.turned[number], scope)
-        fold, engine = self.plan.fold.get(atom, 1), self._copier(Copy(number, turned=True))
+        fold, engine = self.plan.fold.get(iter_dim, 1), self._copier(Copy(number, turned=True))
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
@@ -190,7 +190,7 @@ class Products(Frame):
             source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
             scope.transpose(out, source)
         full, tail = divmod(box.extent, unit)
-        first = divided(self.position(atom, scope), unit)
+        first = divided(self.position(iter_dim, scope), unit)
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
             if count and size:
                 across = ((1, count * rows),)

@@ -49,7 +49,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
-        spanned = values[n].atoms & {*plan.roles.inner, plan.row}
+        spanned = values[n].iter_dims & {*plan.roles.inner, plan.row}
         elements = math.prod(plan.points_of_sum(a) for a in spanned)
         # Only a product, or rows that stay where they are, lie on all partitions.
         flat = values[n].op == "reduce" and plan.row not in spanned
@@ -85,7 +85,7 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
         size.add("rows of panels", 2 * STAGING_BYTES)
     for n, (tall, panel) in plan.roles.panels.items():
         item, depth = plan.operand_type(n).bytes, values[n].over
-        elements = math.prod(plan.points(a) for a in values[panel].atoms & plan.roles.inner)
+        elements = math.prod(plan.points(a) for a in values[panel].iter_dims & plan.roles.inner)
         held = -(-elements // limits.partitions) * item
         if (panel, depth, item) not in counted:
             counted.add((panel, depth, item))

@@ -92,7 +92,7 @@ class Turn(NamedTuple):
 
 def in_phases(
     tiles: Sequence[Scope],
-    atom: int,
+    iter_dim: int,
     runs: Sequence[Run],
     flights: Sequence[Sequence[Flight]],
     phases: Sequence[int],
@@ -122,7 +122,7 @@ def in_phases(
                     lane = 1 + number % 2 + 2 * looped
                     here = tiles[turn.tile].beside(body.body, lane)
                     looping = (body.register, period // len(tiles)) if looped else None
-                    yield turn, _scope(here, atom, runs[turn.run], turn, looping), flight
+                    yield turn, _scope(here, iter_dim, runs[turn.run], turn, looping), flight
         time += period * trip if looped else 1
 
 
@@ -137,13 +137,15 @@ def _trip(turns: Sequence[Turn], time: int, period: int) -> int:
     return (end - first - PHASES + 1) // period
 
 
-def _scope(here: Scope, atom: int, run: Run, turn: Turn, looping: tuple[int, int] | None) -> Scope:
+def _scope(
+    here: Scope, iter_dim: int, run: Run, turn: Turn, looping: tuple[int, int] | None
+) -> Scope:
     """The code for a turn; in a loop (its register, blocks it moves on by) for those after it."""
     extent = run.piece.extent
     terms = ((looping[0], looping[1] * extent),) if looping else ()
-    origin = here.boxes[atom].origin + Affine(run.piece.start + turn.at * extent, terms)
-    scope = here.straight({atom: Box(origin, extent)})
-    begins, begun = looping[:1] if looping else (), here.first.get(atom, ())
+    origin = here.boxes[iter_dim].origin + Affine(run.piece.start + turn.at * extent, terms)
+    scope = here.straight({iter_dim: Box(origin, extent)})
+    begins, begun = looping[:1] if looping else (), here.first.get(iter_dim, ())
     goes_on = (turn.run, turn.at) > (0, 0) or begun is None
-    scope.first = {**here.first, atom: None if goes_on else (*(begun or ()), *begins)}
+    scope.first = {**here.first, iter_dim: None if goes_on else (*(begun or ()), *begins)}
     return scope

@@ -16,7 +16,7 @@ from shardwright.compiler.codegen.windows.steps import Step
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
-STEP = -13  # private atom number of a tile of filters
+STEP = -13  # private iter dim number of a tile of filters
 _WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)
 
 

@@ -13,20 +13,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Atoms, Limited, PerAtom, Space, Walk
+from shardwright.compiler.codegen.domain import IterDims, Limited, PerDim, Space, Walk
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 
 # Positions with this many bytes of channels are worth a DMA descriptor each (our choice).
 _RUN_BYTES = 512
-Steps = tuple[tuple[int, int], ...]  # (atom, step), smallest step first
+Steps = tuple[tuple[int, int], ...]  # (iter dim, step), smallest step first
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
     """A spatial dim: coordinate `start + sum(index * step)`, `unit` elements of memory apart, of
-    which 0..size-1 exist. `kept` are the atoms the contraction keeps, `summed` the others.
+    which 0..size-1 exist. `kept` are the iter dims the contraction keeps, `summed` the others.
     """
 
     start: int
@@ -40,9 +40,9 @@ class Dim:
 class Form:
     """A contraction `number` of windows (value `windows`) with another operand (value `other`).
 
-    `images` and `channels` are the unbounded atoms of the windows, major to minor, `pixel` the
-    channels in memory; `groups` are channel atoms that the other operand has too. `columns` are the
-    atoms of the result that only the other operand has.
+    `images` and `channels` are the unbounded iter dims of the windows, major to minor, `pixel` the
+    channels in memory; `groups` are channel iter dims that the other operand has too. `columns` are
+    the iter dims of the result that only the other operand has.
     """
 
     space: Space
@@ -54,10 +54,10 @@ class Form:
     depths: tuple[Dim, ...]
     line: Dim
     inner: Dim
-    images: Atoms
-    channels: Atoms
-    groups: Atoms
-    columns: Atoms
+    images: IterDims
+    channels: IterDims
+    groups: IterDims
+    columns: IterDims
     over: frozenset[int]
 
     @property
@@ -79,7 +79,7 @@ class Form:
 
     @property
     def channel(self) -> int | None:
-        """The summed channel atom that is innermost."""
+        """The summed channel iter dim that is innermost."""
         summed = [a for a in self.channels if a in self.over]
         return summed[-1] if summed and self.walk.stride(summed[-1]) == 1 else None
 
@@ -127,7 +127,7 @@ def form_of(space: Space, number: int) -> Form:
         line = Dim(0, 1, inner.size * inner.unit, (), ())
     bounded = {a for b in walk.bounds for a in b.strides}
     plain = sorted(set(walk.strides) - bounded, key=lambda a: (-abs(walk.stride(a)), a))
-    other = space[right].atoms
+    other = space[right].iter_dims
     groups = [a for a in plain if a in other and a not in contract.over]
     return Form(
         space=space,
@@ -142,7 +142,7 @@ def form_of(space: Space, number: int) -> Form:
         images=tuple(a for a in plain if abs(walk.stride(a)) >= inner.unit),
         channels=tuple(a for a in plain if abs(walk.stride(a)) < inner.unit),
         groups=tuple(groups),
-        columns=tuple(sorted(contract.atoms - space[left].atoms)),
+        columns=tuple(sorted(contract.iter_dims - space[left].iter_dims)),
         over=contract.over,
     )
 
@@ -153,8 +153,8 @@ def _dim(bound: Limited, over: Iterable[int]) -> Dim:
     return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
 
 
-def points(sizes: PerAtom, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
-    """(index per atom, what the coordinate moves) for every point of the atoms of `steps`."""
+def points(sizes: PerDim, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
+    """(index per iter dim, what the coordinate moves) for every point of `steps`."""
     ranges = [range(sizes[a]) for a, _ in steps]
     for at in product(*ranges):
         moved = sum(i * step for i, (_, step) in zip(at, steps, strict=True))

@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
-from shardwright.compiler.codegen.domain import PerAtom, Walk
+from shardwright.compiler.codegen.domain import PerDim, Walk
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
@@ -81,13 +81,15 @@ class _Sums:
             depths = tuple(s for d in self.form.depths for s in d.summed)
             for (first, start), (index, _) in product(starts, list(points(nest.sizes, depths))):
                 block = place
-                for atom, at, count in (
+                for iter_dim, at, count in (
                     *((a, i, 1) for a, i in index.items()),
                     (nest.line[0], first, plan.height),
                     (nest.inner[0], start, plan.width),
                 ):
-                    if atom is not None:
-                        block = block.enter(atom, Piece(at, min(count, nest.sizes[atom] - at)))
+                    if iter_dim is not None:
+                        block = block.enter(
+                            iter_dim, Piece(at, min(count, nest.sizes[iter_dim] - at))
+                        )
                 self._block(block, index, first, start)
         self._finish()
 
@@ -132,7 +134,7 @@ class _Sums:
                 scope.fill(scope.on_chip(matrix, piece.count, dims, columns[0]), 0.0)
         return matrix
 
-    def _block(self, scope: Scope, index: PerAtom, first: int, start: int) -> None:
+    def _block(self, scope: Scope, index: PerDim, first: int, start: int) -> None:
         """One tile of lines on both sides, all parts."""
         nest, form = self.nest, self.form
         images = scope.extent(nest.image)
@@ -256,13 +258,13 @@ class _Sums:
         nest, form = self.nest, self.form
         per_bank, size = self.per_bank, scope.builder.limits.moving_max
         total = scope.psum("sums", math.ceil(len(parts) / per_bank), 2)
-        atom, step = nest.inner
-        inner, at = scope.counted(scope.extent(atom))
-        start = 0 if atom is None else scope.boxes[atom].origin.const * step
+        iter_dim, step = nest.inner
+        inner, at = scope.counted(scope.extent(iter_dim))
+        start = 0 if iter_dim is None else scope.boxes[iter_dim].origin.const * step
         columns = [other.strides[a] for a in nest.columns]
         (across,) = merge_dims([scope.extent(a) for a in nest.columns], [columns])
         groups = list(points(nest.sizes, tuple((a, other.strides[a]) for a in form.groups)))
-        along = at * other.strides.get(-1 if atom is None else atom, 0)
+        along = at * other.strides.get(-1 if iter_dim is None else iter_dim, 0)
         for n, part in enumerate(parts):
             place = part.position + start - extent.positions[0]
             offset = (part.row - extent.rows[0]) * lines.strides[raw.ROW]

@@ -12,7 +12,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
+from shardwright.compiler.codegen.domain import PerDim, Space, Walk
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
@@ -40,7 +40,7 @@ class Part:
     group: int
     first: int
     count: int
-    taps: tuple[PerAtom, ...]
+    taps: tuple[PerDim, ...]
 
     @property
     def partitions(self) -> int:
@@ -51,7 +51,7 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientPlan:
     """Tiles: `images` images of `height` lines and `width` positions of the other operand at a
-    time, `columns` of the widest column atom.
+    time, `columns` of the widest column iter dim.
     """
 
     images: int
@@ -148,7 +148,7 @@ class GradientPlanner(Planning):
 
 
 def _summed(dim: Dim) -> tuple[int | None, int]:
-    """(atom, step) that walks the other operand along a dim."""
+    """(iter dim, step) that walks the other operand along a dim."""
     return dim.summed[0] if dim.summed else (None, 1)
 
 

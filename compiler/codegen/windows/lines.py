@@ -18,7 +18,7 @@ from shardwright.compiler.codegen.windows.form import Form
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Space
 
-ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
+ROW, POSITION = -11, -12  # private iter dim numbers of a tile of lines
 
 
 @dataclass(frozen=True, slots=True)

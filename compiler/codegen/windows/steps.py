@@ -109,8 +109,8 @@ def sheets_of(steps: Sequence[Step]) -> dict[Slice, Sheet]:
 
 
 def _column(form: Form) -> int:
-    atom = form.channel
-    return form.weights.stride(atom) if atom is not None else 0
+    iter_dim = form.channel
+    return form.weights.stride(iter_dim) if iter_dim is not None else 0
 
 
 def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
@@ -134,9 +134,9 @@ def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
     groups = list(product(*(range(sizes[a]) for a in form.groups)))
     for number, at in enumerate(groups):
         for index in product(*(range(sizes[a]) for a in majors)):
-            atoms = list(zip((*form.groups, *majors), (*at, *index), strict=True))
-            first = sum(i * form.walk.stride(a) for a, i in atoms)
-            yield number, first, sum(i * form.weights.stride(a) for a, i in atoms)
+            iter_dims = list(zip((*form.groups, *majors), (*at, *index), strict=True))
+            first = sum(i * form.walk.stride(a) for a, i in iter_dims)
+            yield number, first, sum(i * form.weights.stride(a) for a, i in iter_dims)
 
 
 def _taps(form: Form, dims: Sequence[Dim]) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -83,7 +83,7 @@ def test_attention_scores_and_values() -> None:
 
 
 def test_projection_with_split_heads() -> None:
-    """[t, k] @ [k, h, d] stored as [h, t, d], and the weight gradient that contracts two atoms."""
+    """[t, k] @ [k, h, d] stored as [h, t, d], and the weight gradient, which contracts two."""
     t, k, h, d = 200, 131, 5, 32
     m = Maker((t, k, h, d), "project")
     m.store(m.contract(m.load((0, 1)), m.load((1, 2, 3)), (1,)), (2, 0, 3))
@@ -172,7 +172,7 @@ def test_reduction_after_a_contraction() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_random_contractions(data: st.DataObject) -> None:
-    """Up to two atoms of each role, any layout of all three tensors."""
+    """Up to two iter dims of each role, any layout of all three tensors."""
     roles = {r: data.draw(st.integers(0, 2), label=r) for r in ("batch", "m", "n", "k")}
     roles["k"] = max(1, roles["k"])
     sizes: list[int] = []

@@ -16,7 +16,7 @@ from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
 
 def half_view(m: Maker, tensor: int, half: int) -> View:
     """Half `half` of rows [t, head, 2 * d]."""
-    _, heads, d = m.atoms
+    _, heads, d = m.iter_dims
     return View(tensor, Affine(half * d), (heads * 2 * d, 2 * d, 1))
 
 
@@ -31,13 +31,13 @@ def rotary(t: int, heads: int, d: int, dtype: DType = BF16, gap: int = 0) -> Mak
         view = half_view(m, 0, half)
         if gap and half:
             view = View(0, Affine(t * heads * 2 * d), view.strides)
-        halves.append(m.node("load", atoms=(0, 1, 2), dtype=dtype, view=view))
+        halves.append(m.node("load", iter_dims=(0, 1, 2), dtype=dtype, view=view))
     cos, sin = m.load((0, 2)), m.load((0, 2))
     a, b = halves
     first = m.node("subtract", m.node("multiply", a, cos), m.node("multiply", b, sin))
     second = m.node("add", m.node("multiply", b, cos), m.node("multiply", a, sin))
     for half, value in enumerate((first, second)):
-        m.node("store", value, atoms=(0, 1, 2), dtype=dtype, view=half_view(m, 1, half))
+        m.node("store", value, iter_dims=(0, 1, 2), dtype=dtype, view=half_view(m, 1, half))
     return m
 
 
@@ -114,11 +114,11 @@ def statistics(rows: int, d: int, over: int, dtype: DType) -> Maker:
     """Largest, smallest and sum along one dim, side by side."""
     m = Maker((rows, d), "statistics")
     x, kept = m.load((0, 1), dtype), 1 - over
-    m.tensors.append(Tensor("y", (m.atoms[kept], 3), dtype, "output"))
+    m.tensors.append(Tensor("y", (m.iter_dims[kept], 3), dtype, "output"))
     for at, kind in enumerate(("max", "min", "add")):
         strides = (3, 0) if kept == 0 else (0, 3)
         view = View(len(m.tensors) - 1, Affine(at), strides)
-        m.node("store", m.reduce(x, (over,), kind), atoms=(kept,), dtype=dtype, view=view)
+        m.node("store", m.reduce(x, (over,), kind), iter_dims=(kept,), dtype=dtype, view=view)
     return m
 
 

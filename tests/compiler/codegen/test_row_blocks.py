@@ -154,9 +154,9 @@ def test_spread_counts_neighbours(sizes: list[int], count: int) -> None:
 def test_a_block_is_dense_memory(order: Sequence[int], row: int) -> None:
     """Row number r of a block starts r * row elements behind its first, whatever counts rows."""
     sizes, strides, step = {0: 32, 1: 16, 2: 24}, {}, row
-    for atom in order:
-        strides[atom] = step
-        step *= sizes[atom]
+    for iter_dim in order:
+        strides[iter_dim] = step
+        step *= sizes[iter_dim]
     block = row_block(Walk(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
     assert isinstance(block, RowBlock)
     rows = block.each * block.partitions

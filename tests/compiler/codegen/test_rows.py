@@ -257,7 +257,7 @@ def test_sums_over_rows_columns_and_samples(rows: int, dtype) -> None:
     check(m, BOUND[dtype])
 
 
-def test_no_row_atom_is_refused() -> None:
+def test_no_row_iter_dim_is_refused() -> None:
     """The second contraction sums what would have to be the rows, and rows need its result."""
     m = Maker((64, 64, 64), "chain")
     a = m.contract(m.load((0, 1)), m.load((1, 2)), (1,))

@@ -58,7 +58,7 @@ def test_rows_that_make_no_blocks_lie_as_their_reader_wants_them(rows: int, stri
 
     function = compiled(projected, rows)
     products = (r.program for r in function.regions if r.program.name == "dot_general")
-    made = next(p.nodes[-1].attrs["view"] for p in products if len(p.atoms) == 5)
+    made = next(p.nodes[-1].attrs["view"] for p in products if len(p.iter_dims) == 5)
     assert stride in made.strides and (rows == 256 or 197 * 64 not in made.strides)
 
 

@@ -113,9 +113,9 @@ def steps(lowered: Lowered) -> list[str]:
     """What runs, products by the size of their result."""
     found = []
     for region in lowered.regions:
-        sizes = [node.atoms for node in region.nodes if node.op == "store"]
+        sizes = [node.iter_dims for node in region.nodes if node.op == "store"]
         last = sizes[0][-1] if sizes else -1
-        found.append(f"{region.name} {region.atoms[last]}" if last >= 0 else region.name)
+        found.append(f"{region.name} {region.iter_dims[last]}" if last >= 0 else region.name)
     return found
 
 

@@ -54,7 +54,7 @@ def test_rms_norm_is_one_region_that_reads_its_rows_once() -> None:
     b = Builder()
     x, gain = b.input((64, 10)), b.input((10,))
     lowered = check_lowering(b.finish(rms_norm(b, x, gain)), [normal(64, 10), normal(10)])
-    assert len(lowered.regions) == 1 and lowered.regions[0].atoms == (64, 10)
+    assert len(lowered.regions) == 1 and lowered.regions[0].iter_dims == (64, 10)
     assert count(lowered, "load") == 2
 
 

@@ -59,7 +59,9 @@ class ByContractions:
     limit_bytes: int
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
-        sizes = (program.atoms[a] for n in program.nodes if n.op == "contract" for a in n.atoms)
+        sizes = (
+            program.iter_dims[a] for n in program.nodes if n.op == "contract" for a in n.iter_dims
+        )
         return sum(size == ROWS for size in sizes) // 2
 
     searched = __call__
@@ -68,5 +70,10 @@ class ByContractions:
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
     regions = settle(twice(), judge=ByContractions(limit)).lowered.regions
-    sizes = [[r.atoms[a] for a in n.atoms] for r in regions for n in r.nodes if n.op == "contract"]
+    sizes = [
+        [r.iter_dims[a] for a in n.iter_dims]
+        for r in regions
+        for n in r.nodes
+        if n.op == "contract"
+    ]
     assert sum(one.count(ROWS) == 2 for one in sizes) == contractions
