@@ -215,12 +215,12 @@ def tile_count(space: Space, made: Split) -> int:
     return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
 
 
-def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[int]:
+def needed_by_epilogue(space: Space, number: int, roots: Iterable[int]) -> list[int]:
     """Values after contraction `number`, and what they need beside it, in order.
 
     Raises CompileError for values that need a loop of their own.
     """
-    inside = space.slice(sinks)
+    inside = space.slice(roots)
     after = {number}
     for n in inside:
         if after & set(space[n].inputs):

@@ -67,14 +67,14 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 
 
 def plan_contraction(
-    space: Space, number: int, sinks: Iterable[int], room: Room
+    space: Space, number: int, roots: Iterable[int], room: Room
 ) -> list[ContractPlan]:
     """Tilings of contraction `number` in both orientations."""
     _require_floats(space, number)
     return [
         plan
         for order in ((0, 1), (1, 0))
-        for plan in _Planner(space, number, tuple(sinks), order, room).plans()
+        for plan in _Planner(space, number, tuple(roots), order, room).plans()
     ]
 
 
@@ -93,9 +93,9 @@ class _Planner:
     """One orientation of one contraction."""
 
     def __init__(
-        self, space: Space, number: int, sinks: Numbers, order: tuple[int, int], room: Room
+        self, space: Space, number: int, roots: Numbers, order: tuple[int, int], room: Room
     ) -> None:
-        self.space, self.number, self.sinks = space, number, sinks
+        self.space, self.number, self.roots = space, number, roots
         self.room, self.limits, self.budget = room, room.limits, room.budget
         contract = space[number]
         self.sides = tuple(contract.inputs[i] for i in order)
@@ -106,16 +106,16 @@ class _Planner:
         self.n = iter_dims[1] - self.over - self.batch
         types = {space[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
-        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.roots))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
-        largest = max(sinks, key=lambda n: space.elements(space[n]))
+        largest = max(roots, key=lambda n: space.elements(space[n]))
         self.out = space[largest].walk
         whole = space.elements(space[largest])
         self.stores = tuple(
             (walk, is_plain(space, n))
-            for n in sinks
+            for n in roots
             if (walk := space[n].walk) and space.elements(space[n]) == whole
         )
 

@@ -31,14 +31,14 @@ Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]
 
 
-def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
-    """Tilings of the contraction all `sinks` depend on, with its epilogue."""
-    (number,) = (n for n in space.slice(sinks) if space[n].op == "contract")
+def contraction_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Tilings of the contraction all `roots` depend on, with its epilogue."""
+    (number,) = (n for n in space.slice(roots) if space[n].op == "contract")
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
-        _Nest(builder, *eviction.fused(plan, sinks)).emit()
+        _Nest(builder, *eviction.fused(plan, roots)).emit()
 
-    plans = plan_contraction(space, number, sinks, room)
+    plans = plan_contraction(space, number, roots, room)
     return [Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans]
 
 

@@ -34,31 +34,31 @@ _MIN_RUN_BYTES = 128
 _SMALL_BYTES = 65536
 
 
-def is_copy(space: Space, sink: int, tensors: Tensors) -> bool:
-    """Whether `sink` stores a load, by runs that are long enough, that nothing else reads."""
-    source = copied(space, sink, tensors)
+def is_copy(space: Space, root: int, tensors: Tensors) -> bool:
+    """Whether `root` stores a load, by runs that are long enough, that nothing else reads."""
+    source = copied(space, root, tensors)
     if source is None:
         return False
-    walks = source.access, space[sink].access
+    walks = source.access, space[root].access
     rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
-    return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
+    return rounds_once and _run_bytes(space, root, tensors) >= _MIN_RUN_BYTES
 
 
-def copied(space: Space, sink: int, tensors: Tensors) -> Value | None:
-    """The load that `sink` stores, where nothing else reads it and they do not overlap."""
-    value = space[sink]
+def copied(space: Space, root: int, tensors: Tensors) -> Value | None:
+    """The load that `root` stores, where nothing else reads it and they do not overlap."""
+    value = space[root]
     source = space[value.inputs[0]]
     if value.op != "store" or source.op != "load":
         return None
     users = space.users()[value.inputs[0]]
     ends = tensors[source.access.tensor], tensors[value.access.tensor]
     apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
-    return source if users == [sink] and apart else None
+    return source if users == [root] and apart else None
 
 
-def _run_bytes(space: Space, sink: int, tensors: Tensors) -> int:
+def _run_bytes(space: Space, root: int, tensors: Tensors) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
-    store = space[sink]
+    store = space[root]
     source, target = space[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
     if space.elements(store) * item < _SMALL_BYTES:
@@ -71,15 +71,15 @@ def _run_bytes(space: Space, sink: int, tensors: Tensors) -> int:
     return run * item
 
 
-def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+def copy_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
     """There is one way to copy."""
-    (sink,) = sinks
-    return (Candidate(0.0, lambda builder: emit_copy(builder, space, sink)),)
+    (root,) = roots
+    return (Candidate(0.0, lambda builder: emit_copy(builder, space, root)),)
 
 
-def emit_copy(builder: Builder, space: Space, sink: int) -> None:
+def emit_copy(builder: Builder, space: Space, root: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
-    store = space[sink]
+    store = space[root]
     source, target = space[store.inputs[0]].access, store.access
     iter_dims = sorted(store.iter_dims, key=lambda a: -abs(target.stride(a)))
     looped = len(iter_dims) - builder.limits.free_dims - _FIRST
@@ -122,9 +122,9 @@ class Turn:
     width: int
 
 
-def turns_of(space: Space, sink: int, tensors: Tensors) -> list[Turn]:
-    """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
-    value, load = space[sink], copied(space, sink, tensors)
+def turns_of(space: Space, root: int, tensors: Tensors) -> list[Turn]:
+    """Ways to turn the copy that `root` is; none if it is none, or not worth it."""
+    value, load = space[root], copied(space, root, tensors)
     if load is None or load.access.bounds or load.iter_dims != value.iter_dims:
         return []
     source, target = load.access, value.access
@@ -163,15 +163,15 @@ def _blocks(run: int, least: int) -> int:
     return max(1, run // least) * least
 
 
-def turn_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+def turn_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
     """Turned copies beside the tilings of a strip."""
-    (sink,) = sinks
+    (root,) = roots
     turned = [
         Candidate(_cost(space, turn, room), partial(_emit, space, turn), plan=turn)
-        for turn in turns_of(space, sink, room.tensors)
+        for turn in turns_of(space, root, room.tensors)
         if _bytes(turn) <= room.budget
     ]
-    return [*turned, *strip_candidates(space, sinks, room)]
+    return [*turned, *strip_candidates(space, roots, room)]
 
 
 def _bytes(turn: Turn) -> int:

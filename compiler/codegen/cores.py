@@ -80,24 +80,24 @@ def _halves(programs: Halves, iter_dim: int, sums: Collection[int] = ()) -> Halv
     to do with the iter dim is stored by the first; both store to tensors of `sums`.
     """
     first, second = programs
-    sinks = [n for n, node in enumerate(first.nodes) if node.op in STORES]
-    own = {n for n in sinks if first.nodes[n].attrs["view"].tensor in sums}
-    moving = own | {n for n in sinks if _moves(first, first.nodes[n], iter_dim)}
-    still = (first.nodes[n] for n in sinks if n not in moving)
+    roots = [n for n, node in enumerate(first.nodes) if node.op in STORES]
+    own = {n for n in roots if first.nodes[n].attrs["view"].tensor in sums}
+    moving = own | {n for n in roots if _moves(first, first.nodes[n], iter_dim)}
+    still = (first.nodes[n] for n in roots if n not in moving)
     if not moving or any(_spans(first, node, iter_dim) for node in still):
         return None
     size = first.iter_dims[iter_dim]
     middle = (size + 1) // 2
     return (
-        _part(first, iter_dim, range(middle), sinks),
+        _part(first, iter_dim, range(middle), roots),
         _part(second, iter_dim, range(middle, size), moving),
     )
 
 
-def _moves(program: RegionProgram, sink: Node, iter_dim: int) -> bool:
+def _moves(program: RegionProgram, root: Node, iter_dim: int) -> bool:
     """Whether points of the iter dim are stored at elements of their own."""
-    view: View = sink.attrs["view"]
-    by_index = bool(sink.attrs.get("unique")) and _spans(program, sink, iter_dim)
+    view: View = root.attrs["view"]
+    by_index = bool(root.attrs.get("unique")) and _spans(program, root, iter_dim)
     return by_index or view.strides[iter_dim] != 0
 
 
@@ -106,10 +106,10 @@ def _spans(program: RegionProgram, node: Node, iter_dim: int) -> bool:
 
 
 def _part(
-    program: RegionProgram, iter_dim: int, points: range, sinks: Collection[int]
+    program: RegionProgram, iter_dim: int, points: range, roots: Collection[int]
 ) -> RegionProgram:
-    """What `sinks` store at some points of an iter dim."""
-    kept = needed(program.nodes, sinks)
+    """What `roots` store at some points of an iter dim."""
+    kept = needed(program.nodes, roots)
     number = {old: new for new, old in enumerate(kept)}
     nodes = tuple(_moved(program.nodes[n], iter_dim, points.start, number) for n in kept)
     sizes = tuple(

@@ -136,13 +136,13 @@ class Space:
         return self.values[number]
 
     @property
-    def sinks(self) -> list[int]:
+    def roots(self) -> list[int]:
         """Numbers of the stores."""
         return [n for n, v in enumerate(self.values) if v.op in STORES]
 
-    def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
-        """`sinks` and everything they need, in order; values that are `given` need nothing."""
-        return needed(self.values, sinks, given)
+    def slice(self, roots: Iterable[int], given: Collection[int] = ()) -> list[int]:
+        """`roots` and everything they need, in order; values that are `given` need nothing."""
+        return needed(self.values, roots, given)
 
     def users(self, among: Iterable[int] | None = None) -> dict[int, list[int]]:
         """Readers of each value, looking at the values `among` only if given."""
@@ -176,15 +176,15 @@ class Space:
         return self.points(value.iter_dims)
 
 
-OfSinks = tuple[Space, Numbers]
-"""A space made for some values, mostly sinks, and their numbers in it."""
+OfRoots = tuple[Space, Numbers]
+"""A space made for some values, mostly roots, and their numbers in it."""
 
 
 def needed(
-    nodes: Sequence[Node] | Sequence[Value], sinks: Iterable[int], given: Collection[int] = ()
+    nodes: Sequence[Node] | Sequence[Value], roots: Iterable[int], given: Collection[int] = ()
 ) -> list[int]:
-    """`sinks` and everything they need, in order; nodes that are `given` need nothing."""
-    wanted = set(sinks)
+    """`roots` and everything they need, in order; nodes that are `given` need nothing."""
+    wanted = set(roots)
     for n in range(len(nodes) - 1, -1, -1):
         if n in wanted and n not in given:
             wanted.update(nodes[n].inputs)

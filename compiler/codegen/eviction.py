@@ -25,13 +25,13 @@ from shardwright.compiler.isa.region import Affine
 _RUN = -2  # the axis of a run of columns; iter dims are positive, -1 stands for none
 
 
-def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[int]]:
+def fused(plan: ContractPlan, roots: Iterable[int]) -> tuple[ContractPlan, list[int]]:
     """(plan, values behind its product) with the chains behind the product fused."""
-    sinks = list(sinks)
-    epilogue = needed_by_epilogue(plan.space, plan.number, sinks)
-    if plan.rates is None or all(is_plain(plan.space, n) for n in sinks):
+    roots = list(roots)
+    epilogue = needed_by_epilogue(plan.space, plan.number, roots)
+    if plan.rates is None or all(is_plain(plan.space, n) for n in roots):
         return plan, epilogue
-    kept = _as_it_is(plan.space, sinks)
+    kept = _as_it_is(plan.space, roots)
     wanted = [n for n in epilogue if n not in kept]
     space, number = fusion.fuse_behind(plan.space, wanted, lambda v: _points(plan, v), plan.rates)
     sides = (replace(side, number=number[side.number]) for side in (plan.stationary, plan.moving))
@@ -39,12 +39,12 @@ def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[
     plan = replace(
         plan, space=space, number=number[plan.number], stationary=stationary, moving=moving
     )
-    return plan, needed_by_epilogue(space, plan.number, [number[n] for n in sinks])
+    return plan, needed_by_epilogue(space, plan.number, [number[n] for n in roots])
 
 
-def _as_it_is(space: Space, sinks: Iterable[int]) -> set[int]:
+def _as_it_is(space: Space, roots: Iterable[int]) -> set[int]:
     """Conversions of the product that are only stored: `turned_blocks.py` looks for them."""
-    plain = [n for n in sinks if is_plain(space, n)]
+    plain = [n for n in roots if is_plain(space, n)]
     return {n for n in space.slice(plain) if space[n].op == "convert"}
 
 

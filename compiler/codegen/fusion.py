@@ -19,7 +19,7 @@ from shardwright.compiler.codegen.domain import (
     PARTS,
     SCALED,
     SPLATS,
-    OfSinks,
+    OfRoots,
     Rewriting,
     Space,
     Value,
@@ -198,7 +198,7 @@ def is_product(value: Value) -> bool:
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 
-def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfSinks:
+def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfRoots:
     """(space, values to compute) with chains fused and placed; `points` per partition of a tile."""
     fused, _, values = _fused(space, wanted, points)
     _balance(fused, values, points, rates)
@@ -222,8 +222,8 @@ def _fused(
     """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
     fuser = _Fuser(space, wanted, points)
     fused = fuser.run()
-    sinks = [fuser.number[n] for n in wanted if space[n].op in STORES]
-    return fused, fuser.number, fused.slice(sinks)
+    roots = [fuser.number[n] for n in wanted if space[n].op in STORES]
+    return fused, fuser.number, fused.slice(roots)
 
 
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:

@@ -190,7 +190,7 @@ class Codes:
         if key not in self._offers:
             budget = int(share * self.limits.sbuf_bytes)
             room = Room(self.limits, Rates(self.machine.core), self.tensors, budget, thorough)
-            self._offers[key] = [plan(self.space, sinks, room) for plan, sinks in self.nests]
+            self._offers[key] = [plan(self.space, roots, room) for plan, roots in self.nests]
         return self._offers[key]
 
     def _code(self, chosen: tuple[Candidate, ...], loads_apart: bool = False) -> Builder:
@@ -278,49 +278,49 @@ def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
     """Stores that share a nest, by first store. Raises CompileError for reads gone stale."""
     joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
-    for sink in space.sinks:
-        copied = _copier(space, sink, tensors)
-        key: object = ("copy", sink) if copied else joined[sink]
-        plan = copied or _planner(space, joined[sink], sink)
-        found.setdefault(key, (plan, []))[1].append(sink)
+    for root in space.roots:
+        copied = _copier(space, root, tensors)
+        key: object = ("copy", root) if copied else joined[root]
+        plan = copied or _planner(space, joined[root], root)
+        found.setdefault(key, (plan, []))[1].append(root)
     nests = list(found.values())
-    refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
+    refuse_stale_reads(space, tensors, [roots for _, roots in nests])
     return nests
 
 
-def _copier(space: Space, sink: int, tensors: Tensors) -> Plan | None:
+def _copier(space: Space, root: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
-    if is_copy(space, sink, tensors):
+    if is_copy(space, root, tensors):
         return copy_candidates
-    return turn_candidates if turns_of(space, sink, tensors) else None
+    return turn_candidates if turns_of(space, root, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
     """Per store the contractions of its nest: its own, and those of stores it shares one with."""
     joined: dict[int, frozenset[int]] = {}
-    for sink in space.sinks:
-        nest = _folds(space, [sink])[0]
+    for root in space.roots:
+        nest = _folds(space, [root])[0]
         sharing = [s for s, other in joined.items() if other & nest]
         nest = nest.union(*(joined[s] for s in sharing))
-        joined |= {s: nest for s in (*sharing, sink)}
+        joined |= {s: nest for s in (*sharing, root)}
     return joined
 
 
-def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
-    """(contractions, whether there is a reduction) in what `sinks` need."""
-    inside = space.slice(sinks)
+def _folds(space: Space, roots: Iterable[int]) -> tuple[frozenset[int], bool]:
+    """(contractions, whether there is a reduction) in what `roots` need."""
+    inside = space.slice(roots)
     contracts = frozenset(n for n in inside if space[n].op == "contract")
     return contracts, any(space[n].op == "reduce" for n in inside)
 
 
-def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:
-    """Who plans the nest of `sink` and other stores that need `contracts`."""
-    if has_windows(space, [sink]):
+def _planner(space: Space, contracts: frozenset[int], root: int) -> Plan:
+    """Who plans the nest of `root` and other stores that need `contracts`."""
+    if has_windows(space, [root]):
         return window_candidates
     if not contracts:
         return strip_candidates
-    sinks = [n for n in space.sinks if _folds(space, [n])[0] & contracts]
-    single = len(contracts) == 1 and not _folds(space, sinks)[1]
+    roots = [n for n in space.roots if _folds(space, [n])[0] & contracts]
+    single = len(contracts) == 1 and not _folds(space, roots)[1]
     return contraction_candidates if single else row_candidates
 
 

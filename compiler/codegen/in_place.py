@@ -19,8 +19,8 @@ _BUDGET = 20000  # steps of the search for a common element; beyond it views cou
 def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
     """Check the nests of a region in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
-    for sinks in groups:
-        inside = [space[n] for n in space.slice(sinks)]
+    for roots in groups:
+        inside = [space[n] for n in space.slice(roots)]
         reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in STORES]
         stores = [v for v in inside if v.op in STORES]
         for read in reads:
@@ -28,7 +28,7 @@ def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence
                 raise _error(space, tensors, read)
             for store in stores:
                 same_memory = _root(tensors, read) == _root(tensors, store)
-                if same_memory and not _is_safe(space, read, store, sinks):
+                if same_memory and not _is_safe(space, read, store, roots):
                     raise _error(space, tensors, read)
         written |= {_root(tensors, v) for v in stores}
 
@@ -46,7 +46,7 @@ def _error(space: Space, tensors: Tensors, value: Value) -> CompileError:
     )
 
 
-def _is_safe(space: Space, read: Value, store: Value, sinks: Sequence[int]) -> bool:
+def _is_safe(space: Space, read: Value, store: Value, roots: Sequence[int]) -> bool:
     if read.op != "load" or store.op != "store":
         return False
     a, b = read.access, store.access

@@ -38,11 +38,11 @@ class _Group:
     step: int
 
 
-def join_views(space: Space, sinks: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
-    """`space` with adjacent views of what `sinks` need joined, and the sinks' new numbers."""
-    sinks = list(sinks)
-    groups = _groups(space, space.slice(sinks), tensors)
-    return _Joiner(space, groups).joined(sinks) if groups else (space, sinks)
+def join_views(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
+    """`space` with adjacent views of what `roots` need joined, and the roots' new numbers."""
+    roots = list(roots)
+    groups = _groups(space, space.slice(roots), tensors)
+    return _Joiner(space, groups).joined(roots) if groups else (space, roots)
 
 
 def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
@@ -98,12 +98,12 @@ class _Joiner(Rewriting):
         self.joint = {length: first + i for i, length in enumerate(lengths)}
         self.loads: dict[Numbers, int] = {}
 
-    def joined(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
-        """The new space, and the numbers of `sinks` in it."""
+    def joined(self, roots: Sequence[int]) -> tuple[Space, list[int]]:
+        """The new space, and the numbers of `roots` in it."""
         sizes = self.old.sizes | {a: length for length, a in self.joint.items()}
         joint = self.old.joint | set(self.joint.values())
         space = replace(self.run(), sizes=sizes, joint=joint)
-        return space, sorted({self.number[n] for n in sinks} - {_GONE})
+        return space, sorted({self.number[n] for n in roots} - {_GONE})
 
     def made(self, n: int, value: Value) -> int:
         """The value, its part of a joint load, or with the last store of a group the joint one."""

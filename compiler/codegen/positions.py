@@ -27,7 +27,7 @@ NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT
 
 def fold_masks(space: Space) -> None:
     """Turn comparisons that only selects of floats read into masks."""
-    users = space.users(space.slice(space.sinks))
+    users = space.users(space.slice(space.roots))
     for n, value in enumerate(space.values):
         if value.op != "compare" or n not in users:
             continue

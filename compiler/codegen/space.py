@@ -1,5 +1,5 @@
 """A region made ready for tiling: minimal iter dims per value, merged and split iter dims, splat
-constants, sinks.
+constants, roots.
 
 `normalise` turns a `RegionProgram` into a `Space` that is freely edited by the planners: size-1
 iter dims are gone, iter dims that every view walks as one index are one iter dim, values span only
@@ -195,7 +195,7 @@ def _minds(space: Space, readers: Iterable[int]) -> bool:
 
 def _drop_dead(space: Space) -> None:
     """Keep what the stores need."""
-    kept = space.slice(space.sinks)
+    kept = space.slice(space.roots)
     number = {old: new for new, old in enumerate(kept)}
     space.values = [
         replace(space[n], inputs=tuple(number[i] for i in space[n].inputs)) for n in kept

@@ -49,22 +49,22 @@ _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large iter dim is c
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
 
-def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Candidate]:
-    """Tilings of everything `sinks` need. Raises CompileError when there is none."""
-    plans = plan_strips(*join_views(space, sinks, room.tensors), room)
+def strip_candidates(space: Space, roots: Iterable[int], room: Room) -> list[Candidate]:
+    """Tilings of everything `roots` need. Raises CompileError when there is none."""
+    plans = plan_strips(*join_views(space, roots, room.tensors), room)
     made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
-def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPlan]:
-    """Tilings of everything `sinks` need, with at most about the room's SBUF bytes; one that
+def plan_strips(space: Space, roots: Iterable[int], room: Room) -> list[StripPlan]:
+    """Tilings of everything `roots` need, with at most about the room's SBUF bytes; one that
     several choices lead to is there as often.
 
     Raises CompileError when no partition iter dim and loop order can compute it.
     """
     plans = []
-    for candidate, partition in _candidates(space, sinks, room.limits):
-        plans += _Planner(candidate, tuple(candidate.slice(sinks)), partition, room).plans()
+    for candidate, partition in _candidates(space, roots, room.limits):
+        plans += _Planner(candidate, tuple(candidate.slice(roots)), partition, room).plans()
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
@@ -85,10 +85,10 @@ def _turns_extremes(plan: StripPlan) -> bool:
 
 
 def _candidates(
-    space: Space, sinks: Iterable[int], limits: Limits
+    space: Space, roots: Iterable[int], limits: Limits
 ) -> Iterator[tuple[Space, int | None]]:
     """(space, partition iter dim) pairs worth an estimate."""
-    used = {a for n in space.slice(sinks) for a in (*space[n].iter_dims, *space[n].over)}
+    used = {a for n in space.slice(roots) for a in (*space[n].iter_dims, *space[n].over)}
     used -= space.joint
     indexed = _index_iter_dims(space)
     yield space, None

@@ -102,13 +102,13 @@ class _Nest:
             if v.walk
         ]
         root = self.frame.builder.root
-        if any(not sink and tensor >= 0 and root(tensor) in stored for sink, tensor in walks):
+        if any(not stores and tensor >= 0 and root(tensor) in stored for stores, tensor in walks):
             raise CompileError(
                 "SW_CODEGEN_IN_PLACE",
                 f"region {self.space.name} reads a tensor again after storing to its memory",
                 hint="store to another buffer",
             )
-        stored |= {root(tensor) for sink, tensor in walks if sink}
+        stored |= {root(tensor) for stores, tensor in walks if stores}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
         """Single values of this depth, and passes over the next loop, in an order that works."""
@@ -120,7 +120,7 @@ class _Nest:
                 for n in todo
                 if ready[n] == number and self.depths[n].run == depth and self._has_code(n)
             ]
-            units += [([n], False) for n in sorted(here, key=self._is_sink)]
+            units += [([n], False) for n in sorted(here, key=self._is_root)]
             ends = [n for n in todo if ready[n] == number and self._ends_pass(n, depth)]
             if ends:
                 units.append((self._needed(depth, todo, ends), True))
@@ -144,9 +144,9 @@ class _Nest:
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth
-        return self._crosses(number, depth) or (self._is_sink(number) and inside)
+        return self._crosses(number, depth) or (self._is_root(number) and inside)
 
-    def _is_sink(self, number: int) -> bool:
+    def _is_root(self, number: int) -> bool:
         return self.space[number].op in STORES
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:

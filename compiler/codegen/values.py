@@ -54,7 +54,7 @@ class Frame:
         }
         self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
-            space[n].inputs[0]: space[n].walk for n in space.sinks if space[n].op == "store"
+            space[n].inputs[0]: space[n].walk for n in space.roots if space[n].op == "store"
         }
 
     def rows(self, scope: Scope) -> int:

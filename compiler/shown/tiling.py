@@ -108,8 +108,8 @@ class _Tiled:
 
     def _touched(self) -> Iterator[str]:
         """The tensors that the region reads and writes in HBM."""
-        for what, is_sink in (("reads", False), ("writes", True)):
-            nodes = [n for n in self.moving if (n.op in STORES) is is_sink]
+        for what, stores in (("reads", False), ("writes", True)):
+            nodes = [n for n in self.moving if (n.op in STORES) is stores]
             for number in dict.fromkeys(n.attrs["view"].tensor for n in nodes):
                 yield f"  {what:<6} tensor {number}: {tensor_text(self.tensors[number])}"
 

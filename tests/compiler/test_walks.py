@@ -176,7 +176,7 @@ def test_what_a_column_refers_to_is_told_in_one_walk() -> None:
             n = m.node("maximum", n, m.node("convert", n, dtype=DType.F32))
         space = space_of(m, n)
         found = next(i for i, v in enumerate(space.values) if v.op == "reduce")
-        last = space.values[space.sinks[0]].inputs[0]
+        last = space.values[space.roots[0]].inputs[0]
         return partial(reference, space, last, {found})
 
     check_grows(made)
@@ -192,7 +192,7 @@ def test_a_predicate_over_all_points_is_made_in_one_walk() -> None:
         for _ in range(rungs):
             holds = m.node("and", m.node("not", holds), m.node("or", holds, holds))
         space = space_of(m, holds)
-        last = space.values[space.sinks[0]].inputs[0]
+        last = space.values[space.roots[0]].inputs[0]
         return partial(exact, space, last, {0: (0, 8), 1: (0, 8)}, (0, 1))
 
     check_grows(made)

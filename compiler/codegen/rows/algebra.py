@@ -12,38 +12,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import OfSinks, Rewriting, Space, Value
+from shardwright.compiler.codegen.domain import OfRoots, Rewriting, Space, Value
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before
 
 
-def columns_first(space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]) -> OfSinks:
-    """(space with sums over rows and `inner` iter dims in two steps, inner first, new `sinks`)."""
-    return _InSteps(space, sinks, row, inner).rewritten()
+def columns_first(space: Space, roots: Iterable[int], row: int, inner: frozenset[int]) -> OfRoots:
+    """(space with sums over rows and `inner` iter dims in two steps, inner first, new `roots`)."""
+    return _InSteps(space, roots, row, inner).rewritten()
 
 
-def wide_products(space: Space, sinks: Iterable[int], row: int, iter_dim: int) -> OfSinks:
-    """(space with contractions of rows over `iter_dim` in fp32, rounded once, new `sinks`)."""
-    return _Widened(space, sinks, row, iter_dim).rewritten()
+def wide_products(space: Space, roots: Iterable[int], row: int, iter_dim: int) -> OfRoots:
+    """(space with contractions of rows over `iter_dim` in fp32, rounded once, new `roots`)."""
+    return _Widened(space, roots, row, iter_dim).rewritten()
 
 
-def defer_scaling(space: Space, sinks: Iterable[int]) -> OfSinks:
-    """(rewritten space, numbers of `sinks` in it)."""
-    return _Deferred(space, sinks).rewritten()
+def defer_scaling(space: Space, roots: Iterable[int]) -> OfRoots:
+    """(rewritten space, numbers of `roots` in it)."""
+    return _Deferred(space, roots).rewritten()
 
 
-class _OfSinks(Rewriting):
-    """A rewriting of what `sinks` need; values of another nest of the region stay as they are."""
+class _OfRoots(Rewriting):
+    """A rewriting of what `roots` need; values of another nest of the region stay as they are."""
 
-    def __init__(self, space: Space, sinks: Iterable[int]) -> None:
+    def __init__(self, space: Space, roots: Iterable[int]) -> None:
         super().__init__(space)
-        self.sinks = tuple(sinks)
-        inside = space.slice(self.sinks)
+        self.roots = tuple(roots)
+        inside = space.slice(self.roots)
         self.inside, self.users = set(inside), space.users(inside)
 
-    def rewritten(self) -> OfSinks:
-        return self.run(), tuple(self.number[s] for s in self.sinks)
+    def rewritten(self) -> OfRoots:
+        return self.run(), tuple(self.number[s] for s in self.roots)
 
     def made(self, n: int, value: Value) -> int:
         return self.changed(n, value) if n in self.inside else self.add(value)
@@ -62,9 +62,9 @@ def _is_sum(value: Value) -> bool:
     return value.op == "reduce" and value.attrs["kind"] == "add" and value.dtype.is_float
 
 
-class _InSteps(_OfSinks):
-    def __init__(self, space: Space, sinks: Iterable[int], row: int, inner: frozenset[int]) -> None:
-        super().__init__(space, sinks)
+class _InSteps(_OfRoots):
+    def __init__(self, space: Space, roots: Iterable[int], row: int, inner: frozenset[int]) -> None:
+        super().__init__(space, roots)
         self.row, self.inner = row, inner
 
     def changed(self, n: int, value: Value) -> int:
@@ -95,9 +95,9 @@ class _InSteps(_OfSinks):
         return value
 
 
-class _Widened(_OfSinks):
-    def __init__(self, space: Space, sinks: Iterable[int], row: int, iter_dim: int) -> None:
-        super().__init__(space, sinks)
+class _Widened(_OfRoots):
+    def __init__(self, space: Space, roots: Iterable[int], row: int, iter_dim: int) -> None:
+        super().__init__(space, roots)
         self.row, self.iter_dim = row, iter_dim
 
     def changed(self, n: int, value: Value) -> int:
@@ -109,7 +109,7 @@ class _Widened(_OfSinks):
         return self.converted(self.add(replace(value, dtype=DType.F32)), value.dtype)
 
 
-class _Deferred(_OfSinks):
+class _Deferred(_OfRoots):
     def changed(self, n: int, value: Value) -> int:
         """The value, or the contraction it is with its scaling behind it."""
         for side in range(2) if value.op == "contract" else ():

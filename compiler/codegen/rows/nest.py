@@ -44,17 +44,17 @@ from shardwright.compiler.isa.region import Affine
 _TRIES, _TRIED_VALUES = 2, 20
 
 
-def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
+def row_candidates(space: Space, roots: list[int], room: Room) -> list[Candidate]:
     """Ways to tile a row region. Raises CompileError (no row region), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
 
-    plans, others = plan_rows(space, sinks, room), list[RowPlan]()
+    plans, others = plan_rows(space, roots, room), list[RowPlan]()
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
     elif any(plan.engines.by_product for plan in plans[:_TRIES]):
-        others = plan_rows(space, sinks, replace(room, passing=False))
+        others = plan_rows(space, roots, replace(room, passing=False))
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
     return [Candidate(1.0, partial(emit, p), variant, _note(p), p) for p, variant in kinds]

@@ -20,7 +20,7 @@ from shardwright.compiler.codegen.domain import (
     CODELESS,
     IterDims,
     Numbers,
-    OfSinks,
+    OfRoots,
     Space,
     Value,
 )
@@ -225,13 +225,13 @@ def _operand_type(space: Space, number: int) -> DType:
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
-    """Plans for everything `sinks` need, the one with most row tiles in flight first.
+def plan_rows(space: Space, roots: Iterable[int], room: Room) -> list[RowPlan]:
+    """Plans for everything `roots` need, the one with most row tiles in flight first.
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
-    for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
+    for row_space, last, roles in rows_by_work(*defer_scaling(space, roots)):
         try:
             return _for_row(row_space, last, roles, room)
         except CapacityError as error:
@@ -245,7 +245,7 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
-    roles = roles_for(made, _sinks_of(made, values), roles.row)
+    roles = roles_for(made, _roots_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
@@ -253,8 +253,8 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
         return fitting
     iter_dim = max(roles.inner, key=lambda a: (made.sizes[a], a))
     # Products over the streamed iter dim are added up in parts, so they are fp32.
-    sinks = _sinks_of(made, (*roles.rows, *roles.late))
-    wide, last = wide_products(made, sinks, roles.row, iter_dim)
+    roots = _roots_of(made, (*roles.rows, *roles.late))
+    wide, last = wide_products(made, roots, roles.row, iter_dim)
     wide_roles = roles_for(wide, last, roles.row)
     streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, iter_dim)
     outside = [
@@ -284,7 +284,7 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
     return [p for p in plans if size_of(p, room.limits).total <= room.budget]
 
 
-def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
+def _roots_of(space: Space, numbers: Iterable[int]) -> list[int]:
     return [n for n in numbers if space[n].op in STORES]
 
 
@@ -342,8 +342,8 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
 
 def _rewritten(levels: Levels, again: Again) -> Levels:
     """`levels` with values made again where they would be kept."""
-    sinks = [again.number[n] for n in _sinks_of(levels.space, (*levels.run, *levels.roles.late))]
-    roles = roles_for(again.space, sinks, levels.roles.row)
+    roots = [again.number[n] for n in _roots_of(levels.space, (*levels.run, *levels.roles.late))]
+    roles = roles_for(again.space, roots, levels.roles.row)
     in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
         levels.sweeping,
@@ -410,12 +410,12 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> OfSinks:
+def _fused(space: Space, roots: Sequence[int], roles: Roles, room: Room) -> OfRoots:
     def points(value: Value) -> int:
         most = room.limits.moving_max
         return math.prod(min(space.sizes[a], most) for a in value.iter_dims & roles.inner)
 
-    return fusion.fuse(space, space.slice(sinks), points, room.rates)
+    return fusion.fuse(space, space.slice(roots), points, room.rates)
 
 
 def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:

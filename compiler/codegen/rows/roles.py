@@ -40,18 +40,18 @@ class RefusedError(Exception):
     """What was tried does not work, and why."""
 
 
-def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
-    """(space whose sums add up columns first, `sinks` in it, roles) for every row iter dim that
+def rows_by_work(space: Space, roots: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
+    """(space whose sums add up columns first, `roots` in it, roles) for every row iter dim that
     works, the one first that leaves least work outside plain row arithmetic.
 
     Raises CompileError SW_CODEGEN_ROWS when no iter dim can be the row iter dim.
     """
-    sinks = tuple(sinks)
+    roots = tuple(roots)
     found: list[tuple[Space, Numbers, Roles]] = []
     why: list[str] = []
     for iter_dim in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
-        inner = _inner_iter_dims(space, space.slice(sinks), iter_dim)
-        stepped, last = columns_first(space, sinks, iter_dim, inner)
+        inner = _inner_iter_dims(space, space.slice(roots), iter_dim)
+        stepped, last = columns_first(space, roots, iter_dim, inner)
         try:
             found.append((stepped, last, roles_for(stepped, last, iter_dim)))
         except RefusedError as refused:
@@ -72,9 +72,9 @@ def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
     return short, len(roles.sums) + len(roles.shared) + len(roles.panels), -space.sizes[roles.row]
 
 
-def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
-    """The roles of everything `sinks` need when `row` is the row iter dim. Raises RefusedError."""
-    return _Analysis(space, tuple(space.slice(sinks)), row).roles()
+def roles_for(space: Space, roots: Iterable[int], row: int) -> Roles:
+    """The roles of everything `roots` need when `row` is the row iter dim. Raises RefusedError."""
+    return _Analysis(space, tuple(space.slice(roots)), row).roles()
 
 
 class _Analysis:

@@ -225,6 +225,6 @@ class Sums:
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
         others = set(self.plan.roles.sums) - {*group}
-        sinks = [n for n in self.plan.roles.late if self.space[n].op in STORES]
-        mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
+        roots = [n for n in self.plan.roles.late if self.space[n].op in STORES]
+        mine = [n for n in roots if others.isdisjoint(self.space.slice([n]))]
         return self.space.slice(mine, given=group)

@@ -41,9 +41,9 @@ _FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that mov
 _UNROLLED = 96  # products of a position in a row (our choice)
 
 
-def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Candidate]:
+def gradient_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Candidate]:
     """Tilings of a contraction whose windows keep their channels."""
-    nest = GradientPlanner(form, sinks, room)
+    nest = GradientPlanner(form, roots, room)
     plan = nest.plan()
     return [] if plan is None else [Candidate(plan.cost, partial(_emit, nest, plan), plan=plan)]
 

@@ -64,8 +64,8 @@ class GradientPlan:
 class GradientPlanner(Planning):
     """The contraction and its parts."""
 
-    def __init__(self, form: Form, sinks: Sequence[int], room: Room) -> None:
-        self.stores = _stores(form.space, form.number, sinks)
+    def __init__(self, form: Form, roots: Sequence[int], room: Room) -> None:
+        self.stores = _stores(form.space, form.number, roots)
         self.line, self.inner = _summed(form.line), _summed(form.inner)
         super().__init__(form, room, self.line[1], form.weights)
         self.parts = list(_parts(form, self.rows, self.most))
@@ -153,16 +153,16 @@ def _summed(dim: Dim) -> tuple[int | None, int]:
 
 
 def _stores(
-    space: Space, number: int, sinks: Sequence[int]
+    space: Space, number: int, roots: Sequence[int]
 ) -> list[tuple[tuple[DType, ...], Walk]]:
     """Per store, the types its value is rounded to on the way, and where it goes.
 
     Raises CompileError when there is more than conversions between contraction and store.
     """
     found = []
-    for sink in sinks:
+    for root in roots:
         types: list[DType] = []
-        at = space[sink].inputs[0]
+        at = space[root].inputs[0]
         while at != number:
             value = space[at]
             if value.op != "convert":
@@ -170,7 +170,7 @@ def _stores(
             types.append(value.dtype)
             (at,) = value.inputs
         types.append(space[number].dtype)
-        found.append((tuple(reversed(types)), space[sink].access))
+        found.append((tuple(reversed(types)), space[root].access))
     return found
 
 

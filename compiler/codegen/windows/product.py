@@ -31,12 +31,12 @@ _ENTRY, _IMAGE, _LINE = -21, -22, -23  # private iter dim numbers of a sheet on 
 _UNROLLED = 96  # products side by side: enough to hide the copy out of PSUM (our choice)
 
 
-def product_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Candidate]:
+def product_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Candidate]:
     """Tilings of a contraction whose windows have summed channels."""
-    epilogue = needed_by_epilogue(form.space, form.number, sinks)
+    epilogue = needed_by_epilogue(form.space, form.number, roots)
     found = []
     for by_line in (True, False):
-        planner = Planner(form, epilogue, sinks, room, by_line)
+        planner = Planner(form, epilogue, roots, room, by_line)
         plan = planner.plan()
         if plan is not None:
             nest = _Nest(planner, plan)

@@ -65,11 +65,11 @@ class Planner(Planning):
     """What all tilings of one kind share, and the largest that fits."""
 
     def __init__(
-        self, form: Form, epilogue: list[int], sinks: Sequence[int], room: Room, by_line: bool
+        self, form: Form, epilogue: list[int], roots: Sequence[int], room: Room, by_line: bool
     ) -> None:
         self.epilogue, self.by_line = epilogue, by_line
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = max((form.space[n] for n in sinks), key=form.space.elements).access
+        self.out = max((form.space[n] for n in roots), key=form.space.elements).access
         super().__init__(form, room, self.line.step, self.out)
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)

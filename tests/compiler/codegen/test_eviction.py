@@ -47,7 +47,7 @@ def plans(m: Maker) -> list[ContractPlan]:
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(LIMITS, Rates(load_target(TARGET).core), m.tensors, LIMITS.sbuf_bytes // 2)
-    found = plan_contraction(space, number, tuple(space.sinks), room)
+    found = plan_contraction(space, number, tuple(space.roots), room)
     ranked = sorted(found, key=lambda p: -p.cost)
     return list({(p.stationary.number, p.staged, p.held, p.sums > 1): p for p in ranked}.values())
 

@@ -64,15 +64,15 @@ def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
 def test_views_apart_stay_apart() -> None:
     m = rotary(40, 2, 16, F32, gap=5)
     space = normalise(m.program())
-    joined, sinks = join_views(space, space.sinks, m.tensors)
+    joined, roots = join_views(space, space.roots, m.tensors)
     assert sum(v.op == "part" for v in joined.values) == 0
-    assert len(sinks) == 1  # both halves of the result still lie side by side
+    assert len(roots) == 1  # both halves of the result still lie side by side
 
 
 def test_long_runs_are_left_alone() -> None:
     m = rotary(40, 2, 1024, F32)
     space = normalise(m.program())
-    assert join_views(space, space.sinks, m.tensors) == (space, space.sinks)
+    assert join_views(space, space.roots, m.tensors) == (space, space.roots)
 
 
 def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
@@ -81,7 +81,7 @@ def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
     stored = m.nodes[-1].inputs[0]
     m.store(stored, (0, 1, 2))
     space = normalise(m.program())
-    joined, _ = join_views(space, space.sinks, m.tensors)
+    joined, _ = join_views(space, space.roots, m.tensors)
     assert not any(v.op == "join" for v in joined.values)
     check(m)
 
@@ -104,8 +104,8 @@ def test_nests_of_a_region_are_rewritten_one_at_a_time() -> None:
     m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), v, over=(2,)), (0, 1))
     space = normalise(m.program())
-    for sink in space.sinks:
-        rewritten, (moved,) = defer_scaling(space, [sink])
+    for root in space.roots:
+        rewritten, (moved,) = defer_scaling(space, [root])
         assert rewritten.values[moved].op == "store"
         assert len(rewritten.values) >= len(space.values)
 

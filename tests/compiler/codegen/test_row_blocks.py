@@ -96,7 +96,7 @@ def test_every_plan_with_blocks_keeps_the_values(
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
     chosen = {}
-    for plan in sorted(plan_contraction(space, number, tuple(space.sinks), room), key=cost):
+    for plan in sorted(plan_contraction(space, number, tuple(space.roots), room), key=cost):
         side = plan.stationary.number, plan.resident, plan.held, plan.staged, bool(plan.group)
         chosen.setdefault((*side, plan.block > 1, plan.chunk > 1), plan)
     ran = 0

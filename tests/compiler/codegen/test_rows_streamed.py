@@ -34,7 +34,7 @@ def plan_of(m: Maker, limits: Limits) -> RowPlan:
     """The first plan for a region that may fill all of SBUF."""
     space = normalise(m.program())
     rates = Rates(load_target(TARGET).core)
-    return plan_rows(space, space.sinks, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
+    return plan_rows(space, space.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
 
 
 def streamed_limits(m: Maker) -> Limits:
