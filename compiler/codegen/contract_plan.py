@@ -72,7 +72,7 @@ class ContractPlan:
     panel_type: DType  # of both operands in SBUF
     stationary_slots: int = 1  # tiles of SBUF for the stationary block
     accumulator_slots: int = 2  # tiles of PSUM for products
-    turning_slots: int = 2  # banks of PSUM for transposed operands
+    transpose_slots: int = 2  # banks of PSUM for transposed operands
     cost: float = 0.0  # nanoseconds
     beside: IterDims = ()
     whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
@@ -172,8 +172,8 @@ def direct_rows(
     total = math.prod(extents.values())
     plain = plan.rates.transfer_ns(total * item, run * item, extents[plan.depth])
     points = {a: n for a, n in extents.items() if a != inner}
-    turned = total / extents[inner] + total / extents[plan.depth]
-    extra = plan.rates.engine_ns(Engine.TENSOR, turned * plan.passes)
+    transposed = total / extents[inner] + total / extents[plan.depth]
+    extra = plan.rates.engine_ns(Engine.TENSOR, transposed * plan.passes)
     block = row_block(walk, extents[inner], points, item, plan.rates, plain, extra)
     if block is None or (block.iter_dims[0], block.extents[0]) != (plan.depth, extents[plan.depth]):
         return run, None

@@ -27,7 +27,7 @@ from shardwright.compiler.codegen.contract_plan import (
 from shardwright.compiler.codegen.domain import CODELESS, IterDims, Numbers, Space, Split, Walk
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.turned_blocks import is_plain, turned_block
+from shardwright.compiler.codegen.transposed_blocks import is_plain, transposed_block
 from shardwright.compiler.codegen.whole_panel import (
     can_be_whole,
     fetch_ns,
@@ -62,7 +62,7 @@ _EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
 _FEWEST_ROWS = 32  # partitions of a result with several rows on each (our choice)
 _LONGEST_BYTES = 8192  # of their run: what is longer moves no faster (our choice)
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
-_TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
+_TRANSPOSE_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 
 
@@ -288,9 +288,9 @@ class _Planner:
 
     def _tiles(self, plan: ContractPlan) -> ContractPlan | None:
         """Blocks, chunks and slots that fit PSUM and the budget; None when the form does not."""
-        turning = plan.moving.natural + plan.stationary.natural
+        transposes = plan.moving.natural + plan.stationary.natural
         slots = 1 if plan.depth_tiles >= _LONG_K else 2
-        banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots
+        banks = (self.limits.psum_banks - _TRANSPOSE_BANKS * bool(transposes)) // slots
         rows = plan.space.sizes.get(plan.row_split.major, 1)
         block = min(rows, banks // math.ceil(plan.width / self.limits.moving_max))
         if plan.resident:
@@ -322,7 +322,7 @@ class _Planner:
         elif not can_be_whole(plan.space, number, made):
             return None
         size = panel_bytes(plan.space, made, plan.points, self.panel_type.bytes)
-        if not natural:  # it may be turned twice
+        if not natural:  # it may be transposed twice
             size += panel_bytes(plan.space, made[::-1], plan.points, self.panel_type.bytes)
         sums = 4 * plan.width if plan.depth_tiles > 1 else 0
         if sums + size > _RESIDENT_SHARE * self.budget:
@@ -351,7 +351,7 @@ class _Planner:
             plan,
             chunk=near_divisor(majors, min(most, majors)),
             stationary_slots=slots,
-            turning_slots=2 if sums or not both else 1,
+            transpose_slots=2 if sums or not both else 1,
         )
 
     def _row_bytes(self, plan: ContractPlan) -> int:
@@ -400,34 +400,34 @@ class _Planner:
                 width * points,
             ),
         )
-        turned = moved = 0.0
+        transposed = moved = 0.0
         for operand, walk, runs, free in loads:
             if plan.whole and operand is plan.stationary and walk is not None:
                 fetched = math.prod(groups.values())
                 taken, columns = fetch_ns(plan, walk, tensors[walk.tensor].dtype.bytes)
                 moved += fetched * taken
-                turned += fetched * columns * whole_elements(plan)
+                transposed += fetched * columns * whole_elements(plan)
                 continue
             elements = runs * depth_tiles * size[plan.depth] * free
             if walk is None:
-                turned += elements / size[plan.depth] * operand.natural
+                transposed += elements / size[plan.depth] * operand.natural
                 continue
             item = tensors[walk.tensor].dtype.bytes
             run, partitions, columns = _loaded(plan, operand, walk, item)
-            turned += elements * columns
+            transposed += elements * columns
             moved += rates.transfer_ns(elements * item, run, partitions)
         total = row_blocks * rows * panels * width * points * beside
         for out, plain in self.stores:
             taken, columns = self._stored_ns(plan, out, plain, total)
-            moved, turned = moved + taken, turned + columns
+            moved, transposed = moved + taken, transposed + columns
         issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
         evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
-        products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
-        # The queue of the tensor engine waits for copies of what it turns: half on each engine.
-        products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
+        products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + transposed) * plan.passes)
+        # The queue of the tensor engine waits for copies of what it transposes: half on each.
+        products += rates.engine_ns(Engine.VECTOR, transposed / plan.transpose_slots)
         if plan.accumulator_slots == 1:  # and for accumulators that are all in use
             products += rates.engine_ns(Engine.VECTOR, evicted)
-        copies = evicted * (plan.sums if plan.staged else 1) + turned / 2
+        copies = evicted * (plan.sums if plan.staged else 1) + transposed / 2
         copied = rates.engine_ns(Engine.VECTOR, copies)
         shown = (products, moved, copied)
         return max(shown) + _OVERLAP * (sum(shown) - max(shown))
@@ -441,7 +441,7 @@ class _Planner:
         if plan.rows is not None:
             height = plan.space.sizes[plan.rows]
             extents = {**extents, plan.rows: height}
-        block = turned_block(plan, out, extents, item) if plain else None
+        block = transposed_block(plan, out, extents, item) if plain else None
         if block is not None:
             taken = self.room.rates.transfer_ns(total * item, block.run * item, block.partitions)
             return taken, total / block.partitions

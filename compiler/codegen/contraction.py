@@ -20,7 +20,7 @@ from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.panels import Panels
 from shardwright.compiler.codegen.planning import Candidate, Room
-from shardwright.compiler.codegen.turned_blocks import store_turned
+from shardwright.compiler.codegen.transposed_blocks import store_transposed
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.whole_panel import WholeLoader
 from shardwright.compiler.dtypes import DType
@@ -330,7 +330,7 @@ class _Nest:
         number = self.plan.number
         last = {i: n for n in late for i in self.space[n].inputs}
         for n in late:
-            if n not in done and not store_turned(frame, n, self.plan, scope):
+            if n not in done and not store_transposed(frame, n, self.plan, scope):
                 frame.emit(n, scope)
             for i in {*self.space[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:

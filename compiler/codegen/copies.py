@@ -1,12 +1,12 @@
 """Copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides, where
-runs are long; else a strip, or a copy that is turned.
+runs are long; else a strip, or a copy that is transposed.
 
-A turned copy has other innermost indices on its two sides: blocks are transposed on the tensor
+A transposed copy has other innermost indices on its two sides: blocks are transposed on the tensor
 engine, so that both transfers move rows. `along` is innermost in the source, `across` in the
-target. Rows of the source lie on the partitions by `across`, are turned 128 by 128, and leave with
-`along` on the partitions. Where one of the two is short but the other continues it in memory, a
-partition holds several rows (`rows`), which then make one run; a turned block takes every `rows`-th
-element. An infinity becomes NaN in its row, as with every transpose on the tensor engine
+target. Rows of the source lie on the partitions by `across`, are transposed 128 by 128, and leave
+with `along` on the partitions. Where one of the two is short but the other continues it in memory,
+a partition holds several rows (`rows`), which then make one run; a transposed block takes every
+`rows`-th element. An infinity becomes NaN in its row, as with every transpose on the tensor engine
 (docs/numerics.md, `saturate_infinity`).
 """
 
@@ -27,9 +27,9 @@ from shardwright.compiler.isa.program import AccessPattern, Engine
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
-# Shorter runs are turned on chip, where both sides of the transfer can have longer ones (the DMA
-# curve of hardware.json reaches 0.05 at 128 bytes); a copy this small is one descriptor per engine
-# anyway.
+# Shorter runs are transposed on chip, where both sides of the transfer can have longer ones (the
+# DMA curve of hardware.json reaches 0.05 at 128 bytes); a copy this small is one descriptor per
+# engine anyway.
 _MIN_RUN_BYTES = 128
 _SMALL_BYTES = 65536
 
@@ -97,7 +97,7 @@ def emit_copy(builder: Builder, space: Space, root: int) -> None:
 _RUN_BYTES = (4096, 2048)
 _MIN_ELEMENTS = 1 << 14  # of a copy: below that a few descriptors do (our choice)
 _MIN_SIZE = 16  # of both indices: narrower blocks fill too little of a partition (our choice)
-_GROUP = 4  # turned blocks of 128 columns fill a bank of PSUM
+_GROUP = 4  # transposed blocks of 128 columns fill a bank of PSUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TransposePlan:
     """A copy of `source` to `target`, in blocks of `length` along and `width` across."""
 
     source: Walk
@@ -122,8 +122,8 @@ class Turn:
     width: int
 
 
-def turns_of(space: Space, root: int, tensors: Tensors) -> list[Turn]:
-    """Ways to turn the copy that `root` is; none if it is none, or not worth it."""
+def transposes_of(space: Space, root: int, tensors: Tensors) -> list[TransposePlan]:
+    """Ways to transpose the copy that `root` is; none if it is none, or not worth it."""
     value, load = space[root], copied(space, root, tensors)
     if load is None or load.access.bounds or load.iter_dims != value.iter_dims:
         return []
@@ -141,7 +141,7 @@ def turns_of(space: Space, root: int, tensors: Tensors) -> list[Turn]:
 
 def _tiled(
     space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
-) -> Turn:
+) -> TransposePlan:
     """Blocks whose rows have about `run` elements."""
     along, across = inner
     n, m = space.sizes[along], space.sizes[across]
@@ -150,7 +150,7 @@ def _tiled(
     length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
     width = m if rows_along > 1 else min(m, _blocks(run, 128 * rows_across))
     sides = Side(along, n, rows_along), Side(across, m, rows_across)
-    return Turn(source, target, dtype, *sides, length, width)
+    return TransposePlan(source, target, dtype, *sides, length, width)
 
 
 def _rows(size: int, most: int) -> int:
@@ -163,81 +163,81 @@ def _blocks(run: int, least: int) -> int:
     return max(1, run // least) * least
 
 
-def turn_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
-    """Turned copies beside the tilings of a strip."""
+def transpose_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Transposed copies beside the tilings of a strip."""
     (root,) = roots
-    turned = [
-        Candidate(_cost(space, turn, room), partial(_emit, space, turn), plan=turn)
-        for turn in turns_of(space, root, room.tensors)
-        if _bytes(turn) <= room.budget
+    transposed = [
+        Candidate(_cost(space, plan, room), partial(_emit, space, plan), plan=plan)
+        for plan in transposes_of(space, root, room.tensors)
+        if _bytes(plan) <= room.budget
     ]
-    return [*turned, *strip_candidates(space, roots, room)]
+    return [*transposed, *strip_candidates(space, roots, room)]
 
 
-def _bytes(turn: Turn) -> int:
+def _bytes(plan: TransposePlan) -> int:
     """SBUF bytes per partition: two slots of each side."""
-    tiles = math.ceil(turn.width / (128 * turn.across.rows))
-    outs = math.ceil(turn.length / (128 * turn.along.rows))
-    rows = tiles * turn.across.rows * turn.length + outs * turn.along.rows * turn.width
-    return 2 * rows * turn.dtype.bytes
+    tiles = math.ceil(plan.width / (128 * plan.across.rows))
+    outs = math.ceil(plan.length / (128 * plan.along.rows))
+    rows = tiles * plan.across.rows * plan.length + outs * plan.along.rows * plan.width
+    return 2 * rows * plan.dtype.bytes
 
 
-def _cost(space: Space, turn: Turn, room: Room) -> float:
-    total = space.points({*turn.source.strides, *turn.target.strides})
+def _cost(space: Space, plan: TransposePlan, room: Room) -> float:
+    total = space.points({*plan.source.strides, *plan.target.strides})
     moved = 0.0
-    for side, run in ((turn.across, turn.length), (turn.along, turn.width)):
+    for side, run in ((plan.across, plan.length), (plan.along, plan.width)):
         rows = min(128, side.size // side.rows)
-        item = turn.dtype.bytes
+        item = plan.dtype.bytes
         moved += room.rates.transfer_ns(total * item, run * side.rows * item, rows)
-    columns = total / min(128, turn.along.size // turn.along.rows)
-    passes = 4 if turn.dtype is DType.F32 else 1
-    turned = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
-    return max(moved, turned, room.rates.engine_ns(Engine.VECTOR, columns / 2))
+    columns = total / min(128, plan.along.size // plan.along.rows)
+    passes = 4 if plan.dtype is DType.F32 else 1
+    transposed = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
+    return max(moved, transposed, room.rates.engine_ns(Engine.VECTOR, columns / 2))
 
 
-def _emit(space: Space, turn: Turn, builder: Builder) -> None:
+def _emit(space: Space, plan: TransposePlan, builder: Builder) -> None:
     iter_dims = sorted(
-        {*turn.source.strides, *turn.target.strides}, key=lambda a: -abs(turn.target.stride(a))
+        {*plan.source.strides, *plan.target.strides}, key=lambda a: -abs(plan.target.stride(a))
     )
     extents = dict.fromkeys(iter_dims, 1)
-    extents |= {turn.along.iter_dim: turn.length, turn.across.iter_dim: turn.width}
+    extents |= {plan.along.iter_dim: plan.length, plan.across.iter_dim: plan.width}
     for place in builder.scope(extents).nested(space.sizes, extents):
-        _Block(turn, place).emit()
+        _Block(plan, place).emit()
 
 
 class _Block:
-    """One block: rows in, blocks turned, rows out."""
+    """One block: rows in, blocks transposed, rows out."""
 
-    def __init__(self, turn: Turn, scope: Scope) -> None:
-        self.turn, self.scope = turn, scope
-        self.length = scope.extent(turn.along.iter_dim)
-        self.width = scope.extent(turn.across.iter_dim)
+    def __init__(self, plan: TransposePlan, scope: Scope) -> None:
+        self.plan, self.scope = plan, scope
+        self.length = scope.extent(plan.along.iter_dim)
+        self.width = scope.extent(plan.across.iter_dim)
 
     def emit(self) -> None:
-        turn, scope = self.turn, self.scope
-        across, along = self.width // turn.across.rows, self.length // turn.along.rows  # partitions
+        plan, scope = self.plan, self.scope
+        across, along = self.width // plan.across.rows, self.length // plan.along.rows  # partitions
         rows = [self._load(*part) for part in cut(across, 128)]
         engines = (Engine.VECTOR, Engine.SCALAR)
         for number, (first, count) in enumerate(cut(along, 128)):
-            elements = turn.along.rows * self.width
-            out = scope.tile("out", count, elements, turn.dtype)
-            jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
+            elements = plan.along.rows * self.width
+            out = scope.tile("out", count, elements, plan.dtype)
+            jobs = list(product(range(len(rows)), range(plan.across.rows), range(plan.along.rows)))
             for at, low in enumerate(range(0, len(jobs), _GROUP)):
                 engine = engines[(at + number) % 2]
-                self._turn(rows, out, jobs[low : low + _GROUP], (first, count), engine)
+                self._transpose(rows, out, jobs[low : low + _GROUP], (first, count), engine)
             self._store(out, first, count)
 
     def _load(self, first: int, count: int) -> tuple[Held, int]:
         """`count` partitions of rows of the source from number `first` on."""
-        turn = self.turn
-        held = self.scope.tile("rows", count, turn.across.rows * self.length, turn.dtype)
-        near, far = self._ends(turn.source, turn.across, self.length, held, (first, count))
+        plan = self.plan
+        held = self.scope.tile("rows", count, plan.across.rows * self.length, plan.dtype)
+        near, far = self._ends(plan.source, plan.across, self.length, held, (first, count))
         self.scope.load(near, far)
         return held, count
 
     def _store(self, held: Held, first: int, count: int) -> None:
-        turn = self.turn
-        near, far = self._ends(turn.target, turn.along, self.width, held, (first, count))
+        plan = self.plan
+        near, far = self._ends(plan.target, plan.along, self.width, held, (first, count))
         self.scope.store(far, near)
 
     def _ends(
@@ -250,7 +250,7 @@ class _Block:
         far = replace(far, offset=far.offset + first * side.rows * step)
         return self.scope.on_chip(held, count, chip), far
 
-    def _turn(
+    def _transpose(
         self,
         rows: Sequence[tuple[Held, int]],
         out: Held,
@@ -259,14 +259,14 @@ class _Block:
         engine: Engine,
     ) -> None:
         """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
-        turn, scope, (first, count) = self.turn, self.scope, part
+        plan, scope, (first, count) = self.plan, self.scope, part
         bank = scope.psum("turned", 1, 2)
-        wide = turn.across.rows
+        wide = plan.across.rows
         places = []
         for at, (tile, row, step) in enumerate(jobs):
             held, columns = rows[tile]
-            offset = row * self.length + first * turn.along.rows + step
-            source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
+            offset = row * self.length + first * plan.along.rows + step
+            source = scope.on_chip(held, columns, ((plan.along.rows, count),), offset)
             block = scope.flat(bank, count, columns, at * 128)
             scope.transpose(block, source)
             places.append((step * self.width + tile * 128 * wide + row, columns))

@@ -16,7 +16,7 @@ from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
 from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
-from shardwright.compiler.codegen.turned_blocks import is_plain
+from shardwright.compiler.codegen.transposed_blocks import is_plain
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
@@ -43,7 +43,7 @@ def fused(plan: ContractPlan, roots: Iterable[int]) -> tuple[ContractPlan, list[
 
 
 def _as_it_is(space: Space, roots: Iterable[int]) -> set[int]:
-    """Conversions of the product that are only stored: `turned_blocks.py` looks for them."""
+    """Conversions of the product that are only stored: `transposed_blocks.py` looks for them."""
     plain = [n for n in roots if is_plain(space, n)]
     return {n for n in space.slice(plain) if space[n].op == "convert"}
 

@@ -16,7 +16,12 @@ from functools import cached_property, partial
 
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.copies import copy_candidates, is_copy, turn_candidates, turns_of
+from shardwright.compiler.codegen.copies import (
+    copy_candidates,
+    is_copy,
+    transpose_candidates,
+    transposes_of,
+)
 from shardwright.compiler.codegen.domain import Space, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, turns
@@ -292,7 +297,7 @@ def _copier(space: Space, root: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
     if is_copy(space, root, tensors):
         return copy_candidates
-    return turn_candidates if turns_of(space, root, tensors) else None
+    return transpose_candidates if transposes_of(space, root, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
@@ -336,7 +341,7 @@ def _verify(region: Region, limits: Limits) -> None:
 
 _KINDS: Mapping[Plan, str] = {
     copy_candidates: "copy",
-    turn_candidates: "copy",
+    transpose_candidates: "copy",
     strip_candidates: "strip",
     contraction_candidates: "contraction",
     row_candidates: "row",

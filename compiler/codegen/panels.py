@@ -32,7 +32,7 @@ from shardwright.compiler.codegen.contract_plan import (
     row_iter_dim,
 )
 from shardwright.compiler.codegen.domain import IterDims
-from shardwright.compiler.codegen.turned_blocks import BlockLoader
+from shardwright.compiler.codegen.transposed_blocks import BlockLoader
 from shardwright.compiler.codegen.values import Frame, copy_engine, emit_load
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.region import Affine
@@ -128,14 +128,14 @@ class Panels:
         if self.space[operand.number].op != "load":
             for place, at in blocks_within(scope, iter_dims, {}):
                 held = self._computed(frame, operand.number, place)
-                self._turn(operand, panel, held, place, row, at)
+                self._transpose_rows(operand, panel, held, place, row, at)
             return
         rows = self._raw_rows(frame, scope, iter_dims)
         for place, at in blocks_within(scope, iter_dims, {}):
             walk = self.space[operand.number].access
             emit_load(frame, walk, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, iter_dims, {}):
-            self._turn(operand, panel, rows.part(at), place, row, at)
+            self._transpose_rows(operand, panel, rows.part(at), place, row, at)
 
     def _row_frame(self, operand: Operand, row: int) -> Frame:
         beside = [a for a in operand.free if a not in (row, self.plan.row_split.major)]
@@ -143,7 +143,7 @@ class Panels:
         return Frame(self.builder, self.space, row, [*beside, *depths])
 
     def _raw_rows(self, frame: Frame, scope: Scope, iter_dims: Sequence[tuple[int, int]]) -> _Rows:
-        """A tile for all rows of a panel: the next panel arrives while this one is turned."""
+        """A tile for all rows of a panel: the next panel arrives while this one is transposed."""
         step = scope.elements(frame.axes)
         steps, blocks = {}, 1
         for iter_dim, size in reversed(iter_dims):
@@ -153,7 +153,7 @@ class Panels:
         tile = scope.tile("rows", rows, blocks * step, self.plan.panel_type)
         return _Rows(scope.hold(tile, frame.axes), steps)
 
-    def _turn(
+    def _transpose_rows(
         self,
         operand: Operand,
         panel: Held,
@@ -165,8 +165,8 @@ class Panels:
         """Put transposed blocks of `rows` into the panel; `here` is where in the panel we are."""
         beside = [a for a in operand.free if a != row and a not in here]
         for place, at in blocks_within(scope, [(a, 1) for a in beside], here):
-            turned = rows.at({a: at[a] for a in beside})
-            self._transpose(operand, panel.at(at), turned, row, place)
+            transposed = rows.at({a: at[a] for a in beside})
+            self._transpose(operand, panel.at(at), transposed, row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
         """The k tiles of a block of rows, several to a bank; copiers take turns, none is enough."""
@@ -180,12 +180,12 @@ class Panels:
         for piece in pieces(count, min(count, group * turns)):
             inner, at = scope.repeat(piece)
             for turn, (low, some) in enumerate(cut(piece.extent, group)):
-                bank = inner.psum("turned", slots=self.plan.turning_slots)
+                bank = inner.psum("turned", slots=self.plan.transpose_slots)
                 part = (at + low, some)
                 copier = self.copiers[(start + turn) % len(self.copiers)]
-                self._turn_group(panel, held, bank, row, inner, part, copier)
+                self._transpose_group(panel, held, bank, row, inner, part, copier)
 
-    def _turn_group(
+    def _transpose_group(
         self,
         panel: Held,
         held: Held,

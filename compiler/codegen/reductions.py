@@ -157,14 +157,14 @@ def _extreme_of_partitions(
 ) -> None:
     limits, rows = frame.builder.limits, frame.rows(scope)
     for inner, first, width in columns(scope, _width(frame, partial), limits.transpose_max):
-        turned = inner.psum("turned")
-        across = inner.flat(turned, width, rows)
+        transposed = inner.psum("turned")
+        across = inner.flat(transposed, width, rows)
         inner.transpose(across, inner.flat(partial, rows, width, first))
         best = inner.tile("best", width, 1, DType.F32)
         spread = inner.tile("spread", width, rows, DType.F32)
         column = inner.flat(best, width, 1)
         attrs = {"op": ELEMENTWISE_OF[value.attrs["kind"]], "num_reduced": 1, "zero_when": ()}
-        source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
+        source = inner.on_chip(transposed, width, ((1, 1), (1, rows)))
         inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)
         wide = inner.flat(spread, width, rows)
         inner.copy(Engine.VECTOR, wide, inner.on_chip(best, width, ((0, rows),)))

@@ -18,8 +18,8 @@ from shardwright.compiler.isa.program import AccessPattern, Space
 from shardwright.compiler.isa.region import Affine
 
 _MOST = 16  # rows of a partition: as many of 128 bytes are a run of 2 KiB
-# Partitions of a block, and those turned together: an access may start at a multiple of its size
-# (documented: nki/guides/architecture/trainium_inferentia2_arch.rst, partition start rule).
+# Partitions of a block, and those transposed together: an access may start at a multiple of its
+# size (documented: nki/guides/architecture/trainium_inferentia2_arch.rst, partition start rule).
 _PARTITIONS = (128, 64, 32)
 _WORTH = 0.75  # of the time of a plain transfer: less gained is not worth longer code (our choice)
 _SLACK = 1.25  # runs of 2 KiB, 1.2 times the time of long ones, keep the code short (our choice)
@@ -43,7 +43,7 @@ class RowBlock:
 
     @property
     def unit(self) -> int:
-        """Partitions whose rows fill at most a PSUM bank when they are turned."""
+        """Partitions whose rows fill at most a PSUM bank when they are transposed."""
         most = min(self.partitions, PSUM_COLUMNS // self.each)
         return next(p for p in _PARTITIONS if p <= most)
 

@@ -72,11 +72,11 @@ def plan_strips(space: Space, roots: Iterable[int], room: Room) -> list[StripPla
             " which its reductions nest, found none",
             hint="split the region at one of its reductions",
         )
-    exact = [p for p in plans if not _turns_extremes(p)]
+    exact = [p for p in plans if not _transposes_extremes(p)]
     return exact if any(p.partition is not None for p in exact) else plans
 
 
-def _turns_extremes(plan: StripPlan) -> bool:
+def _transposes_extremes(plan: StripPlan) -> bool:
     """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
     nodes = (plan.space[n] for n in plan.values)
     return any(

@@ -20,7 +20,7 @@ from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
 MOST_TILES = 4  # of k and of rows: the code of each is written out (our choice)
-_EACH = PSUM_COLUMNS // TRANSPOSED  # rows of a partition: what is turned of them fills a bank
+_EACH = PSUM_COLUMNS // TRANSPOSED  # rows of a partition: what is transposed of them fills a bank
 _WORTH = 0.75  # of the time of a plain transfer, as for `row_blocks.py`
 
 
@@ -88,14 +88,14 @@ def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
     rows, k = (length(plan.space, m) for m in made)
     if plan.stationary.natural:
         return _lines_ns(plan, _lines(plan, walk, made, plan.points), k, item), 1 / k
-    if not turns_twice(plan, walk, item):
+    if not transposes_twice(plan, walk, item):
         return _direct_ns(plan, walk, item), 0.0
     return _lines_ns(plan, _lines(plan, walk, made[::-1], plan.points), rows, item), _twice(plan)
 
 
-def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
+def transposes_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
     """Whether a direct operand is better fetched by its short rows, several to a partition, which
-    k counts: turned so that the rows' own index lies on the partitions, and back.
+    k counts: transposed so that the rows' own index lies on the partitions, and back.
     """
     assert plan.rates is not None
     if walk.stride(plan.lines.minor) != 1:
@@ -103,12 +103,12 @@ def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
     lines = _lines(plan, walk, (plan.depth_split, plan.lines), plan.points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
     ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
-    turned = plan.rates.engine_ns(Engine.TENSOR, columns)
-    return ns + turned < _WORTH * _direct_ns(plan, walk, item)
+    transposed = plan.rates.engine_ns(Engine.TENSOR, columns)
+    return ns + transposed < _WORTH * _direct_ns(plan, walk, item)
 
 
 def _twice(plan: ContractPlan) -> float:
-    """Transposed columns per element of what is turned and turned back."""
+    """Transposed columns per element of what is transposed and transposed back."""
     return sum(1 / plan.space.sizes[m.minor] for m in (plan.lines, plan.depth_split))
 
 
@@ -161,13 +161,13 @@ class WholeLoader:
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
         if plan.stationary.natural:
             for line in _lines(plan, self.walk, made, points):
-                self._turned(line, panel, step, made[1], scope)
-        elif turns_twice(plan, self.walk, self.item):
+                self._transposed(line, panel, step, made[1], scope)
+        elif transposes_twice(plan, self.walk, self.item):
             across_step = points * self.k
             across = self._panel("across", across_step, made[0], scope)
             for line in _lines(plan, self.walk, made[::-1], points):
-                self._turned(line, across, across_step, made[0], scope)
-            self._turned_back(across, across_step, panel, step, scope)
+                self._transposed(line, across, across_step, made[0], scope)
+            self._transposed_back(across, across_step, panel, step, scope)
         else:
             self._direct(panel, step, scope)
         return Held(panel.tile, strides)
@@ -200,9 +200,9 @@ class WholeLoader:
         found = scope.hbm(self.walk, dims)
         return replace(found, offset=found.offset + at)
 
-    def _turned(self, line: Lines, panel: Held, step: int, along: Split, scope: Scope) -> None:
-        """Blocks of rows, each row turned per tile of what it runs along; those of a partition go
-        to every `each`-th column of a bank, which leaves it in the order of the rows.
+    def _transposed(self, line: Lines, panel: Held, step: int, along: Split, scope: Scope) -> None:
+        """Blocks of rows, each row transposed per tile of what it runs along; those of a partition
+        go to every `each`-th column of a bank, which leaves it in the order of the rows.
         """
         length_of_row = length(self.plan.space, along)
         for first, parts, each in line.blocks():
@@ -213,7 +213,7 @@ class WholeLoader:
             scope.load(scope.flat(rows, parts, run), hbm)
             tiles = product(range(line.points), self._tiles(along))
             for point, (number, low, count) in tiles:
-                bank = scope.psum("turned", slots=self.plan.turning_slots)
+                bank = scope.psum("turned", slots=self.plan.transpose_slots)
                 for row in range(each):
                     at = (row * line.points + point) * length_of_row + low
                     block = scope.on_chip(bank, count, ((each, parts),), row)
@@ -222,13 +222,13 @@ class WholeLoader:
                 target = scope.flat(panel, count, parts * each, at)
                 scope.copy(next(self.copiers), target, scope.flat(bank, count, parts * each))
 
-    def _turned_back(
+    def _transposed_back(
         self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
     ) -> None:
         """Tiles of k of every point, their rows side by side in a bank."""
         for point in range(across_step // self.k):
             for number, first, count in self._tiles(self.plan.depth_split):
-                bank = scope.psum("turned", slots=self.plan.turning_slots)
+                bank = scope.psum("turned", slots=self.plan.transpose_slots)
                 for turn, low, size in self._tiles(self.plan.lines):
                     at = turn * across_step + point * self.k + first
                     block = scope.flat(bank, count, size, low)

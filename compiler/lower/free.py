@@ -154,11 +154,11 @@ def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurren
 def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     """From the last position backwards."""
     shape = op.result.type.shape
-    turned = [
+    flipped = [
         (begin * -1 + (shape[d] - 1), -step) if d in op.attrs.dims else (begin, step)
         for d, (begin, step) in enumerate(origin)
     ]
-    return op.operands[0], labels, tuple(turned)
+    return op.operands[0], labels, tuple(flipped)
 
 
 def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:

@@ -154,11 +154,11 @@ def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces
 
 def _reverse(layout: Layout, attrs: ReverseAttrs) -> Layout:
     """From the last element, by negative strides."""
-    offset, turned = layout.offset, list(layout.dims)
+    offset, flipped = layout.offset, list(layout.dims)
     for d in attrs.dims:
         offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
-        turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
-    return Layout(offset, tuple(turned))
+        flipped[d] = tuple((size, -stride) for size, stride in layout.dims[d])
+    return Layout(offset, tuple(flipped))
 
 
 def padded_windows(

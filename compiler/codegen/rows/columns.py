@@ -276,7 +276,7 @@ class Columns:
             kind = value.attrs["kind"]
             return is_low(given[0]) if kind == "max" else kind == "add" and given[0] is Fact.ZERO
         whole = number in self.read_whole
-        return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
+        return (number not in plan.transposed or known.get(number) is Fact.ZERO) and not whole
 
     def _rows_live(
         self, iter_dim: int, rows: Range, known: dict[Range, Facts], skipped: set[Range]

@@ -30,10 +30,10 @@ _ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What leaves PSUM for SBUF: product `number`, or with `turned` the transposes of a value."""
+    """What leaves PSUM for SBUF: product `number`, or with `transposed` a transposed value."""
 
     number: int
-    turned: bool = False
+    transposed: bool = False
 
 
 Task = int | Copy
@@ -55,7 +55,7 @@ class Work:
     space: Space
     roles: Roles
     run: Mapping[int, int]  # what is computed, by level (`levels.py`)
-    turned: Collection[int]
+    transposed: Collection[int]
     pairs: Collection[int]
     ways: int  # row tiles that take turns in a block
     room: Room
@@ -64,7 +64,7 @@ class Work:
         space, roles = self.space, self.roles
         self.chosen: dict[Task, Engine] = {n: self._engine(n) for n in self.run if self._counts(n)}
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
-        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in self.turned}
+        self.chosen |= {Copy(n, transposed=True): Engine.VECTOR for n in self.transposed}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
         self._costs: dict[tuple[Task, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():

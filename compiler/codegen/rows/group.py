@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     """Where a value of several blocks or stages lies, its transposes, and what is added up."""
 
     held: Held | None = None
-    turned: Held | None = None
+    transposed: Held | None = None
     partial: Held | None = None
 
 
@@ -143,7 +143,7 @@ class Group(Products):
                 self._tiles_of(stage, self._enter(part))
         carried = self.band.kept if self.band else {}
         for n in (n for n in self.left.get(stage, ()) if n not in carried):
-            for kept in (self.held, self.turned, self.partial):
+            for kept in (self.held, self.transposed, self.partial):
                 if n in kept:
                     self.scope.release(kept.pop(n))
 
@@ -176,9 +176,9 @@ class Group(Products):
         width = min(box.extent, self.builder.limits.moving_max)
         block = self.scope.straight({stage.inner: replace(box, extent=width)})
         sums = [n for n in stage.values if self._is_product_sum(n)]
-        turned = sum(n in self.plan.turned for n in stage.values)
+        transposed = sum(n in self.plan.transposed for n in stage.values)
         kept = sum(n in self.panels for n in stage.values)
-        return kept, turned + sum(len(self.sums.blocks(n, block)) for n in sums)
+        return kept, transposed + sum(len(self.sums.blocks(n, block)) for n in sums)
 
     def _is_product_sum(self, number: int) -> bool:
         """Whether a value is a sum over rows, and not one that keeps them."""
@@ -224,14 +224,14 @@ class Group(Products):
         self._take(number, band.kept[number])
 
     def _take(self, number: int, kept: Kept) -> None:
-        for into, held in zip((self.held, self.turned, self.partial), kept, strict=True):
+        for into, held in zip((self.held, self.transposed, self.partial), kept, strict=True):
             if held is not None:
                 into[number] = held
 
     def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
         """What a value needs beyond a block."""
         plan, iter_dim = self.plan, self.plan.inner(number)
-        held = turned = partial = None
+        held = transposed = partial = None
         if value.op == "reduce":
             partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
@@ -242,11 +242,11 @@ class Group(Products):
             if iter_dim is not None:
                 first = self.scope.boxes[iter_dim].origin * -1
                 held = Held(held.tile, {**held.strides, iter_dim: 1}, first)
-        if number in plan.turned and iter_dim is not None:
+        if number in plan.transposed and iter_dim is not None:
             unit = self.unit(iter_dim)
             size = -(-self.scope.extent(iter_dim) // unit) * self.height
-            turned = self._tile(f"turned{number}", size, plan.turned[number], band, unit)
-        return Kept(held, turned, partial)
+            transposed = self._tile(f"turned{number}", size, plan.transposed[number], band, unit)
+        return Kept(held, transposed, partial)
 
     def _tile(
         self,
@@ -320,8 +320,8 @@ class Group(Products):
 
     def _steps_of(self, number: int) -> tuple[Step, ...]:
         found = [Step(number)]
-        if number in self.plan.turned:
-            found.append(Step(number, turns=True))
+        if number in self.plan.transposed:
+            found.append(Step(number, transposes=True))
         if self._is_product_sum(number):
             found.append(Step(number, leaves=True))
         return tuple(found)
@@ -330,7 +330,7 @@ class Group(Products):
         """0: products and loads, 1: arithmetic, 2: the tensor engine on that, 3: out of PSUM."""
         if step.leaves:
             return 3
-        if step.turns or step.number in self.plan.roles.sums:
+        if step.transposes or step.number in self.plan.roles.sums:
             return 2
         return int(step.number not in self.panels and self.space[step.number].op != "load")
 
@@ -360,13 +360,13 @@ class Group(Products):
 
     def _reads(self, number: int) -> bool:
         """Whether a value has code that reads its inputs."""
-        return number not in self.decided.same or number in self.plan.turned
+        return number not in self.decided.same or number in self.plan.transposed
 
     def _step(self, step: Step, scope: Scope) -> None:
         """One step; what lies in the tile of another value is there already."""
         n, value = step.number, self.decided.values[step.number]
-        if step.turns:
-            self.turn(n, scope)
+        if step.transposes:
+            self.transpose(n, scope)
         elif step.leaves:
             self._leave(n, scope)
         elif n in self.decided.same:
@@ -384,7 +384,7 @@ class Group(Products):
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
         op, plan = self.space[number].op, self.plan
-        kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
+        kept = number in plan.strips or number in plan.transposed or number in plan.roles.sums
         return kept or op in (*STORES, "reduce") or stage.inner is None
 
     def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:

@@ -144,7 +144,7 @@ class RowPlan:
     strips: frozenset[int]  # values that are kept whole for later stages
     read_whole: frozenset[int]  # strips that a sum reads while it is swept along another iter dim
     vectors: Numbers  # values without the row iter dim, made once for all rows
-    turned: dict[int, DType]  # element type in which contractions need a value transposed
+    transposed: dict[int, DType]  # element type in which contractions need a value transposed
     order: IterDims  # parallel loops, outermost first
     fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of panels
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
@@ -312,16 +312,16 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         online=form.online,
     )
     if form.apart:
-        sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
+        sweeping = replace(sweeping, apart=frozenset(_transposed(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
     if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.again:
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
-    turned = _turned(space, roles, sweeping.whole)
-    over = Banks(space, roles, levels.run, {*strips, *turned}).overwritten()
-    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, room)
+    transposed = _transposed(space, roles, sweeping.whole)
+    over = Banks(space, roles, levels.run, {*strips, *transposed}).overwritten()
+    work = Work(space, roles, levels.run, transposed, over.pairs, form.ways, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -330,7 +330,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         strips=strips,
         read_whole=levels.read_whole(strips),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
-        turned=turned,
+        transposed=transposed,
         order=_parallel_order(space, roles),
         fold={},
         whole=sweeping.whole,
@@ -391,7 +391,7 @@ def _ordered(plan: RowPlan) -> set[int]:
     found: set[int] = set()
     for number, value in enumerate(plan.space.values):
         if value.op == "contract" and value.over <= plan.roles.inner:
-            panels = [n for n in value.inputs if n not in plan.turned]
+            panels = [n for n in value.inputs if n not in plan.transposed]
             if any(plan.is_natural(number, n) for n in panels):
                 found |= value.over
     return found
@@ -433,7 +433,7 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     return frozenset(found)
 
 
-def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
+def _transposed(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
     found: dict[int, DType] = {}
     for n, (tall, _) in roles.panels.items():
         if tall in whole:

@@ -40,8 +40,8 @@ class Shared:
 class Products(Frame):
     """The tensor engine's part of the code of a group of row tiles.
 
-    `held` has the values of the group or of the block at hand, `turned` what is transposed. `rows`
-    (first, end) are all rows that this code ever works on.
+    `held` has the values of the group or of the block at hand, `transposed` what is transposed.
+    `rows` (first, end) are all rows that this code ever works on.
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
@@ -51,7 +51,7 @@ class Products(Frame):
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
         self.held = dict(shared.held)
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
-        self.turned: dict[int, Held] = {}
+        self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
         self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
 
@@ -74,12 +74,12 @@ class Products(Frame):
         iter_dim, rows = self.plan.inner(number), self.rows(scope)
         width = scope.extent(iter_dim)
         first = self.position(iter_dim, scope) * panel.column_step
-        turned, step, between = self._stationary(number, tall, scope)
+        transposed, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: ZeroWhen) -> None:
-            stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
+            stationary = place.on_chip(transposed, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
             place.matmul(out, (stationary, moving), zero)
@@ -121,7 +121,7 @@ class Products(Frame):
             row = {self.plan.row: panel.column_step}
             held = placed(Held(panel.held.tile, row, panel.held.offset), scope)
             return held, panel.chunk_step, panel.column_step
-        return placed(self.turned[tall], scope), self.rows(scope), 1
+        return placed(self.transposed[tall], scope), self.rows(scope), 1
 
     def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
         """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
@@ -165,7 +165,7 @@ class Products(Frame):
             return False
         here = self.decided.sharing(number)
         users = {u for n in here for u in self.users.get(n, ())}.difference(here)
-        moved = any(n in self.plan.strips or n in self.plan.turned for n in here)
+        moved = any(n in self.plan.strips or n in self.plan.transposed for n in here)
         rounded = value.dtype is not DType.F32 or self.plan.inner(number) is None
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 
@@ -176,13 +176,14 @@ class Products(Frame):
         floats = all(t.is_float for t in (value.dtype, *mixed))
         return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 
-    def turn(self, number: int, scope: Scope) -> None:
+    def transpose(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
         iter_dim = self.plan.inner(number)
         assert iter_dim is not None
         box, unit, rows = scope.boxes[iter_dim], self.unit(iter_dim), self.rows(scope)
-        bank, turned = self.psum("turned", number, scope), placed(self.turned[number], scope)
-        fold, engine = self.plan.fold.get(iter_dim, 1), self._copier(Copy(number, turned=True))
+        bank = self.psum("turned", number, scope)
+        transposed = placed(self.transposed[number], scope)
+        fold, engine = self.plan.fold.get(iter_dim, 1), self._copier(Copy(number, transposed=True))
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
@@ -194,7 +195,7 @@ class Products(Frame):
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
             if count and size:
                 across = ((1, count * rows),)
-                out = scope.on_chip(turned, size, across, (first + chunk) * rows)
+                out = scope.on_chip(transposed, size, across, (first + chunk) * rows)
                 source = scope.on_chip(bank, size, across, chunk * rows)
                 scope.copy(engine, out, source)
 

@@ -65,7 +65,7 @@ def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     for n in plan.strips:
         held = _width(plan, n) * values[n].dtype.bytes
         size.add(f"strip {values[n].op}{n}", held * _tiles(plan, n))
-    for n, dtype in plan.turned.items():
+    for n, dtype in plan.transposed.items():
         chunks = -(-_width(plan, n) // limits.partitions)
         name = f"transposed {values[n].op}{n}"
         size.add(name, chunks * limits.partitions * dtype.bytes * _tiles(plan, n))

@@ -29,10 +29,10 @@ _ORDER_OF_KEPT = (3, 1, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value of a block, with `turns` its transposes, or with `leaves` its way out of PSUM."""
+    """A value of a block, with `transposes` its transpose, or with `leaves` its way out of PSUM."""
 
     number: int
-    turns: bool = False
+    transposes: bool = False
     leaves: bool = False
 
 
@@ -77,7 +77,7 @@ def _crossings(
 ) -> Iterator[tuple[int, int]]:
     """(value, later phase than its own that reads it)."""
     for step, phase in phases.items():
-        read = [step.number] if step.turns else [] if step.leaves else reads[step.number]
+        read = [step.number] if step.transposes else [] if step.leaves else reads[step.number]
         made = [i for i in read if Step(i) in phases]
         yield from ((i, phase) for i in made if phases[Step(i)] < phase)
 

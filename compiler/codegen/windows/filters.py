@@ -1,7 +1,7 @@
 """The other operand of windows on chip: [partitions of a step, steps, columns].
 
 With columns innermost in memory every step is a DMA of rows. With channels innermost, rows of
-columns arrive and are turned on the tensor engine.
+columns arrive and are transposed on the tensor engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
 STEP = -13  # private iter dim number of a tile of filters
-_WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)
+_WAITING_ELEMENTS = 8192  # per partition of rows that wait to be transposed (our choice)
 
 
 class Filters:
@@ -35,7 +35,7 @@ class Filters:
         most = max(s.partitions for s in self.steps)
         tile = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
         held = replace(tile, strides={**scope.hold(tile, self.axes).strides, STEP: width})
-        (self._turned if self.form.turns_filters else self._rows)(scope, held)
+        (self._transposed if self.form.transposes_filters else self._rows)(scope, held)
         return held
 
     def _rows(self, scope: Scope, held: Held) -> None:
@@ -58,7 +58,7 @@ class Filters:
 
     # channels innermost
 
-    def _turned(self, scope: Scope, held: Held) -> None:
+    def _transposed(self, scope: Scope, held: Held) -> None:
         assert self.wide is not None
         size, most = scope.extent(self.wide), scope.builder.limits.transpose_max
         others = ((a, held.strides[a]) for a in self.axes if a != self.wide)
@@ -67,9 +67,9 @@ class Filters:
                 at = {**index, self.wide: start}
                 first = column + start * held.strides[self.wide]
                 for chunk in _chunks(self.steps):
-                    self._turn(scope, held, (at, first, count), chunk)
+                    self._transpose(scope, held, (at, first, count), chunk)
 
-    def _turn(
+    def _transpose(
         self, scope: Scope, held: Held, where: tuple[dict[int, int], int, int], chunk: range
     ) -> None:
         """Rows of columns `where` (index, first, count), for the steps of `chunk`."""
@@ -83,10 +83,10 @@ class Filters:
         bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
         for first, last in _alike(steps, bank):
             parts = steps[first].partitions
-            turned = scope.psum("turned", 1, 1)
+            transposed = scope.psum("turned", 1, 1)
             for n in range(first, last):
                 source = scope.flat(rows, count, parts, starts[n])
-                block = scope.flat(turned, parts, count, (n - first) * count)
+                block = scope.flat(transposed, parts, count, (n - first) * count)
                 scope.transpose(block, source)
             assert self.wide is not None
             strides = [held.strides[STEP], held.strides[self.wide]]
@@ -94,7 +94,7 @@ class Filters:
             at = (chunk[0] + first) * held.strides[STEP] + columns
             engine = Engine.VECTOR if first % 2 else Engine.SCALAR
             target = scope.on_chip(held, parts, out, at)
-            scope.copy(engine, target, scope.on_chip(turned, parts, into))
+            scope.copy(engine, target, scope.on_chip(transposed, parts, into))
         scope.release(rows)
 
     def _fetch(

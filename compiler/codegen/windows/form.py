@@ -84,7 +84,7 @@ class Form:
         return summed[-1] if summed and self.walk.stride(summed[-1]) == 1 else None
 
     @property
-    def turns_filters(self) -> bool:
+    def transposes_filters(self) -> bool:
         """Whether channels, not columns, are innermost in the other operand."""
         columns = [abs(self.weights.stride(a)) for a in self.columns]
         inner = self.channel is not None and abs(self.weights.stride(self.channel)) == 1

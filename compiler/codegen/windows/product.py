@@ -1,5 +1,5 @@
-"""Windows with summed channels: lines are turned so that channels lie on the partitions, and every
-tap is a product with a shifted view of them.
+"""Windows with summed channels: lines are transposed so that channels lie on the partitions, and
+every tap is a product with a shifted view of them.
 
 Output positions are the stationary side, so results come out with positions on the partitions and
 columns along the rows, as memory has them. A tile of results is lines at one position (`by_line`,
@@ -46,7 +46,7 @@ def product_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Can
 
 class _Late:
     """Filters that are loaded when they are first asked for: behind the first lines, which are
-    turned meanwhile. Inside a loop over images that would be once per iteration.
+    transposed meanwhile. Inside a loop over images that would be once per iteration.
     """
 
     def __init__(self, filters: Filters, scope: Scope) -> None:
@@ -184,7 +184,7 @@ class _Block:
                 for key, sheet in planner.distinct.items():
                     if key.depths == depths:
                         at = first + min(sheet.positions) - extent.positions[0]
-                        self._turn(sheet, made[key], (tile, piece, extent, at), count)
+                        self._transpose(sheet, made[key], (tile, piece, extent, at), count)
         return made, used
 
     def _depths(self, relative: tuple[int, ...]) -> dict[int, int]:
@@ -215,7 +215,7 @@ class _Block:
                 target = self.scope.on_chip(held, tile.partitions, dims, low - self.top)
                 self.scope.fill(target, 0.0)
 
-    def _turn(
+    def _transpose(
         self, sheet: Sheet, held: Held, source: tuple[Held, raw.Piece, Extent, int], count: int
     ) -> None:
         """Put the lines of one piece into a sheet, position by position."""
@@ -235,9 +235,9 @@ class _Block:
                 entry = at_entry + low
                 engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
                 spec = (tile, entry * step + start, step, piece)
-                self._turn_group(inner, sheet, held, spec, (entry, group), lines, engine)
+                self._transpose_group(inner, sheet, held, spec, (entry, group), lines, engine)
 
-    def _turn_group(
+    def _transpose_group(
         self,
         scope: Scope,
         sheet: Sheet,

@@ -207,9 +207,9 @@ class Planner(Planning):
         passes = 4 if item == 4 else 1
         products = blocks * tiles * len(self.steps) * max(width, MIN_CYCLES * chunks)
         entries = sum(self.entries(s, self.inner.size) for s in self.distinct.values())
-        turned = blocks * chunks * entries * min(self.most, plan.images * plan.height)
-        tensor = rates.engine_ns(Engine.TENSOR, (products + turned) * passes)
-        copied = rates.engine_ns(Engine.VECTOR, (turned + blocks * tiles * width) / 2)
+        transposed = blocks * chunks * entries * min(self.most, plan.images * plan.height)
+        tensor = rates.engine_ns(Engine.TENSOR, (products + transposed) * passes)
+        copied = rates.engine_ns(Engine.VECTOR, (transposed + blocks * tiles * width) / 2)
         run = self._result_run(plan)
         total = images * self.line.size * self.inner.size * width
         stored = rates.transfer_ns(total * item, run * item, self.most)

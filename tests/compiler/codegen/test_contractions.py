@@ -29,27 +29,29 @@ from tests.compiler.codegen.region_harness import (
 )
 
 
-def matmul(m: int, n: int, k: int, dtype=F32, turn=(0, 0, 0), batch: int = 0, out=None) -> Maker:
+def matmul(
+    m: int, n: int, k: int, dtype=F32, transposed=(0, 0, 0), batch: int = 0, out=None
+) -> Maker:
     """out[m, n] = a[m, k] @ b[k, n]; `turn` stores a, b, out transposed."""
     made = Maker((m, n, k, batch) if batch else (m, n, k), "matmul")
     lead = (3,) if batch else ()
-    a = made.load((*lead, *((2, 0) if turn[0] else (0, 2))), dtype)
-    b = made.load((*lead, *((1, 2) if turn[1] else (2, 1))), dtype)
-    made.store(made.contract(a, b, (2,), out), (*lead, *((1, 0) if turn[2] else (0, 1))))
+    a = made.load((*lead, *((2, 0) if transposed[0] else (0, 2))), dtype)
+    b = made.load((*lead, *((1, 2) if transposed[1] else (2, 1))), dtype)
+    made.store(made.contract(a, b, (2,), out), (*lead, *((1, 0) if transposed[2] else (0, 1))))
     return made
 
 
-TURNS = list(itertools.product((0, 1), repeat=3))
+LAYOUTS = list(itertools.product((0, 1), repeat=3))
 
 
-@pytest.mark.parametrize("turn", TURNS)
-def test_all_layouts(turn: tuple[int, int, int]) -> None:
-    check(matmul(200, 131, 520, turn=turn), 1e-6)
+@pytest.mark.parametrize("transposed", LAYOUTS)
+def test_all_layouts(transposed: tuple[int, int, int]) -> None:
+    check(matmul(200, 131, 520, transposed=transposed), 1e-6)
 
 
-@pytest.mark.parametrize("turn", TURNS)
-def test_all_layouts_in_bf16(turn: tuple[int, int, int]) -> None:
-    check(matmul(67, 520, 200, BF16, turn, batch=2), 1e-2)
+@pytest.mark.parametrize("transposed", LAYOUTS)
+def test_all_layouts_in_bf16(transposed: tuple[int, int, int]) -> None:
+    check(matmul(67, 520, 200, BF16, transposed, batch=2), 1e-2)
 
 
 SIZES = [

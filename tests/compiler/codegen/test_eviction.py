@@ -120,8 +120,10 @@ def test_a_product_that_is_read_twice_is_copied_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_product_with_bias_and_gelu_is_one_region(dtype: str, turned: bool) -> None:
-    graph = product_graph(1024, 512, 2048, dtype, gelu="function", bias="added", turned=turned)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_with_bias_and_gelu_is_one_region(dtype: str, transposed: bool) -> None:
+    graph = product_graph(
+        1024, 512, 2048, dtype, gelu="function", bias="added", transposed=transposed
+    )
     function = compile_unit(Unit("kernel", graph, Signature()), TARGET, CompileOptions())
     assert [r.program.kind for r in function.regions] == ["compute"]

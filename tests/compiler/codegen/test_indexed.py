@@ -101,7 +101,7 @@ def test_copies_are_single_transfers() -> None:
         assert [i.opcode for i in walk(region.body)] == ["dma"]
 
 
-def test_large_transposing_copy_turns_on_chip() -> None:
+def test_large_copy_is_transposed_on_chip() -> None:
     """Element by element through HBM it would be one descriptor per element."""
     region = check(copy((0, 1), (1, 0), (300, 700)), 0)
     assert [i.opcode for i in walk(region.body) if i.opcode != "dma"]

@@ -27,7 +27,7 @@ CASES = {
     "softmax of columns": lambda: softmax(500, 9000, over=0),
     "norm": lambda: rms_norm(1024, 4100, BF16),
     "norm backward": lambda: rms_norm_backward(1024, 2000),
-    "matmul": lambda: matmul(1024, 1024, 1040, turn=(0, 1, 0)),
+    "matmul": lambda: matmul(1024, 1024, 1040, transposed=(0, 1, 0)),
     "scatter": lambda: scatter(512, 13, 67),
 }
 

@@ -188,7 +188,7 @@ def test_a_product_is_stored_both_ways() -> None:
     assert min(runs_of(region, 3)) * 2 >= 1024
 
 
-def test_what_is_not_a_plain_product_is_not_turned() -> None:
+def test_what_is_not_a_plain_product_is_not_transposed() -> None:
     """A masked score is minus infinity, which a transpose would spread over its block."""
     m, product = scores(8, 128, 128, 64)
     mask = m.load((2, 3), PRED)

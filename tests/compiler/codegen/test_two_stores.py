@@ -41,10 +41,10 @@ def test_a_second_layout_costs_what_its_bytes_cost() -> None:
         made = mixed(weights, values)
         return made, jnp.transpose(made, (0, 2, 1, 3)).reshape(2, 256, 1024)
 
-    def turned(weights: jax.Array, values: jax.Array) -> jax.Array:
+    def transposed(weights: jax.Array, values: jax.Array) -> jax.Array:
         return both(weights, values)[1]
 
-    one, other, two = (duration_ps(compiled(f)) for f in (mixed, turned, both))
+    one, other, two = (duration_ps(compiled(f)) for f in (mixed, transposed, both))
     assert two <= 1.5 * max(one, other)
 
 

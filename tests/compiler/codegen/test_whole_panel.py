@@ -16,7 +16,7 @@ MAKERS = {"natural": weighted_values, "direct": gradient}
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("form", MAKERS)
 def test_scores_of_197_positions_are_fetched_whole(form: str, dtype) -> None:
-    """Several rows to a partition; a direct operand in fp32 is not worth being turned twice."""
+    """Several rows to a partition; a direct operand in fp32 is not worth being transposed twice."""
     m = MAKERS[form](4, 197, 197, 64, dtype)
     region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
     plain = form == "direct" and dtype is F32

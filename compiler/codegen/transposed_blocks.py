@@ -1,9 +1,9 @@
-"""Blocks of short rows that are turned on the tensor engine as operands arrive and results leave.
+"""Blocks of short rows, transposed on the tensor engine as operands arrive and results leave.
 
 Several rows lie on a partition and transposes put them in order; what a block is, and when it pays:
-`row_blocks.py` and `contract_plan.py`. Rows of a natural operand run along k: they are turned once,
-as they would be anyway. Rows of a direct operand are counted by k: turned once their columns lie on
-the partitions, turned twice k does.
+`row_blocks.py` and `contract_plan.py`. Rows of a natural operand run along k: they are transposed
+once, as they would be anyway. Rows of a direct operand are counted by k: transposed once their
+columns lie on the partitions, transposed twice k does.
 
 A tile of a product may have the innermost index of the result on its partitions, and the rows of
 memory along its columns. Where these rows are short but follow each other, they are transposed, so
@@ -52,7 +52,7 @@ def is_plain(space: Space, store: int) -> bool:
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
-def turned_block(plan: ContractPlan, walk: Walk, extents: PerDim, item: int) -> RowBlock | None:
+def transposed_block(plan: ContractPlan, walk: Walk, extents: PerDim, item: int) -> RowBlock | None:
     """The block in which tiles of `extents` are stored after a transpose; None when the partitions
     are not whole rows of memory, or these are long. `item` is in bytes per element.
     """
@@ -64,26 +64,26 @@ def turned_block(plan: ContractPlan, walk: Walk, extents: PerDim, item: int) -> 
     return row_block(walk, extents[plan.rows], points, item, plan.rates, plain)
 
 
-def store_turned(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
-    """Store a row tile of a product in blocks of turned rows; False where that does not apply."""
+def store_transposed(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
+    """Store a row tile of a product in blocks of transposed rows; False where that cannot be."""
     value = frame.space[number]
     if not is_plain(frame.space, number) or value.walk is None or plan.rows is None:
         return False
     extents = {a: scope.extent(a) for a in (plan.rows, *plan.out_axes)}
     item = frame.builder.tensors[value.walk.tensor].dtype.bytes
-    block = turned_block(plan, value.walk, extents, item)
+    block = transposed_block(plan, value.walk, extents, item)
     if block is None:
         return False
     held = frame.operand(value.inputs[0])
     for place, at in blocks_within(scope, block.loops(plan.out_axes), {}):
         rows = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
-        _turn(block, held.at(at), rows, place)
+        _transpose(block, held.at(at), rows, place)
         target = block.hbm(value.walk, place.address(value.walk))
         place.store(target, place.flat(rows, block.partitions, block.run))
     return True
 
 
-def _turn(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
+def _transpose(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
     """Fill `rows`: a transpose takes every `each`-th column, as many as fit share a bank."""
     sizes, strides = block.every(held.strides)
     (columns,) = merge_dims(sizes, [strides])
@@ -106,7 +106,7 @@ RowsOf = Callable[[ContractPlan, Operand, Walk, PerDim, int], tuple[int, RowBloc
 
 @dataclass(slots=True)
 class BlockLoader:
-    """Loads operands of one plan; `copiers` take what is turned out of PSUM, in turn."""
+    """Loads operands of one plan; `copiers` take what is transposed out of PSUM, in turn."""
 
     builder: Builder
     plan: ContractPlan
@@ -125,7 +125,9 @@ class BlockLoader:
             for tile in range(block.row // k):
                 step = tile * panel.strides.get(self.plan.depth_split.major, 0)
                 columns = (tile * k, k)
-                self._turn(block, rows, columns, replace(part, offset=part.offset + step), place)
+                self._transpose(
+                    block, rows, columns, replace(part, offset=part.offset + step), place
+                )
         return True
 
     def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:
@@ -141,8 +143,8 @@ class BlockLoader:
             tile = place.tile("columns", block.row, count, self.plan.panel_type)
             steps = (math.prod(block.extents[:at]) for at in range(len(block.iter_dims)))
             across = replace(tile, strides=dict(zip(block.iter_dims, steps, strict=True)))
-            self._turn(block, rows, (0, block.row), across, place)
-            self._turn_back(block, across, part, part.strides[inner], place)
+            self._transpose(block, rows, (0, block.row), across, place)
+            self._transpose_back(block, across, part, part.strides[inner], place)
         return True
 
     def _block(self, rows: RowsOf, operand: Operand, scope: Scope) -> tuple[Walk, RowBlock] | None:
@@ -169,7 +171,7 @@ class BlockLoader:
             place.load(target, block.hbm(walk, place.address(walk)))
             yield place, panel.at(at), rows
 
-    def _turn(
+    def _transpose(
         self, block: RowBlock, rows: Held, columns: tuple[int, int], to: Held, scope: Scope
     ) -> None:
         """Transpose `columns` (first, count) of all rows: those of a partition go to every
@@ -181,7 +183,7 @@ class BlockLoader:
         inner = [math.prod(reach[:at]) for at in range(len(reach))]
         into, out = merge_dims(reach[::-1], [inner[::-1], block.strides(to.strides)[::-1]])
         for low in range(0, block.partitions, block.unit):
-            bank = scope.psum("turned", slots=self.plan.turning_slots)
+            bank = scope.psum("turned", slots=self.plan.transpose_slots)
             for row in range(block.each):
                 at = row * block.row + first
                 source = scope.flat(rows, block.unit, width, at)
@@ -191,7 +193,7 @@ class BlockLoader:
             target = scope.on_chip(to, width, out, place)
             scope.copy(next(self.copiers), target, scope.on_chip(bank, width, into))
 
-    def _turn_back(
+    def _transpose_back(
         self, block: RowBlock, across: Held, panel: Held, step: int, scope: Scope
     ) -> None:
         """Transpose the columns of a block back: k on the partitions, columns `step` apart."""
@@ -206,7 +208,7 @@ class BlockLoader:
         sizes = [*reach[::-1], block.row]
         into, out = merge_dims(sizes, [[*inner[::-1], 1], [*strides[::-1], step]])
         for low in range(0, points, several):
-            bank = scope.psum("turned", slots=self.plan.turning_slots)
+            bank = scope.psum("turned", slots=self.plan.transpose_slots)
             for point in range(several):
                 source = scope.flat(across, block.row, k, (low + point) * k)
                 target = scope.flat(bank, k, block.row, point * block.row)
