@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import PerDim, Split, Tensors, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim, Split, Tensors
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.isa.region import Affine, root_of
@@ -402,29 +402,29 @@ class Scope:
         return self.on_chip(value, rows, ((1, elements),), offset)
 
     def transfer(
-        self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
+        self, access: AccessMap, held: Held, rows: int, partition: int | None, axes: Sequence[int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(HBM pattern, on-chip pattern) of equal shape for a DMA of a view."""
-        axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))  # runs of HBM innermost
+        axes = sorted(axes, key=lambda a: -abs(access.stride(a)))  # runs of HBM innermost
         sizes = [self.extent(a) for a in axes]
         hbm, chip = merge_dims(
-            sizes, [[walk.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]
+            sizes, [[access.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]
         )
-        first = (walk.stride(partition), rows)
-        return self.hbm(walk, (first, *hbm)), self.on_chip(held, rows, chip)
+        first = (access.stride(partition), rows)
+        return self.hbm(access, (first, *hbm)), self.on_chip(held, rows, chip)
 
-    def hbm(self, walk: Walk, dims: Dims) -> AccessPattern:
+    def hbm(self, access: AccessMap, dims: Dims) -> AccessPattern:
         """HBM pattern at the origin of this scope's boxes."""
-        return AccessPattern(Space.HBM, walk.tensor, self.address(walk), dims)
+        return AccessPattern(Space.HBM, access.tensor, self.address(access), dims)
 
-    def address(self, walk: Walk) -> Affine:
-        """Where a walk starts here."""
-        return self.address_of(walk.offset, walk, walk.strides)
+    def address(self, access: AccessMap) -> Affine:
+        """Where an access map starts here."""
+        return self.address_of(access.offset, access, access.strides)
 
-    def address_of(self, start: Affine, walk: Walk, iter_dims: Iterable[int]) -> Affine:
-        """`start` moved along `iter_dims` of a walk to the origins of this scope's boxes."""
+    def address_of(self, start: Affine, access: AccessMap, iter_dims: Iterable[int]) -> Affine:
+        """`start` moved along `iter_dims` of an access map to the origins of this scope's boxes."""
         for iter_dim in iter_dims:
-            start = start + self.boxes[iter_dim].origin * walk.stride(iter_dim)
+            start = start + self.boxes[iter_dim].origin * access.stride(iter_dim)
         return start
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import IterDims, PerDim, Space, Split, Walk
+from shardwright.compiler.codegen.domain import AccessMap, IterDims, PerDim, Space, Split
 from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
 from shardwright.compiler.codegen.space import contiguous_run
@@ -140,7 +140,7 @@ class ContractPlan:
 
 
 def natural_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerDim, item: int
+    plan: ContractPlan, operand: Operand, access: AccessMap, extents: PerDim, item: int
 ) -> tuple[int, RowBlock | None]:
     """(elements of a run when a natural operand is loaded with one row to a partition, the block of
     rows that is faster) in boxes of `extents`; k iter dims included, `item` bytes per element.
@@ -149,24 +149,24 @@ def natural_rows(
     chunk = extents.get(major, 1)
     row = row_iter_dim(plan, operand, extents)
     across = [a for a in (plan.depth, major, *operand.free) if a >= 0 and a != row]
-    run = contiguous_run(plan.space, walk, [a for a in across if extents[a] > 1], extents)
+    run = contiguous_run(plan.space, access, [a for a in across if extents[a] > 1], extents)
     if plan.rates is None or row == plan.depth:
         return run, None
-    joined = chunk == 1 or walk.stride(major) == depth
+    joined = chunk == 1 or access.stride(major) == depth
     points = {a: extents[a] for a in operand.free} | ({} if joined else {major: chunk})
     total = depth * chunk * math.prod(extents[a] for a in operand.free) * item
     plain = plan.rates.transfer_ns(total, run * item, min(extents[row], TRANSPOSED))
     length = depth * chunk if joined else depth
-    return run, row_block(walk, length, points, item, plan.rates, plain)
+    return run, row_block(access, length, points, item, plan.rates, plain)
 
 
 def direct_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerDim, item: int
+    plan: ContractPlan, operand: Operand, access: AccessMap, extents: PerDim, item: int
 ) -> tuple[int, RowBlock | None]:
     """The same for a direct operand: k counts its rows, and the block holds all of a tile of k."""
-    free = [a for a in operand.free if walk.stride(a)]
-    run = contiguous_run(plan.space, walk, free, extents)
-    inner = next((a for a in free if walk.stride(a) == 1), None)
+    free = [a for a in operand.free if access.stride(a)]
+    run = contiguous_run(plan.space, access, free, extents)
+    inner = next((a for a in free if access.stride(a) == 1), None)
     if plan.rates is None or inner is None or extents[inner] > TRANSPOSED:
         return run, None
     total = math.prod(extents.values())
@@ -174,7 +174,7 @@ def direct_rows(
     points = {a: n for a, n in extents.items() if a != inner}
     transposed = total / extents[inner] + total / extents[plan.depth]
     extra = plan.rates.engine_ns(Engine.TENSOR, transposed * plan.passes)
-    block = row_block(walk, extents[inner], points, item, plan.rates, plain, extra)
+    block = row_block(access, extents[inner], points, item, plan.rates, plain, extra)
     if block is None or (block.iter_dims[0], block.extents[0]) != (plan.depth, extents[plan.depth]):
         return run, None
     return run, block
@@ -197,17 +197,17 @@ def even_tile(size: int, limit: int) -> int:
     return limit
 
 
-def largest_walk(space: Space, number: int) -> Walk | None:
-    """The walk of the largest tensor an operand is made from."""
+def largest_access(space: Space, number: int) -> AccessMap | None:
+    """The access map of the largest tensor an operand is made from."""
     loads = [space[n] for n in space.slice([number])]
-    walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
-    return max(walks, key=lambda w: w[0])[1] if walks else None
+    accesses = [(space.elements(v), v.map) for v in loads if v.map and v.map.tensor >= 0]
+    return max(accesses, key=lambda w: w[0])[1] if accesses else None
 
 
 def is_natural(space: Space, number: int, depth: int, free: Sequence[int]) -> bool:
     """k is innermost in HBM and there are rows to put on the partitions instead."""
-    walk = largest_walk(space, number)
-    return bool(walk and free and abs(walk.stride(depth)) == 1 and space.sizes[depth] > 1)
+    access = largest_access(space, number)
+    return bool(access and free and abs(access.stride(depth)) == 1 and space.sizes[depth] > 1)
 
 
 def tile_count(space: Space, made: Split) -> int:

@@ -20,11 +20,11 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     even_tile,
     is_natural,
-    largest_walk,
+    largest_access,
     natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, IterDims, Numbers, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, AccessMap, IterDims, Numbers, Space, Split
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.transposed_blocks import is_plain, transposed_block
@@ -109,30 +109,30 @@ class _Planner:
         after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.roots))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
-        self.walks = [largest_walk(space, n) for n in self.sides]
+        self.accesses = [largest_access(space, n) for n in self.sides]
         largest = max(roots, key=lambda n: space.elements(space[n]))
-        self.out = space[largest].walk
+        self.out = space[largest].map
         whole = space.elements(space[largest])
         self.stores = tuple(
-            (walk, is_plain(space, n))
+            (access, is_plain(space, n))
             for n in roots
-            if (walk := space[n].walk) and space.elements(space[n]) == whole
+            if (access := space[n].map) and space.elements(space[n]) == whole
         )
 
-    def _best(self, iter_dims: Iterable[int], walks: Sequence[Walk | None]) -> int:
+    def _best(self, iter_dims: Iterable[int], accesses: Sequence[AccessMap | None]) -> int:
         """The iter dim that fills most partitions, then innermost in memory, then the largest."""
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
-            inner = sum(1 for w in walks if w and w.stride(a) == 1)
+            inner = sum(1 for w in accesses if w and w.stride(a) == 1)
             return (min(size[a], self.limits.partitions), inner, size[a], -a)
 
         return max(iter_dims, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
         """Plans with the stationary block resident and streamed, with wide and narrow panels."""
-        self.depth = self._best(self.over, self.walks)
-        rows = self._best(self.m, self.walks[:1]) if self.m else None
+        self.depth = self._best(self.over, self.accesses)
+        rows = self._best(self.m, self.accesses[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
         majors = [row_split.major] if row_split.major >= 0 else []
         rest = (*majors, *([rows] if rows is not None else []))
@@ -169,7 +169,7 @@ class _Planner:
         """Plans of one way to split the rows: `rest` are free iter dims of the stationary side."""
         depth = self.depth
         space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
-        self.placed = [largest_walk(space, n) for n in self.sides]
+        self.placed = [largest_access(space, n) for n in self.sides]
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
         for group in self._groups(space, {*rest, depth}):
@@ -209,14 +209,14 @@ class _Planner:
         yield {}
         found: dict[tuple[int, int], None] = {}
         own = [a for a in space.sizes if a not in self.batch]
-        for walk in filter(None, (*self.placed, self.out)):
-            item = self.room.tensors[walk.tensor].dtype.bytes
-            run = contiguous_run(space, walk, [a for a in own if walk.stride(a)], space.sizes)
-            row = min([space.sizes[a] for a in own if walk.stride(a) == 1], default=run)
+        for access in filter(None, (*self.placed, self.out)):
+            item = self.room.tensors[access.tensor].dtype.bytes
+            run = contiguous_run(space, access, [a for a in own if access.stride(a)], space.sizes)
+            row = min([space.sizes[a] for a in own if access.stride(a) == 1], default=run)
             wanted: tuple[int, ...] = (_RUN_BYTES, _NATURAL_RUN_BYTES)
             if row * item < _RUN_BYTES <= run * item:
                 wanted = (_RUN_BYTES * self.limits.partitions,)  # for a block of short rows
-            for iter_dim in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
+            for iter_dim in sorted(a for a in self.batch - set(taken) if access.stride(a) == run):
                 size = space.sizes[iter_dim]
                 counts = [min(size, math.ceil(most / (run * item))) for most in wanted]
                 found |= {(iter_dim, near_divisor(size, n)): None for n in counts if n > 1}
@@ -263,7 +263,7 @@ class _Planner:
             return space, made
 
         def merit(a: int) -> tuple[bool, int, int]:
-            longer = any(w and w.stride(a) == space.sizes[iter_dim] for w in self.walks)
+            longer = any(w and w.stride(a) == space.sizes[iter_dim] for w in self.accesses)
             return longer, space.sizes[a], -a
 
         return space, replace(made, major=max(others, key=merit))
@@ -401,19 +401,19 @@ class _Planner:
             ),
         )
         transposed = moved = 0.0
-        for operand, walk, runs, free in loads:
-            if plan.whole and operand is plan.stationary and walk is not None:
+        for operand, access, runs, free in loads:
+            if plan.whole and operand is plan.stationary and access is not None:
                 fetched = math.prod(groups.values())
-                taken, columns = fetch_ns(plan, walk, tensors[walk.tensor].dtype.bytes)
+                taken, columns = fetch_ns(plan, access, tensors[access.tensor].dtype.bytes)
                 moved += fetched * taken
                 transposed += fetched * columns * whole_elements(plan)
                 continue
             elements = runs * depth_tiles * size[plan.depth] * free
-            if walk is None:
+            if access is None:
                 transposed += elements / size[plan.depth] * operand.natural
                 continue
-            item = tensors[walk.tensor].dtype.bytes
-            run, partitions, columns = _loaded(plan, operand, walk, item)
+            item = tensors[access.tensor].dtype.bytes
+            run, partitions, columns = _loaded(plan, operand, access, item)
             transposed += elements * columns
             moved += rates.transfer_ns(elements * item, run, partitions)
         total = row_blocks * rows * panels * width * points * beside
@@ -433,7 +433,7 @@ class _Planner:
         return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 
     def _stored_ns(
-        self, plan: ContractPlan, out: Walk, plain: bool, total: int
+        self, plan: ContractPlan, out: AccessMap, plain: bool, total: int
     ) -> tuple[float, float]:
         """(time to store `total` elements of a result in a place, columns transposed before)."""
         item, height = self.room.tensors[out.tensor].dtype.bytes, 1
@@ -449,7 +449,9 @@ class _Planner:
         return self.room.rates.transfer_ns(total * item, run, height), 0.0
 
 
-def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int, float]:
+def _loaded(
+    plan: ContractPlan, operand: Operand, access: AccessMap, item: int
+) -> tuple[int, int, float]:
     """(bytes of a run, partitions, transposed columns per element) of a panel load."""
     size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
     extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
@@ -458,7 +460,7 @@ def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tupl
     extents = {a: extents[a] for a in (plan.depth, *operand.free)}
     extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
     rows = natural_rows if operand.natural else direct_rows
-    run, block = rows(plan, operand, walk, extents, item)
+    run, block = rows(plan, operand, access, extents, item)
     if block is None or plan.space[operand.number].op != "load":
         return run * item, depth, operand.natural / depth
     columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth

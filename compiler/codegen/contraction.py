@@ -108,8 +108,8 @@ class _Nest:
     def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            walk = self.space[self.plan.stationary.number].access
-            item = self.builder.tensors[walk.tensor].dtype.bytes
+            access = self.space[self.plan.stationary.number].access
+            item = self.builder.tensors[access.tensor].dtype.bytes
             self.kept = WholeLoader(self.plan, self.panels.in_turn(), item).load(scope)
         self._loops(scope, [self.counted], self._block)
 

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, cut, merge_dims
-from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
@@ -39,8 +39,8 @@ def is_copy(space: Space, root: int, tensors: Tensors) -> bool:
     source = copied(space, root, tensors)
     if source is None:
         return False
-    walks = source.access, space[root].access
-    rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
+    accesses = source.access, space[root].access
+    rounds_once = source.dtype in {tensors[access.tensor].dtype for access in accesses}
     return rounds_once and _run_bytes(space, root, tensors) >= _MIN_RUN_BYTES
 
 
@@ -88,7 +88,7 @@ def emit_copy(builder: Builder, space: Space, root: int) -> None:
         space.sizes, dict.fromkeys(iter_dims[: max(0, looped)], 1)
     )
     sizes = [extents[a] for a in iter_dims]
-    strides = [[walk.stride(a) for a in iter_dims] for walk in (source, target)]
+    strides = [[access.stride(a) for a in iter_dims] for access in (source, target)]
     into, out = merge_dims(sizes, strides)
     scope.load(scope.hbm(target, out), scope.hbm(source, into))
 
@@ -113,8 +113,8 @@ class Side:
 class TransposePlan:
     """A copy of `source` to `target`, in blocks of `length` along and `width` across."""
 
-    source: Walk
-    target: Walk
+    source: AccessMap
+    target: AccessMap
     dtype: DType
     along: Side
     across: Side
@@ -140,7 +140,12 @@ def transposes_of(space: Space, root: int, tensors: Tensors) -> list[TransposePl
 
 
 def _tiled(
-    space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
+    space: Space,
+    source: AccessMap,
+    target: AccessMap,
+    dtype: DType,
+    inner: tuple[int, int],
+    run: int,
 ) -> TransposePlan:
     """Blocks whose rows have about `run` elements."""
     along, across = inner
@@ -241,12 +246,12 @@ class _Block:
         self.scope.store(far, near)
 
     def _ends(
-        self, walk: Walk, side: Side, run: int, held: Held, part: tuple[int, int]
+        self, access: AccessMap, side: Side, run: int, held: Held, part: tuple[int, int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(on chip, in HBM) of partitions `part` (first, count) of rows of `run` elements."""
-        (first, count), step = part, walk.stride(side.iter_dim)
+        (first, count), step = part, access.stride(side.iter_dim)
         hbm, chip = merge_dims([side.rows, run], [[step, 1], [run, 1]])
-        far = self.scope.hbm(walk, ((step * side.rows, count), *hbm))
+        far = self.scope.hbm(access, ((step * side.rows, count), *hbm))
         far = replace(far, offset=far.offset + first * side.rows * step)
         return self.scope.on_chip(held, count, chip), far
 

@@ -31,8 +31,8 @@ FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
-    """A bounded coordinate of a walk (`isa.region.Bound`): start, size, unit, step per iter dim."""
+class CoordBound:
+    """A bounded coordinate of an access (`isa.region.Bound`): start, size, unit, steps by dim."""
 
     start: int
     size: int
@@ -41,13 +41,13 @@ class Limited:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class AccessMap:
     """How an address (or an iota value) moves: start, and a step per iter dim that moves it."""
 
     offset: Affine
     strides: PerDim
     tensor: int = -1
-    bounds: tuple[Limited, ...] = ()
+    bounds: tuple[CoordBound, ...] = ()
 
     def stride(self, iter_dim: int | None) -> int:
         """Step along `iter_dim`, 0 when it does not move."""
@@ -92,21 +92,21 @@ def _added(a: PerDim, b: PerDim) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A node of a space; `walk` is of loads, stores, iotas and masks, `over` is summed."""
+    """A node of a space; `map` tells what loads, stores, iotas and masks walk, `over` is summed."""
 
     op: str
     inputs: Numbers
     iter_dims: frozenset[int]
     dtype: DType
-    walk: Walk | None = None
+    map: AccessMap | None = None
     over: frozenset[int] = frozenset()
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def access(self) -> Walk:
-        """The walk of what has one: loads, stores, iotas and masks."""
-        assert self.walk is not None, self
-        return self.walk
+    def access(self) -> AccessMap:
+        """The access map of what has one: loads, stores, iotas and masks."""
+        assert self.map is not None, self
+        return self.map
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.region import STORES, root_of
 
@@ -21,7 +21,7 @@ def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence
     written: set[int] = set()
     for roots in groups:
         inside = [space[n] for n in space.slice(roots)]
-        reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in STORES]
+        reads = [v for v in inside if v.map and v.map.tensor >= 0 and v.op not in STORES]
         stores = [v for v in inside if v.op in STORES]
         for read in reads:
             if _root(tensors, read) in written:
@@ -61,7 +61,7 @@ def _is_pointwise(space: Space, read: Value) -> bool:
     return all(space[n] is not read for n in space.slice(operands))
 
 
-def _meet(space: Space, a: Walk, b: Walk) -> bool:
+def _meet(space: Space, a: AccessMap, b: AccessMap) -> bool:
     """Whether two views can touch a common element."""
     if a.offset.terms != b.offset.terms:
         return True

@@ -48,10 +48,10 @@ def join_views(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Sp
 def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
-        value, walk = space[n], space[n].walk
-        if value.op in ("load", "store") and walk is not None:
-            strides = frozenset(walk.strides.items())
-            key = (value.op, walk.tensor, strides, walk.offset.terms, value.dtype, value.iter_dims)
+        value, access = space[n], space[n].map
+        if value.op in ("load", "store") and access is not None:
+            strides, terms = frozenset(access.strides.items()), access.offset.terms
+            key = (value.op, access.tensor, strides, terms, value.dtype, value.iter_dims)
             alike.setdefault(key, []).append(n)
     found = [_adjacent(space, members, tensors) for members in alike.values() if len(members) > 1]
     return [group for group in found if group is not None]
@@ -59,10 +59,10 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Grou
 
 def _adjacent(space: Space, members: list[int], tensors: Tensors) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    walk = space[members[0]].access
+    access = space[members[0]].access
     # Without an iter dim along the run it is one element: numbers per row, side by side.
-    steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
-    if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
+    steps = [space.sizes[a] for a, stride in access.strides.items() if stride == 1] or [1]
+    if steps[0] * tensors[access.tensor].dtype.bytes >= _RUN_BYTES:
         return None
     offsets = {space[n].access.offset.const: n for n in members}
     first = min(offsets)
@@ -118,8 +118,8 @@ class _Joiner(Rewriting):
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
         iter_dim = self.joint[len(group.members)]
-        walk = replace(value.access, strides={**value.access.strides, iter_dim: group.step})
-        return replace(value, inputs=inputs, iter_dims=value.iter_dims | {iter_dim}, walk=walk)
+        access = replace(value.access, strides={**value.access.strides, iter_dim: group.step})
+        return replace(value, inputs=inputs, iter_dims=value.iter_dims | {iter_dim}, map=access)
 
     def _part(self, group: _Group, value: Value, index: int) -> int:
         if group.members not in self.loads:

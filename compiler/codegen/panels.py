@@ -132,8 +132,8 @@ class Panels:
             return
         rows = self._raw_rows(frame, scope, iter_dims)
         for place, at in blocks_within(scope, iter_dims, {}):
-            walk = self.space[operand.number].access
-            emit_load(frame, walk, rows.part(at), frame.axes, place)
+            access = self.space[operand.number].access
+            emit_load(frame, access, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, iter_dims, {}):
             self._transpose_rows(operand, panel, rows.part(at), place, row, at)
 

@@ -16,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import MASK, Count, Numbers, Rewriting, Space, Value, Walk
+from shardwright.compiler.codegen.domain import (
+    MASK,
+    AccessMap,
+    Count,
+    Numbers,
+    Rewriting,
+    Space,
+    Value,
+)
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.region import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
@@ -31,12 +39,12 @@ def fold_masks(space: Space) -> None:
     for n, value in enumerate(space.values):
         if value.op != "compare" or n not in users:
             continue
-        walk = _difference(space, value)
-        if walk is not None and all(_is_masked(space, n, u) for u in users[n]):
+        access = _difference(space, value)
+        if access is not None and all(_is_masked(space, n, u) for u in users[n]):
             attrs = {"direction": value.attrs["direction"]}
-            iter_dims = frozenset(walk.strides)
+            iter_dims = frozenset(access.strides)
             space.values[n] = replace(
-                value, op=MASK, inputs=(), iter_dims=iter_dims, walk=walk, attrs=attrs
+                value, op=MASK, inputs=(), iter_dims=iter_dims, map=access, attrs=attrs
             )
 
 
@@ -56,22 +64,22 @@ class _Position:
     range: Interval
 
 
-def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
-    """The range of a walk where each iter dim stays in its (first, end); None with registers."""
-    if walk.offset.terms:
+def reach(space: Space, access: AccessMap, ranges: Mapping[int, Interval]) -> Interval | None:
+    """The range of an access map in the (first, end) of each iter dim; None with registers."""
+    if access.offset.terms:
         return None
-    low = high = walk.offset.const
-    for iter_dim, step in walk.strides.items():
+    low = high = access.offset.const
+    for iter_dim, step in access.strides.items():
         first, end = ranges.get(iter_dim, (0, space.sizes[iter_dim]))
         low += min(step * first, step * (end - 1))
         high += max(step * first, step * (end - 1))
     return low, high
 
 
-def _difference(space: Space, value: Value) -> Walk | None:
+def _difference(space: Space, value: Value) -> AccessMap | None:
     """a - b of a comparison of positions, where some iter dim moves it."""
     found = _sum([_position(space, i) for i in value.inputs], -1)
-    return Walk(found.count.start, found.count.steps) if found and found.count.steps else None
+    return AccessMap(found.count.start, found.count.steps) if found and found.count.steps else None
 
 
 def _position(space: Space, number: int) -> _Position | None:
@@ -98,7 +106,7 @@ def _position_from(
     if count is None:
         return None
     moved = value.op == "register"
-    range = None if moved else reach(space, Walk(count.start, count.steps), {})
+    range = None if moved else reach(space, AccessMap(count.start, count.steps), {})
     return _in_word(count, range or _told(value))
 
 
@@ -153,8 +161,8 @@ class _Folding(Rewriting):
             return self.add(value)
         plain = replace(value, inputs=(), attrs={})
         scalar = replace(plain, iter_dims=frozenset())
-        walk = Walk(count.start, count.steps)
-        last = self.add(replace(plain, op="iota", iter_dims=frozenset(count.steps), walk=walk))
+        access = AccessMap(count.start, count.steps)
+        last = self.add(replace(plain, op="iota", iter_dims=frozenset(count.steps), map=access))
         for loaded, factor in count.loaded.items():
             by = self.add(replace(scalar, op="constant", attrs={"value": factor % 2**32}))
             inputs = (self.number[loaded], by)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.compiler.codegen.domain import IterDims, PerDim, Walk
+from shardwright.compiler.codegen.domain import AccessMap, IterDims, PerDim
 from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.isa.program import AccessPattern, Space
 from shardwright.compiler.isa.region import Affine
@@ -47,10 +47,10 @@ class RowBlock:
         most = min(self.partitions, PSUM_COLUMNS // self.each)
         return next(p for p in _PARTITIONS if p <= most)
 
-    def hbm(self, walk: Walk, address: Affine) -> AccessPattern:
+    def hbm(self, access: AccessMap, address: Affine) -> AccessPattern:
         """The block in memory, from `address` on."""
         dims = ((self.run, self.partitions), (1, self.run))
-        return AccessPattern(Space.HBM, walk.tensor, address, dims)
+        return AccessPattern(Space.HBM, access.tensor, address, dims)
 
     def loops(self, iter_dims: Iterable[int]) -> list[tuple[int, int]]:
         """(iter dim, extent) of loops over all blocks: other `iter_dims` by point, then its own."""
@@ -90,7 +90,7 @@ def spread(count: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def row_block(
-    walk: Walk,
+    access: AccessMap,
     row: int,
     points: PerDim,
     item: int,
@@ -105,8 +105,8 @@ def row_block(
     Units: `item` in bytes per element.
     """
     iter_dims, pitch = [], row
-    for iter_dim in sorted((a for a in points if points[a] > 1), key=walk.stride):
-        if walk.stride(iter_dim) != pitch:
+    for iter_dim in sorted((a for a in points if points[a] > 1), key=access.stride):
+        if access.stride(iter_dim) != pitch:
             break
         iter_dims.append(iter_dim)
         pitch *= points[iter_dim]

@@ -15,13 +15,13 @@ from typing import Any
 
 from shardwright.compiler.codegen.domain import (
     SPLATS,
-    Limited,
+    AccessMap,
+    CoordBound,
     Numbers,
     PerDim,
     Space,
     Split,
     Value,
-    Walk,
 )
 from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
@@ -68,9 +68,9 @@ def _require_types(space: Space) -> None:
 def _append(space: Space, node: Node, inputs: Numbers) -> int:
     """Add `node` with minimal iter dims; returns its number."""
     values, attrs = space.values, dict(node.attrs)
-    walk = _walk_of(space, node, attrs)
-    iter_dims = frozenset(walk.strides) if walk else frozenset()
-    iter_dims = iter_dims.union(*(b.strides for b in walk.bounds)) if walk else iter_dims
+    access = _access_of(space, node, attrs)
+    iter_dims = frozenset(access.strides) if access else frozenset()
+    iter_dims = iter_dims.union(*(b.strides for b in access.bounds)) if access else iter_dims
     if node.op != "load":
         iter_dims = iter_dims.union(*(values[i].iter_dims for i in inputs))
     over = frozenset(attrs.pop("over", ())) & set(space.sizes)
@@ -86,12 +86,12 @@ def _append(space: Space, node: Node, inputs: Numbers) -> int:
             *inputs[1:],
         )
         over &= iter_dims
-    windows = any(w.bounds for w in (values[i].walk for i in inputs) if w)
+    windows = any(w.bounds for w in (values[i].map for i in inputs) if w)
     op = node.op if windows else _without_sum(node.op, over)
     if op == "divide" and (inverse := _inverse(values[inputs[1]])) is not None:
         op, inputs = "multiply", (inputs[0], len(values))
         values.append(inverse)
-    values.append(Value(op, inputs, iter_dims - over, node.dtype, walk, over, attrs))
+    values.append(Value(op, inputs, iter_dims - over, node.dtype, access, over, attrs))
     return len(values) - 1
 
 
@@ -110,23 +110,23 @@ def _without_sum(op: str, over: frozenset[int]) -> str:
     return "convert" if op == "reduce" else "multiply"
 
 
-def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
+def _access_of(space: Space, node: Node, attrs: dict[str, Any]) -> AccessMap | None:
     if node.op == "iota":
         strides = {attrs.pop("atom"): attrs.pop("step")}
-        return Walk(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
+        return AccessMap(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
     view: View | None = attrs.pop("view", None)
     if view is None:
         return None
     moving = {a: view.strides[a] for a in space.sizes if view.strides[a]}
     if node.op in ("load", "load_indexed"):
         moving = {a: s for a, s in moving.items() if a in node.iter_dims}
-    bounds = tuple(_limited(space, b) for b in attrs.pop("bounds", ()))
-    return Walk(view.offset, moving, view.tensor, bounds)
+    bounds = tuple(_coord_bound(space, b) for b in attrs.pop("bounds", ()))
+    return AccessMap(view.offset, moving, view.tensor, bounds)
 
 
-def _limited(space: Space, bound: Bound) -> Limited:
+def _coord_bound(space: Space, bound: Bound) -> CoordBound:
     moving = {a: bound.strides[a] for a in space.sizes if bound.strides[a]}
-    return Limited(bound.offset, bound.size, bound.unit, moving)
+    return CoordBound(bound.offset, bound.size, bound.unit, moving)
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
@@ -225,24 +225,22 @@ def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
             return False
         if (outer in value.over) != (inner in value.over):
             return False
-        if value.walk and any(
-            s.get(outer, 0) != s.get(inner, 0) * size for s in _moves(value.walk)
-        ):
+        if value.map and any(s.get(outer, 0) != s.get(inner, 0) * size for s in _moves(value.map)):
             return False
         if not _keeps_order(value, outer, inner):
             return False
     return True
 
 
-def _moves(walk: Walk) -> list[PerDim]:
+def _moves(access: AccessMap) -> list[PerDim]:
     """Steps per iter dim of the address and of every bounded coordinate."""
-    return [walk.strides, *(b.strides for b in walk.bounds)]
+    return [access.strides, *(b.strides for b in access.bounds)]
 
 
-def _moved(walk: Walk, change: Callable[[PerDim], PerDim]) -> Walk:
-    """`walk` with `change` applied to the steps of the address and of every coordinate."""
-    bounds = tuple(replace(b, strides=change(b.strides)) for b in walk.bounds)
-    return replace(walk, strides=change(walk.strides), bounds=bounds)
+def _moved(access: AccessMap, change: Callable[[PerDim], PerDim]) -> AccessMap:
+    """`access` with `change` applied to the steps of the address and of every coordinate."""
+    bounds = tuple(replace(b, strides=change(b.strides)) for b in access.bounds)
+    return replace(access, strides=change(access.strides), bounds=bounds)
 
 
 def _keeps_order(value: Value, outer: int, inner: int) -> bool:
@@ -268,16 +266,16 @@ def _merge_pair(space: Space, outer: int, inner: int) -> None:
 
 def _without(value: Value, iter_dim: int) -> Value:
     """`value` where another iter dim has taken over the index of `iter_dim`."""
-    walk, attrs = value.walk, value.attrs
-    if walk is not None:
-        walk = _moved(walk, lambda steps: {a: s for a, s in steps.items() if a != iter_dim})
+    access, attrs = value.map, value.attrs
+    if access is not None:
+        access = _moved(access, lambda steps: {a: s for a, s in steps.items() if a != iter_dim})
     if iter_dim in attrs.get("order", ()):
         attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != iter_dim)}
     return replace(
         value,
         iter_dims=value.iter_dims - {iter_dim},
         over=value.over - {iter_dim},
-        walk=walk,
+        map=access,
         attrs=attrs,
     )
 
@@ -302,15 +300,15 @@ def split(space: Space, iter_dim: int, minor_size: int) -> tuple[Space, Split]:
 def _split_value(value: Value, iter_dim: int, major: int, minor_size: int) -> Value:
     iter_dims = value.iter_dims | {major} if iter_dim in value.iter_dims else value.iter_dims
     over = value.over | {major} if iter_dim in value.over else value.over
-    walk = value.walk
-    if walk:
-        walk = _moved(
-            walk,
+    access = value.map
+    if access:
+        access = _moved(
+            access,
             lambda steps: (
                 {**steps, major: steps[iter_dim] * minor_size} if iter_dim in steps else steps
             ),
         )
-    return replace(value, iter_dims=iter_dims, over=over, walk=walk)
+    return replace(value, iter_dims=iter_dims, over=over, map=access)
 
 
 def near_divisor(size: int, limit: int) -> int:
@@ -318,11 +316,11 @@ def near_divisor(size: int, limit: int) -> int:
     return next((r for r in range(limit, limit // 2, -1) if size % r == 0), limit)
 
 
-def contiguous_run(space: Space, walk: Walk, free: Sequence[int], extents: PerDim) -> int:
+def contiguous_run(space: Space, access: AccessMap, free: Sequence[int], extents: PerDim) -> int:
     """Elements in a row that a transfer touches when the iter dims `free` have `extents`."""
     run = 1
-    for iter_dim in sorted(free, key=lambda a: abs(walk.stride(a)) or 1 << 60):
-        if walk.stride(iter_dim) != run:
+    for iter_dim in sorted(free, key=lambda a: abs(access.stride(a)) or 1 << 60):
+        if access.stride(iter_dim) != run:
             break
         run *= extents[iter_dim]
         if extents[iter_dim] != space.sizes[iter_dim]:

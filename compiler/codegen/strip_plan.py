@@ -19,12 +19,12 @@ from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import pieces
 from shardwright.compiler.codegen.domain import (
     CODELESS,
+    AccessMap,
     IterDims,
     Numbers,
     PerDim,
     Space,
     Value,
-    Walk,
 )
 from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
@@ -169,15 +169,15 @@ class _Planner:
 
     def _ranked_iter_dims(self) -> list[int]:
         """Iter dims in the order of the largest view's strides, major first."""
-        walks = [
-            (self.space.elements(v), v.walk) for v in self.nodes if v.walk and v.walk.tensor >= 0
+        accesses = [
+            (self.space.elements(v), v.map) for v in self.nodes if v.map and v.map.tensor >= 0
         ]
-        walks.sort(key=lambda w: -w[0])
+        accesses.sort(key=lambda w: -w[0])
 
         def rank(iter_dim: int) -> tuple[int, int]:
-            for at, (_, walk) in enumerate(walks):
-                if walk.stride(iter_dim):
-                    return (-abs(walk.stride(iter_dim)), at)
+            for at, (_, access) in enumerate(accesses):
+                if access.stride(iter_dim):
+                    return (-abs(access.stride(iter_dim)), at)
             return (-(1 << 62), iter_dim)
 
         return sorted(self.sizes, key=rank)
@@ -367,8 +367,8 @@ class _Tiling:
         computed = dict.fromkeys((Engine.VECTOR, Engine.SCALAR), 0.0)
         for n, value in zip(self.values, self.nodes, strict=True):
             runs = math.prod(trips[: found[n].run])
-            if value.walk and value.walk.tensor >= 0:
-                moved += self._transfer_ns(value, value.walk, runs)
+            if value.map and value.map.tensor >= 0:
+                moved += self._transfer_ns(value, value.map, runs)
             elif value.op not in CODELESS:
                 engine = fusion.engine_of(value)
                 computed[engine] += runs * self._compute_ns(value, engine)
@@ -376,14 +376,14 @@ class _Tiling:
         busiest = max(computed.values()) + _ALTERNATING * min(computed.values())
         return moved, busiest
 
-    def _transfer_ns(self, value: Value, walk: Walk, runs: int) -> float:
-        spanned = [a for a in self.axes if walk.stride(a)]
-        item = self.room.tensors[walk.tensor].dtype.bytes
-        run = contiguous_run(self.space, walk, spanned, self.extents) * item
+    def _transfer_ns(self, value: Value, access: AccessMap, runs: int) -> float:
+        spanned = [a for a in self.axes if access.stride(a)]
+        item = self.room.tensors[access.tensor].dtype.bytes
+        run = contiguous_run(self.space, access, spanned, self.extents) * item
         elements = math.prod(self.extents[a] for a in spanned)
         # Values that do not span the partition iter dim are loaded onto every partition, but stored
         # once.
-        is_store = value.op == "store" and not walk.stride(self.partition)
+        is_store = value.op == "store" and not access.stride(self.partition)
         rows = 1 if is_store or self.partition is None else self.extents[self.partition]
         return runs * self.room.rates.transfer_ns(elements * rows * item, run, rows)
 

@@ -96,19 +96,19 @@ class _Nest:
 
     def _refuse_reload(self, numbers: list[int], stored: set[int]) -> None:
         """A pass may not read again what an earlier one has overwritten in place."""
-        walks = [
-            (v.op in STORES, v.walk.tensor)
+        touched = [
+            (v.op in STORES, v.map.tensor)
             for v in map(self.space.values.__getitem__, numbers)
-            if v.walk
+            if v.map
         ]
         root = self.frame.builder.root
-        if any(not stores and tensor >= 0 and root(tensor) in stored for stores, tensor in walks):
+        if any(not stores and tensor >= 0 and root(tensor) in stored for stores, tensor in touched):
             raise CompileError(
                 "SW_CODEGEN_IN_PLACE",
                 f"region {self.space.name} reads a tensor again after storing to its memory",
                 hint="store to another buffer",
             )
-        stored |= {root(tensor) for stores, tensor in walks if stores}
+        stored |= {root(tensor) for stores, tensor in touched if stores}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
         """Single values of this depth, and passes over the next loop, in an order that works."""

@@ -31,7 +31,7 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     natural_rows,
 )
-from shardwright.compiler.codegen.domain import PerDim, Space, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim, Space
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block, spread
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -52,33 +52,35 @@ def is_plain(space: Space, store: int) -> bool:
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
-def transposed_block(plan: ContractPlan, walk: Walk, extents: PerDim, item: int) -> RowBlock | None:
+def transposed_block(
+    plan: ContractPlan, access: AccessMap, extents: PerDim, item: int
+) -> RowBlock | None:
     """The block in which tiles of `extents` are stored after a transpose; None when the partitions
     are not whole rows of memory, or these are long. `item` is in bytes per element.
     """
-    if plan.rates is None or plan.rows is None or walk.stride(plan.rows) != 1:
+    if plan.rates is None or plan.rows is None or access.stride(plan.rows) != 1:
         return None
     points = {a: extents[a] for a in plan.out_axes}
     total = extents[plan.rows] * math.prod(points.values()) * item
     plain = plan.rates.transfer_ns(total, item, extents[plan.rows])
-    return row_block(walk, extents[plan.rows], points, item, plan.rates, plain)
+    return row_block(access, extents[plan.rows], points, item, plan.rates, plain)
 
 
 def store_transposed(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
     """Store a row tile of a product in blocks of transposed rows; False where that cannot be."""
     value = frame.space[number]
-    if not is_plain(frame.space, number) or value.walk is None or plan.rows is None:
+    if not is_plain(frame.space, number) or value.map is None or plan.rows is None:
         return False
     extents = {a: scope.extent(a) for a in (plan.rows, *plan.out_axes)}
-    item = frame.builder.tensors[value.walk.tensor].dtype.bytes
-    block = transposed_block(plan, value.walk, extents, item)
+    item = frame.builder.tensors[value.map.tensor].dtype.bytes
+    block = transposed_block(plan, value.map, extents, item)
     if block is None:
         return False
     held = frame.operand(value.inputs[0])
     for place, at in blocks_within(scope, block.loops(plan.out_axes), {}):
         rows = place.tile("turned", block.partitions, block.run, frame.builder.dtype(held))
         _transpose(block, held.at(at), rows, place)
-        target = block.hbm(value.walk, place.address(value.walk))
+        target = block.hbm(value.map, place.address(value.map))
         place.store(target, place.flat(rows, block.partitions, block.run))
     return True
 
@@ -101,7 +103,7 @@ def _transpose(block: RowBlock, held: Held, rows: Held, scope: Scope) -> None:
         scope.copy(_ENGINES[turn % len(_ENGINES)], out, source)
 
 
-RowsOf = Callable[[ContractPlan, Operand, Walk, PerDim, int], tuple[int, RowBlock | None]]
+RowsOf = Callable[[ContractPlan, Operand, AccessMap, PerDim, int], tuple[int, RowBlock | None]]
 
 
 @dataclass(slots=True)
@@ -117,11 +119,11 @@ class BlockLoader:
         found = self._block(natural_rows, operand, scope)
         if found is None:
             return False
-        walk, block = found
+        access, block = found
         k = scope.extent(self.plan.depth)
         inside = {self.plan.depth_split.major} if block.row > k else set()
         loops = [a for a in self._counting(operand) if a not in inside]
-        for place, part, rows in self._fetched(walk, block, loops, panel, scope):
+        for place, part, rows in self._fetched(access, block, loops, panel, scope):
             for tile in range(block.row // k):
                 step = tile * panel.strides.get(self.plan.depth_split.major, 0)
                 columns = (tile * k, k)
@@ -135,10 +137,10 @@ class BlockLoader:
         found = self._block(direct_rows, operand, scope)
         if found is None:
             return False
-        walk, block = found
-        (inner,) = (a for a in operand.free if walk.stride(a) == 1)
+        access, block = found
+        (inner,) = (a for a in operand.free if access.stride(a) == 1)
         loops = [a for a in self._counting(operand) if a != inner]
-        for place, part, rows in self._fetched(walk, block, loops, panel, scope):
+        for place, part, rows in self._fetched(access, block, loops, panel, scope):
             count = block.each * block.partitions
             tile = place.tile("columns", block.row, count, self.plan.panel_type)
             steps = (math.prod(block.extents[:at]) for at in range(len(block.iter_dims)))
@@ -147,7 +149,9 @@ class BlockLoader:
             self._transpose_back(block, across, part, part.strides[inner], place)
         return True
 
-    def _block(self, rows: RowsOf, operand: Operand, scope: Scope) -> tuple[Walk, RowBlock] | None:
+    def _block(
+        self, rows: RowsOf, operand: Operand, scope: Scope
+    ) -> tuple[AccessMap, RowBlock] | None:
         """What an operand is loaded from, and the block in which it is loaded here."""
         value = self.plan.space[operand.number]
         if value.op != "load":
@@ -162,13 +166,13 @@ class BlockLoader:
         return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
 
     def _fetched(
-        self, walk: Walk, block: RowBlock, iter_dims: Sequence[int], panel: Held, scope: Scope
+        self, access: AccessMap, block: RowBlock, dims: Sequence[int], panel: Held, scope: Scope
     ) -> Iterator[tuple[Scope, Held, Held]]:
-        """Every block of rows that `iter_dims` count: code, place in the panel, rows on chip."""
-        for place, at in blocks_within(scope, block.loops(iter_dims), {}):
+        """Every block of rows that `dims` count: code, place in the panel, rows on chip."""
+        for place, at in blocks_within(scope, block.loops(dims), {}):
             rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
             target = place.flat(rows, block.partitions, block.run)
-            place.load(target, block.hbm(walk, place.address(walk)))
+            place.load(target, block.hbm(access, place.address(access)))
             yield place, panel.at(at), rows
 
     def _transpose(

@@ -15,7 +15,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Dims, Held, Scope, cut, merge_dims
 from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
-from shardwright.compiler.codegen.domain import Space, Split, Walk
+from shardwright.compiler.codegen.domain import AccessMap, Space, Split
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
@@ -55,7 +55,7 @@ def length(space: Space, made: Split) -> int:
 def is_load(space: Space, number: int) -> bool:
     """Whether a value is a plain load, of memory that has all of it."""
     value = space[number]
-    return value.op == "load" and value.walk is not None and not value.walk.bounds
+    return value.op == "load" and value.map is not None and not value.map.bounds
 
 
 def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
@@ -82,29 +82,29 @@ def whole_elements(plan: ContractPlan) -> int:
     return length(plan.space, plan.lines) * length(plan.space, plan.depth_split) * plan.points
 
 
-def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
+def fetch_ns(plan: ContractPlan, access: AccessMap, item: int) -> tuple[float, float]:
     """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
     made = (plan.lines, plan.depth_split)
     rows, k = (length(plan.space, m) for m in made)
     if plan.stationary.natural:
-        return _lines_ns(plan, _lines(plan, walk, made, plan.points), k, item), 1 / k
-    if not transposes_twice(plan, walk, item):
-        return _direct_ns(plan, walk, item), 0.0
-    return _lines_ns(plan, _lines(plan, walk, made[::-1], plan.points), rows, item), _twice(plan)
+        return _lines_ns(plan, _lines(plan, access, made, plan.points), k, item), 1 / k
+    if not transposes_twice(plan, access, item):
+        return _direct_ns(plan, access, item), 0.0
+    return _lines_ns(plan, _lines(plan, access, made[::-1], plan.points), rows, item), _twice(plan)
 
 
-def transposes_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
+def transposes_twice(plan: ContractPlan, access: AccessMap, item: int) -> bool:
     """Whether a direct operand is better fetched by its short rows, several to a partition, which
     k counts: transposed so that the rows' own index lies on the partitions, and back.
     """
     assert plan.rates is not None
-    if walk.stride(plan.lines.minor) != 1:
+    if access.stride(plan.lines.minor) != 1:
         return False
-    lines = _lines(plan, walk, (plan.depth_split, plan.lines), plan.points)
+    lines = _lines(plan, access, (plan.depth_split, plan.lines), plan.points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
     ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
     transposed = plan.rates.engine_ns(Engine.TENSOR, columns)
-    return ns + transposed < _WORTH * _direct_ns(plan, walk, item)
+    return ns + transposed < _WORTH * _direct_ns(plan, access, item)
 
 
 def _twice(plan: ContractPlan) -> float:
@@ -112,9 +112,9 @@ def _twice(plan: ContractPlan) -> float:
     return sum(1 / plan.space.sizes[m.minor] for m in (plan.lines, plan.depth_split))
 
 
-def _direct_ns(plan: ContractPlan, walk: Walk, item: int) -> float:
+def _direct_ns(plan: ContractPlan, access: AccessMap, item: int) -> float:
     assert plan.rates is not None
-    rows = length(plan.space, plan.lines) if walk.stride(plan.lines.minor) == 1 else 1
+    rows = length(plan.space, plan.lines) if access.stride(plan.lines.minor) == 1 else 1
     partitions = plan.space.sizes[plan.depth]
     return plan.rates.transfer_ns(whole_elements(plan) * item, rows * item, partitions)
 
@@ -129,11 +129,13 @@ def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -
     return sum(plan.rates.transfer_ns(parts * run, run, parts) for parts, run in found)
 
 
-def _lines(plan: ContractPlan, walk: Walk, made: Sequence[Split], number: int) -> list[Lines]:
+def _lines(
+    plan: ContractPlan, access: AccessMap, made: Sequence[Split], number: int
+) -> list[Lines]:
     """Rows that the first of `made` counts, along the second: one line where points allow it."""
     count, row = (length(plan.space, m) for m in made)
-    pitch = walk.stride(made[0].minor)
-    between = walk.stride(plan.group[0]) if plan.group else count * pitch
+    pitch = access.stride(made[0].minor)
+    between = access.stride(plan.group[0]) if plan.group else count * pitch
     if pitch == row and between == count * pitch:
         return [Lines(0, 0, number * count, pitch, _EACH)]
     if between == row and pitch == number * row:
@@ -147,7 +149,7 @@ class WholeLoader:
 
     def __init__(self, plan: ContractPlan, copiers: Iterator[Engine], item: int) -> None:
         self.plan, self.copiers, self.item = plan, copiers, item
-        self.walk = plan.space[plan.stationary.number].access
+        self.access = plan.space[plan.stationary.number].access
         self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
 
@@ -160,12 +162,12 @@ class WholeLoader:
         strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
         if plan.stationary.natural:
-            for line in _lines(plan, self.walk, made, points):
+            for line in _lines(plan, self.access, made, points):
                 self._transposed(line, panel, step, made[1], scope)
-        elif transposes_twice(plan, self.walk, self.item):
+        elif transposes_twice(plan, self.access, self.item):
             across_step = points * self.k
             across = self._panel("across", across_step, made[0], scope)
-            for line in _lines(plan, self.walk, made[::-1], points):
+            for line in _lines(plan, self.access, made[::-1], points):
                 self._transposed(line, across, across_step, made[0], scope)
             self._transposed_back(across, across_step, panel, step, scope)
         else:
@@ -188,16 +190,16 @@ class WholeLoader:
         """A transfer per tile of k, of all rows."""
         group = self.plan.group
         sizes = [*(scope.extent(a) for a in group), self.rows]
-        memory = [self.walk.stride(a) for a in (*group, self.plan.lines.minor)]
+        memory = [self.access.stride(a) for a in (*group, self.plan.lines.minor)]
         source, target = merge_dims(sizes, [memory, [*[self.rows] * len(group), 1]])
         for number, first, count in self._tiles(self.plan.depth_split):
-            by_k = self.walk.stride(self.plan.depth)
+            by_k = self.access.stride(self.plan.depth)
             hbm = self._memory(scope, first * by_k, ((by_k, count), *source))
             into = scope.on_chip(panel, count, target, number * step)
             scope.load(into, hbm)
 
     def _memory(self, scope: Scope, at: int, dims: Dims) -> AccessPattern:
-        found = scope.hbm(self.walk, dims)
+        found = scope.hbm(self.access, dims)
         return replace(found, offset=found.offset + at)
 
     def _transposed(self, line: Lines, panel: Held, step: int, along: Split, scope: Scope) -> None:

@@ -181,7 +181,7 @@ class Columns:
     def _is_known(self, pred: int) -> bool:
         """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
         behind = [self.space[n] for n in self.space.slice([pred])]
-        moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
+        moved = any(v.op == "register" or (v.map and v.map.offset.terms) for v in behind)
         return self.plan.row in self.space[pred].iter_dims and not moved
 
     def runs(self, iter_dim: int, rows: Range) -> tuple[Run, ...]:

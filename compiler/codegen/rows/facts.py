@@ -85,11 +85,11 @@ def _fact(space: Space, value: Value, known: Facts, ranges: Ranges) -> Known | N
     if value.op == "constant":
         return _constant(value)
     if value.op == "iota" and value.dtype.is_integer:
-        return within(_walked(space, value, ranges), value.dtype)
+        return within(_access_range(space, value, ranges), value.dtype)
     if value.op == "compare":
         return _compare(value.attrs["direction"], given)
     if value.op == MASK:
-        return _compare(value.attrs["direction"], [_walked(space, value, ranges), (0, 0)])
+        return _compare(value.attrs["direction"], [_access_range(space, value, ranges), (0, 0)])
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
@@ -109,8 +109,8 @@ def _constant(value: Value) -> Known | None:
     return int(number), int(number)
 
 
-def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
-    """What the walk of an iota or a mask runs through; a mask's is within 32 bits."""
+def _access_range(space: Space, value: Value, ranges: Ranges) -> Interval | None:
+    """What the access map of an iota or a mask runs through; a mask's is within 32 bits."""
     return reach(space, value.access, ranges)
 
 
@@ -269,12 +269,12 @@ def _exact(
     value: Value, ranges: Ranges, axes: tuple[int, int], known: Mapping[int, Any | None]
 ) -> Any | None:
     if value.op == MASK:
-        walked = _exact_walk(value, ranges, axes)
-        return None if walked is None else _COMPARE[value.attrs["direction"]](walked, 0)
+        exact = _exact_access(value, ranges, axes)
+        return None if exact is None else _COMPARE[value.attrs["direction"]](exact, 0)
     if value.op == "constant":
         found: Any = np.asarray(value.attrs["value"]).reshape(1, 1)
     elif value.op == "iota":
-        found = _exact_walk(value, ranges, axes)
+        found = _exact_access(value, ranges, axes)
     else:
         found = _exact_sum(value, [known[i] for i in value.inputs])
     if found is None or value.dtype.is_float:
@@ -297,13 +297,13 @@ def _exact_sum(value: Value, given: list[Any]) -> Any | None:
     return _LOGIC[value.op](*given) if value.op in _LOGIC else None
 
 
-def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    walk = value.access
-    if walk.offset.terms or not set(walk.strides) <= set(axes):
+def _exact_access(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+    access = value.access
+    if access.offset.terms or not set(access.strides) <= set(axes):
         return None
-    total = np.full((1, 1), walk.offset.const)
+    total = np.full((1, 1), access.offset.const)
     for at, iter_dim in enumerate(axes):
-        if walk.stride(iter_dim):
-            line = np.arange(*ranges[iter_dim]) * walk.stride(iter_dim)
+        if access.stride(iter_dim):
+            line = np.arange(*ranges[iter_dim]) * access.stride(iter_dim)
             total = total + (line[:, None] if at == 0 else line[None, :])
     return total

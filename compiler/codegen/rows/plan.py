@@ -447,7 +447,7 @@ def _parallel_order(space: Space, roles: Roles) -> IterDims:
     """Parallel loops: those that choose other panels outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
     chosen = {a for _, p in roles.panels.values() for a in space[p].iter_dims}
-    stores = [v.walk for v in space.values if v.op == "store" and v.walk]
+    stores = [v.map for v in space.values if v.op == "store" and v.map]
 
     def rank(iter_dim: int) -> tuple[bool, bool, int, int]:
         step = max((abs(w.stride(iter_dim)) for w in stores), default=0)

@@ -76,9 +76,9 @@ class Sums:
         work, seen = deque([number]), {number}
         while work:
             n = work.popleft()
-            walk = self.space[n].walk
-            if self.space[n].op == "store" and walk:
-                return abs(walk.stride(iter_dim)) == 1
+            access = self.space[n].map
+            if self.space[n].op == "store" and access:
+                return abs(access.stride(iter_dim)) == 1
             following = [u for u in users.get(n, ()) if u not in seen]
             seen.update(following)
             work += following

@@ -39,20 +39,20 @@ class Filters:
         return held
 
     def _rows(self, scope: Scope, held: Held) -> None:
-        walk = self.form.weights
-        axes = sorted(self.axes, key=lambda a: -abs(walk.stride(a)))
+        access = self.form.weights
+        axes = sorted(self.axes, key=lambda a: -abs(access.stride(a)))
         for run in runs_of([Item(s.blocks, s.slice.count, s.column) for s in self.steps]):
             sizes = [run.count, *(scope.extent(a) for a in axes)]
             hbm, chip = merge_dims(
                 sizes,
                 [
-                    [run.delta, *(walk.stride(a) for a in axes)],
+                    [run.delta, *(access.stride(a) for a in axes)],
                     [held.strides[STEP], *(held.strides[a] for a in axes)],
                 ],
             )
-            address = scope.address_of(walk.offset, walk, self.axes) + run.address
+            address = scope.address_of(access.offset, access, self.axes) + run.address
             column = self.steps[run.item].column
-            source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+            source = AccessPattern(Space.HBM, access.tensor, address, ((column, run.rows), *hbm))
             target = scope.on_chip(held, run.rows, chip, run.item * held.strides[STEP])
             scope.load(replace(target, start=run.start), source)
 
@@ -107,14 +107,14 @@ class Filters:
         step: Step,
     ) -> None:
         address, delta, number, at = run
-        walk, wide = self.form.weights, self.wide
+        access, wide = self.form.weights, self.wide
         assert wide is not None
         width = step.slice.count
         hbm, chip = merge_dims([number, width], [[delta, step.column], [width, 1]])
-        start = scope.address_of(walk.offset, walk, self.axes) + address
-        start = start + sum(i * walk.stride(a) for a, i in index.items())
-        lines = (walk.stride(wide), count)
-        source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
+        start = scope.address_of(access.offset, access, self.axes) + address
+        start = start + sum(i * access.stride(a) for a, i in index.items())
+        lines = (access.stride(wide), count)
+        source = AccessPattern(Space.HBM, access.tensor, start, (lines, *hbm))
         target = scope.on_chip(rows, count, chip, at)
         scope.load(target, source)
 

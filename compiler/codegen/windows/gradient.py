@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
-from shardwright.compiler.codegen.domain import PerDim, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
@@ -168,18 +168,18 @@ class _Sums:
 
     def _other(self, scope: Scope, images: int, height: int, width: int) -> Held:
         """[lines, positions, groups, columns] of the other operand."""
-        nest, walk = self.nest, self.form.weights
+        nest, access = self.nest, self.form.weights
         axes = sorted(
             (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
-            key=lambda a: -abs(walk.stride(a)),
+            key=lambda a: -abs(access.stride(a)),
         )
         held = scope.spanning(axes, "other", images * height, self.form.panel_type)
         sizes = [scope.extent(a) for a in axes]
-        strides = [[walk.stride(a) for a in axes], [held.strides[a] for a in axes]]
+        strides = [[access.stride(a) for a in axes], [held.strides[a] for a in axes]]
         hbm, chip = merge_dims(sizes, strides)
         lines = nest.line[0] if nest.line[0] is not None else nest.image
-        step = (walk.stride(lines), images * height)
-        source = scope.hbm(walk, (step, *hbm))
+        step = (access.stride(lines), images * height)
+        source = scope.hbm(access, (step, *hbm))
         scope.load(scope.on_chip(held, images * height, chip), source)
         return held
 
@@ -296,14 +296,14 @@ class _Sums:
     def _finish(self) -> None:
         """Store the sums, rounded as the values behind the contraction want."""
         nest = self.nest
-        for types, walk in nest.stores:
+        for types, access in nest.stores:
             held = self.sums
             for wanted in types:
                 if wanted is not self.scope.builder.dtype(held):
                     held = self._rounded(held, wanted)
-            items = [self._item(part, walk) for part in nest.parts]
+            items = [self._item(part, access) for part in nest.parts]
             for run in runs_of(items):
-                self._store(held, run, items[run.item].column, walk)
+                self._store(held, run, items[run.item].column, access)
 
     def _rounded(self, held: Held, dtype: DType) -> Held:
         scope, nest = self.scope, self.nest
@@ -316,24 +316,24 @@ class _Sums:
             scope.copy(Engine.SCALAR if turn % 2 else Engine.VECTOR, out, source)
         return made
 
-    def _item(self, part: Part, walk: Walk) -> Item:
+    def _item(self, part: Part, access: AccessMap) -> Item:
         """Where the sums of a part go."""
         channels = [a for a in self.form.channels if a not in self.form.groups]
-        blocks = tuple(sum(i * walk.stride(a) for a, i in tap.items()) for tap in part.taps)
-        return Item(blocks, part.count, walk.stride(channels[-1]) if channels else 0)
+        blocks = tuple(sum(i * access.stride(a) for a, i in tap.items()) for tap in part.taps)
+        return Item(blocks, part.count, access.stride(channels[-1]) if channels else 0)
 
-    def _store(self, held: Held, run: Run, column: int, walk: Walk) -> None:
+    def _store(self, held: Held, run: Run, column: int, access: AccessMap) -> None:
         """The sums of parts that move alike."""
         scope, axes = self.scope, self.nest.columns
         on_chip = scope.hold(held, axes).strides
         hbm, chip = merge_dims(
             [run.count, *(scope.extent(a) for a in axes)],
             [
-                [run.delta, *(walk.stride(a) for a in axes)],
+                [run.delta, *(access.stride(a) for a in axes)],
                 [self.width, *(on_chip[a] for a in axes)],
             ],
         )
-        address = scope.address_of(walk.offset, walk, axes) + run.address
-        target = AccessPattern(Memory.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+        address = scope.address_of(access.offset, access, axes) + run.address
+        target = AccessPattern(Memory.HBM, access.tensor, address, ((column, run.rows), *hbm))
         source = scope.on_chip(held, run.rows, chip, run.item * self.width)
         scope.store(target, replace(source, start=run.start))

@@ -12,7 +12,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import PerDim, Space, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim, Space
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
@@ -105,8 +105,8 @@ class GradientPlanner(Planning):
         if self.line[0] is None:
             return True
         assert self.image is not None
-        walk = self.form.weights
-        return walk.stride(self.image) == walk.stride(self.line[0]) * self.length
+        access = self.form.weights
+        return access.stride(self.image) == access.stride(self.line[0]) * self.length
 
     def _column_tiles(self) -> Iterator[int]:
         if self.wide is None:
@@ -154,7 +154,7 @@ def _summed(dim: Dim) -> tuple[int | None, int]:
 
 def _stores(
     space: Space, number: int, roots: Sequence[int]
-) -> list[tuple[tuple[DType, ...], Walk]]:
+) -> list[tuple[tuple[DType, ...], AccessMap]]:
     """Per store, the types its value is rounded to on the way, and where it goes.
 
     Raises CompileError when there is more than conversions between contraction and store.
@@ -178,7 +178,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     """All sums, those of one line shift together."""
     sizes = form.space.sizes
     kept = [a for a in form.channels if a not in form.groups]
-    channel = kept[-1] if kept and form.walk.stride(kept[-1]) == 1 else None
+    channel = kept[-1] if kept and form.access.stride(kept[-1]) == 1 else None
     if len(kept) > (channel is not None):
         raise refused(form.space, "one channel index, innermost")
     length = sizes[channel] if channel is not None else 1
@@ -198,7 +198,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     for (depths_at, shift), table in sorted(taps.items()):
         for number, at in enumerate(groups):
             group = dict(zip(form.groups, at, strict=True))
-            first = sum(i * form.walk.stride(a) for a, i in group.items())
+            first = sum(i * form.access.stride(a) for a, i in group.items())
             for row, rows_here, position, found in tap_pieces(table, room):
                 for start, count in cut(length, tile):
                     index = group | ({channel: start} if channel is not None else {})

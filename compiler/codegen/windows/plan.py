@@ -14,8 +14,8 @@ from shardwright.compiler.diagnostics import CapacityError
 
 def has_windows(space: Space, roots: Iterable[int]) -> bool:
     """Whether what `roots` need reads windows that may leave their operand."""
-    walks = (space[n].walk for n in space.slice(roots))
-    return any(w is not None and w.bounds for w in walks)
+    accesses = (space[n].map for n in space.slice(roots))
+    return any(w is not None and w.bounds for w in accesses)
 
 
 def window_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:

@@ -135,7 +135,7 @@ def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
     for number, at in enumerate(groups):
         for index in product(*(range(sizes[a]) for a in majors)):
             iter_dims = list(zip((*form.groups, *majors), (*at, *index), strict=True))
-            first = sum(i * form.walk.stride(a) for a, i in iter_dims)
+            first = sum(i * form.access.stride(a) for a, i in iter_dims)
             yield number, first, sum(i * form.weights.stride(a) for a, i in iter_dims)
 
 

@@ -13,7 +13,7 @@ from region_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distan
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import AccessMap
 from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
 from shardwright.compiler.codegen.space import normalise
@@ -157,7 +157,7 @@ def test_a_block_is_dense_memory(order: Sequence[int], row: int) -> None:
     for iter_dim in order:
         strides[iter_dim] = step
         step *= sizes[iter_dim]
-    block = row_block(Walk(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
+    block = row_block(AccessMap(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
     assert isinstance(block, RowBlock)
     rows = block.each * block.partitions
     assert [block.place(r, strides) for r in range(rows)] == [r * row for r in range(rows)]
