@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.copies import (
 )
 from shardwright.compiler.codegen.domain import Space, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
-from shardwright.compiler.codegen.overlap import overlap, turns
+from shardwright.compiler.codegen.overlap import overlap, unroll_factors
 from shardwright.compiler.codegen.planning import Candidate, Rates, Room
 from shardwright.compiler.codegen.rows import row_candidates
 from shardwright.compiler.codegen.search import Effort, effort_of, fastest, worth_trying
@@ -49,13 +49,13 @@ _BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a search chose: the share of SBUF planned for, the candidate of each nest by position,
-    how many iterations lie side by side, and whether tiles of loads share with no others. Regions
+    the unroll factor of innermost loops, and whether tiles of loads share with no others. Regions
     of one structure have one recipe.
     """
 
     share: float
     positions: tuple[int, ...]
-    ways: int
+    unroll: int
     loads_apart: bool
 
 
@@ -141,7 +141,7 @@ class Codes:
         planned = self._planned(recipe.share, self.effort)
         options_of = zip(planned, recipe.positions, strict=True)
         chosen = [tried[position] for tried, position in options_of]
-        made = self._build(chosen, recipe.ways, loads_apart=recipe.loads_apart)
+        made = self._build(chosen, recipe.unroll, loads_apart=recipe.loads_apart)
         assert made is not None
         _verify(made.region, self.limits)
         return replace(made, recipe=recipe)
@@ -159,20 +159,20 @@ class Codes:
         for share in _BUDGETS:
             tried = self._planned(share, effort)
             try:
-                made, chosen, ways = fastest(tried, effort, self._build, self._time)
+                made, chosen, unroll = fastest(tried, effort, self._build, self._time)
             except CapacityError as error:
                 failure = error
                 continue
             positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
-            apart = self._with_loads_apart(made, chosen, ways, effort)
+            apart = self._with_loads_apart(made, chosen, unroll, effort)
             found = apart or made
             _verify(found.region, self.limits)
-            return replace(found, recipe=Recipe(share, positions, ways, apart is not None))
+            return replace(found, recipe=Recipe(share, positions, unroll, apart is not None))
         assert failure is not None
         raise failure
 
     def _with_loads_apart(
-        self, made: Generated, chosen: Sequence[Candidate], ways: int, effort: Effort
+        self, made: Generated, chosen: Sequence[Candidate], unroll: int, effort: Effort
     ) -> Generated | None:
         """The same code with loads that wait for no other tile, where that is faster."""
         tried = effort.loads_apart and self.kinds & {"strip", "row"}
@@ -180,7 +180,7 @@ class Codes:
             return None
         taken = self._time(made)
         try:
-            apart = self._build(chosen, ways, taken, loads_apart=True)
+            apart = self._build(chosen, unroll, taken, loads_apart=True)
         except CapacityError:
             return None
         return apart if apart and self._time(apart) < taken else None
@@ -221,18 +221,18 @@ class Codes:
     def _build(
         self,
         chosen: Sequence[Candidate],
-        ways: int,
+        unroll: int,
         below: float = math.inf,
         loads_apart: bool = False,
     ) -> Generated | None:
         """None when an engine alone is busy for `below` ps or longer, in whatever order."""
         builder = self._code(tuple(chosen), loads_apart)
-        beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
+        beside = unroll_factors([*builder.prefix, *builder.body], unroll) if unroll > 1 else ()
         key = id(builder), beside if any(beside) else ()
         if key not in self._made:
             try:
                 if key not in self._placed:
-                    self._placed[key] = self._place(builder, ways)
+                    self._placed[key] = self._place(builder, unroll)
                 placed = self._placed[key]
                 if below < math.inf and placed.busiest_ps >= below:
                     return None
@@ -245,12 +245,12 @@ class Codes:
             raise made
         return made if made.notes == notes else replace(made, notes=notes)
 
-    def _place(self, builder: Builder, ways: int) -> _Placed:
-        """Code with `ways` iterations side by side, and addresses."""
+    def _place(self, builder: Builder, unroll: int) -> _Placed:
+        """Code with innermost loops unrolled by `unroll`, and addresses."""
         region = Region(self.program, *builder.code())
-        if ways > 1:
+        if unroll > 1:
             cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
-            overlap(region, self.tensors, ways, cost)
+            overlap(region, self.tensors, unroll, cost)
         allocate(region, self.limits)
         return _Placed(region, builder.next_register, self.tensors, self.machine)
 

@@ -229,7 +229,7 @@ def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> It
         return
     codes = Codes(one.region.program, one.tensors, one.target.name, 0, options)
     apart = ", loads in bytes of their own" if recipe.loads_apart else ""
-    beside = f", {recipe.ways} turns of the innermost loop side by side" if recipe.ways > 1 else ""
+    beside = f", innermost loops unrolled up to {recipe.unroll} times" if recipe.unroll > 1 else ""
     yield f"  search: up to {recipe.share:.0%} of SBUF{beside}{apart}"
     for choice in codes.choices(recipe):
         yield f"    {choice.kind} nest: tiling {choice.position} of {len(choice.tried)} tried"

@@ -141,9 +141,9 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     made, sketched = Counter[int](), list[float]()
     build, sketch = Codes._place, LogicalCore._first_fit_ps
 
-    def counted(codes: Codes, builder: Builder, ways: int) -> _Placed:
+    def counted(codes: Codes, builder: Builder, unroll: int) -> _Placed:
         made[id(codes)] += 1
-        return build(codes, builder, ways)
+        return build(codes, builder, unroll)
 
     def noted(core: LogicalCore, way: Way, tensors: Sequence[Tensor]) -> float:
         sketched.append(sketch(core, way, tensors))

@@ -57,7 +57,7 @@ class Work:
     run: Mapping[int, int]  # what is computed, by level (`levels.py`)
     transposed: Collection[int]
     pairs: Collection[int]
-    ways: int  # row tiles that take turns in a block
+    in_flight: int  # row tiles that take turns in a block
     room: Room
 
     def __post_init__(self) -> None:
@@ -69,9 +69,9 @@ class Work:
         self._costs: dict[tuple[Task, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
-        for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
+        for n in roles.sums:  # products of the row tiles in flight are added up in SBUF
             added = space.points(space[n].iter_dims & roles.inner)
-            cycles = added / self.room.limits.partitions / self.ways
+            cycles = added / self.room.limits.partitions / self.in_flight
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
     def balanced(self) -> Balance:

@@ -150,7 +150,7 @@ class Nest:
         row, straight = self.plan.row, list[Group]()
         for band in self._bands():
             inner = scope.enter(row, band)
-            step = self.height * self.plan.ways
+            step = self.height * self.plan.in_flight
             groups = [self._group(inner, band, s, step) for s in range(0, band.extent, step)]
             if band.trip == 1:
                 straight += groups
@@ -160,8 +160,8 @@ class Nest:
 
     def _bands(self) -> list[Piece]:
         """Pieces of the rows, several where masks decide which columns are needed."""
-        step = self.height * self.plan.ways
-        beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
+        step = self.height * self.plan.in_flight
+        beside = SIDE_BY_SIDE if self.plan.in_flight > 1 else 1  # a single tile is straight code
         return bands(self.plan, self.columns, step, beside)
 
     def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
@@ -273,7 +273,7 @@ class Streams:
 
     def _tiles(self, one: Pass, scope: Scope, band: Band, rows: Range, shared: Shared) -> None:
         """The stages of a pass for all row tiles of a band."""
-        row, step = self.plan.row, self.height * self.plan.ways
+        row, step = self.plan.row, self.height * self.plan.in_flight
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
             inner, at = scope.repeat(piece)

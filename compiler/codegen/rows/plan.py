@@ -48,7 +48,7 @@ from shardwright.compiler.machine.target import Limits
 class _Form:
     """What a plan is tried with."""
 
-    ways: int = field(kw_only=False)  # row tiles in flight
+    in_flight: int = field(kw_only=False)  # row tiles in flight
     young_first: bool = False  # which group of row tiles comes first
     apart: bool = False  # transposes get a sweep of their own
     lean: bool = False  # panels and sums are held once
@@ -63,7 +63,7 @@ class _Form:
     @property
     def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
         """What decides on the sweeps."""
-        return self.ways, self.apart, self.lean, self.again, self.online
+        return self.in_flight, self.apart, self.lean, self.again, self.online
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
@@ -109,7 +109,7 @@ _OUTSIDE_FORMS = (
         for length in (8192, 4096, 2048)
     ),
     replace(_SHORT, length=1024),
-    replace(_SHORT, ways=1, length=512, tiles=4),
+    replace(_SHORT, in_flight=1, length=512, tiles=4),
 )
 
 # Bands of rows with columns of their own: each repeats the code (our choice).
@@ -150,7 +150,7 @@ class RowPlan:
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
     engines: Balance  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
-    ways: int = 1  # row tiles in flight
+    in_flight: int = 1  # row tiles in flight
     young_first: bool = True  # of groups (see `nest.py`)
     alone: bool = False  # groups do not overlap
     lean: bool  # each panel and sum is held once, and panels arrive in small parts
@@ -249,7 +249,7 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
-    if any(p.ways > 1 for p in fitting):
+    if any(p.in_flight > 1 for p in fitting):
         return fitting
     iter_dim = max(roles.inner, key=lambda a: (made.sizes[a], a))
     # Products over the streamed iter dim are added up in parts, so they are fp32.
@@ -321,7 +321,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     space, roles, strips = levels.space, levels.roles, levels.strips()
     transposed = _transposed(space, roles, sweeping.whole)
     over = Banks(space, roles, levels.run, {*strips, *transposed}).overwritten()
-    work = Work(space, roles, levels.run, transposed, over.pairs, form.ways, room)
+    work = Work(space, roles, levels.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -368,18 +368,18 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
 
 
 def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
-    """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
+    """The plan with the row tiles `in_flight` in a group, columns folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
     in order, and so has then the other operand; so have segments.
     """
-    ways, block = form.ways, limits.contraction_max * form.ways
+    in_flight, block = form.in_flight, limits.contraction_max * form.in_flight
     ordered, sizes = {*_ordered(plan), form.streamed}, plan.space.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
     segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
     return replace(
         plan,
-        ways=ways,
-        fold=dict.fromkeys(folded, ways) if ways > 1 else {},
+        in_flight=in_flight,
+        fold=dict.fromkeys(folded, in_flight) if in_flight > 1 else {},
         streamed=segments if form.streamed != NO_DIM else None,
         young_first=form.young_first,
         alone=form.alone,

@@ -75,7 +75,7 @@ def _tiles(plan: RowPlan, number: int) -> int:
     """Row tiles that hold a strip at a time."""
     if plan.streamed and not plan.streams(number):
         return plan.streamed.tiles
-    return plan.ways if plan.alone else 2 * plan.ways
+    return plan.in_flight if plan.alone else 2 * plan.in_flight
 
 
 def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:

@@ -136,7 +136,7 @@ def test_contraction_beyond_sbuf_streams_both_operands() -> None:
     m = matmul(128, 128, 25003)
     region = check(m, 1e-6)
     recipe = generate(m.program(), m.tensors, TARGET, 0).recipe
-    assert recipe and count(region) < 30 * recipe.ways  # rolled, that many iterations side by side
+    assert recipe and count(region) < 30 * recipe.unroll  # a loop, unrolled by that
     assert sum(t.name == "stationary" for t in region.tiles) > 1
 
 

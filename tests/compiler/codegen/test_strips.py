@@ -273,7 +273,7 @@ def test_strip_code_computes_its_region(name: str) -> None:
 
 def test_code_stays_rolled() -> None:
     """The size of the code does not follow the number of rows."""
-    for level, most in ((1, 12), (2, 12 * max(max(row) for row in EFFORTS[2].ways))):
+    for level, most in ((1, 12), (2, 12 * max(max(row) for row in EFFORTS[2].unroll))):
         options = CompileOptions(optlevel=level)
         for rows in (128 * 8, 128 * 8000):
             m = rms_norm(rows, 512)
