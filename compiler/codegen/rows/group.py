@@ -3,7 +3,7 @@
 Every stage is a loop over the tiles of the group, and a sweep goes over its inner iter dim in
 blocks of columns. Values of a block rotate with the loop over blocks; strips, single columns and
 transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow
-each other or are skewed (`skew.py`).
+each other or are pipelined (`pipelining.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
+from shardwright.compiler.codegen.rows import pipelining
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.facts import Range
@@ -22,7 +23,6 @@ from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.products import Products, Shared, placed
-from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine, Space
@@ -104,9 +104,9 @@ class Group(Products):
         if product and in_psum and self._stays(number, value):
             self.held[number] = product
             return product
-        if self.flight is None or number not in self.flight.crossing:
+        if self.iteration is None or number not in self.iteration.crossing:
             return super().new(number, value, scope, dtype)
-        places = self.flight.places
+        places = self.iteration.places
         if number not in places.tiles:
             places.tiles[number] = super().new(number, value, places.home, dtype)
         self.held[number] = places.tiles[number]
@@ -268,7 +268,7 @@ class Group(Products):
         """Blocks of columns of row tiles that take turns in each."""
         runs, self.holds = self.runs(iter_dim), self._holds(stage)
         if self._returns(stage) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
-            self._skewed(stage, tiles, iter_dim, runs)
+            self._pipelined(stage, tiles, iter_dim, runs)
         else:
             self._in_turn(stage, tiles, iter_dim, runs)
         for n in (n for n in stage.values if n in self.partial):
@@ -293,40 +293,42 @@ class Group(Products):
         phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
         return {0, 2} <= phases and any(n in self.panels for n in stage.values)
 
-    def _skewed(
+    def _pipelined(
         self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
     ) -> None:
         """Blocks of columns with the phases of several under way."""
         home = tiles[0].straight({iter_dim: Box(Affine(), max(run.piece.extent for run in runs))})
-        places = [Places(home) for _ in range(2)]
+        places = [pipelining.Places(home) for _ in range(2)]
         if 2 * sum(self._banks(stage)) > self.builder.limits.psum_banks:
             places[1] = replace(places[1], banks=places[0].banks)
-        flights, orders = [], set()
+        made, orders = [], set()
         for run in runs:
             here = self._decided(stage, run.decided)
             needed = self._needed(stage, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
             reads = {n: here.inputs(n) for n in stage.values}
-            moving = crossing(phases, reads)
+            moving = pipelining.crossing(phases, reads)
             moving |= {here.owner(n) for n in moving}
-            orders.add(order(phases, reads))
-            flights.append([Flight(phases, moving, p) for p in places])
-        for turn, scope, self.flight in in_phases(tiles, iter_dim, runs, flights, max(orders)):
+            orders.add(pipelining.order(phases, reads))
+            made.append([pipelining.Iteration(phases, moving, p) for p in places])
+        for turn, scope, self.iteration in pipelining.pipelined(
+            tiles, iter_dim, runs, made, max(orders)
+        ):
             self.ends = (turn.tile == 0, turn.tile == len(tiles) - 1)
             self._block(stage, scope, runs[turn.run].decided)
-        self.flight = None
+        self.iteration = None
         for held in (h for p in places for h in p.tiles.values()):
             home.release(held)
 
-    def _steps_of(self, number: int) -> tuple[Step, ...]:
-        found = [Step(number)]
+    def _steps_of(self, number: int) -> tuple[pipelining.Step, ...]:
+        found = [pipelining.Step(number)]
         if number in self.plan.transposed:
-            found.append(Step(number, transposes=True))
+            found.append(pipelining.Step(number, transposes=True))
         if self._is_product_sum(number):
-            found.append(Step(number, leaves=True))
+            found.append(pipelining.Step(number, leaves=True))
         return tuple(found)
 
-    def _phase(self, step: Step) -> int:
+    def _phase(self, step: pipelining.Step) -> int:
         """0: products and loads, 1: arithmetic, 2: the tensor engine on that, 3: out of PSUM."""
         if step.leaves:
             return 3
@@ -335,23 +337,23 @@ class Group(Products):
         return int(step.number not in self.panels and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`; in a skewed sweep those of one phase."""
-        kept, flight = self.held, self.flight
+        """The values of a stage in the boxes of `scope`; when pipelined those of one phase."""
+        kept, iteration = self.held, self.iteration
         self.held = {n: placed(held, scope) for n, held in kept.items()}
-        self.held |= flight.held if flight else {}
+        self.held |= iteration.held if iteration else {}
         self.decided = here = self._decided(stage, choices)
         needed = self._needed(stage, here)
         last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
         for n in needed:
             steps = self._steps_of(n)
-            mine = [s for s in steps if not flight or flight.phases[s] == flight.phase]
+            mine = [s for s in steps if not iteration or iteration.phases[s] == iteration.phase]
             for step in mine:
                 self._step(step, scope)
             if mine:
                 read = dict.fromkeys(here.owner(i) for i in here.inputs(n))
                 self._release((i for i in read if last.get(i) == n), stage, scope)
-        if flight:
-            flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
+        if iteration:
+            iteration.held |= {n: h for n, h in self.held.items() if n in iteration.crossing}
         self.held, self.decided = kept, Decided()
 
     def _decided(self, stage: Stage, choices: Choices) -> Decided:
@@ -362,7 +364,7 @@ class Group(Products):
         """Whether a value has code that reads its inputs."""
         return number not in self.decided.same or number in self.plan.transposed
 
-    def _step(self, step: Step, scope: Scope) -> None:
+    def _step(self, step: pipelining.Step, scope: Scope) -> None:
         """One step; what lies in the tile of another value is there already."""
         n, value = step.number, self.decided.values[step.number]
         if step.transposes:
@@ -389,7 +391,7 @@ class Group(Products):
 
     def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:
         """Give back the tiles of a block's values."""
-        crossing = self.flight.crossing if self.flight else ()
+        crossing = self.iteration.crossing if self.iteration else ()
         for n in numbers:
             mine = n in stage.values and not self._is_kept(self.decided.home.get(n, n))
             if stage.inner is not None and mine and n not in crossing and n in self.held:

@@ -16,8 +16,8 @@ from shardwright.compiler.codegen.rows.decided import Decided
 from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
 from shardwright.compiler.codegen.rows.facts import Range
 from shardwright.compiler.codegen.rows.panels import Panel
+from shardwright.compiler.codegen.rows.pipelining import Iteration
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.rows.skew import Flight
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -53,7 +53,7 @@ class Products(Frame):
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
         self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
-        self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
+        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined sweep
 
     def unit(self, iter_dim: int) -> int:
         """Points of an iter dim in one transposed chunk."""
@@ -98,17 +98,17 @@ class Products(Frame):
         self._evict(number, value, bank, scope)
 
     def _bank(self, number: int, value: Value, scope: Scope) -> Held:
-        """PSUM for a product; what a later phase reads there belongs to its flight."""
-        iter_dim, flight = self.plan.inner(number), self.flight
+        """PSUM for a product; what a later phase reads there belongs to its iteration."""
+        iter_dim, iteration = self.plan.inner(number), self.iteration
         strides = {} if iter_dim is None else {iter_dim: 1}
-        kept = flight and number in flight.crossing and self._stays(number, value)
+        kept = iteration and number in iteration.crossing and self._stays(number, value)
         return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
 
     def psum(self, name: str, number: int, scope: Scope) -> Held:
-        """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
-        if self.flight is None:
+        """A PSUM bank for value `number`; blocks of a pipelined sweep use the same ones in turn."""
+        if self.iteration is None:
             return scope.psum(name)
-        places = self.flight.places
+        places = self.iteration.places
         banks = places.kept if name == "kept" else places.banks
         if (name, number) not in banks:
             banks[name, number] = places.home.psum(name, slots=1)

@@ -1,4 +1,4 @@
-"""Sweeps whose products, arithmetic and transposes work on different blocks at a time.
+"""Software pipelining of sweeps: products, arithmetic and transposes work on different blocks.
 
 Engines are in-order queues. Where a block goes from the tensor engine to the others and back, the
 tensor engine would wait for the arithmetic of every block before it begins the next one. So a sweep
@@ -49,9 +49,9 @@ class Places:
 
 
 @dataclass(slots=True)
-class Flight:
-    """A block of a row tile on its way: the phase at work, the phase of every step, the values that
-    go from one phase to a later one, where those are now, and where new ones may be put.
+class Iteration:
+    """A block of a row tile in the pipeline: the phase at work, the phase of every step, the values
+    that go from one phase to a later one, where those are now, and where new ones may be put.
     """
 
     phases: Mapping[Step, int]
@@ -90,18 +90,18 @@ class Turn(NamedTuple):
     tile: int
 
 
-def in_phases(
+def pipelined(
     tiles: Sequence[Scope],
     iter_dim: int,
     runs: Sequence[Run],
-    flights: Sequence[Sequence[Flight]],
+    iterations: Sequence[Sequence[Iteration]],
     phases: Sequence[int],
-) -> Iterator[tuple[Turn, Scope, Flight]]:
-    """(whose turn, where, flight with its phase set) in the order of the code of a sweep of row
+) -> Iterator[tuple[Turn, Scope, Iteration]]:
+    """(whose turn, where, iteration with its phase set) in the order of the code of a sweep of row
     tiles at `tiles`, which share a body and take turns in every block.
 
     At time t, phase p of `phases` works on turn t - p; times with all phases in one run become a
-    loop over as many at once as bring it to the same tile and place. `flights` are those of even
+    loop over as many at once as bring it to the same tile and place. `iterations` are those of even
     and odd turns of every run.
     """
     blocks = [(r, at) for r, run in enumerate(runs) for at in range(run.piece.trip)]
@@ -117,12 +117,12 @@ def in_phases(
                 number = time + beside - phase
                 if 0 <= number < len(turns):
                     turn = turns[number]
-                    flight = flights[turn.run][number % 2]
-                    flight.phase = phase
+                    iteration = iterations[turn.run][number % 2]
+                    iteration.phase = phase
                     lane = 1 + number % 2 + 2 * looped
                     here = tiles[turn.tile].beside(body.body, lane)
                     looping = (body.register, period // len(tiles)) if looped else None
-                    yield turn, _scope(here, iter_dim, runs[turn.run], turn, looping), flight
+                    yield turn, _scope(here, iter_dim, runs[turn.run], turn, looping), iteration
         time += period * trip if looped else 1
 
 
