@@ -84,9 +84,8 @@ def emit_copy(builder: Builder, space: Space, root: int) -> None:
     iter_dims = sorted(store.iter_dims, key=lambda a: -abs(target.stride(a)))
     looped = len(iter_dims) - builder.limits.free_dims - _FIRST
     extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(iter_dims)}
-    (scope,) = builder.scope(extents).nested(
-        space.sizes, dict.fromkeys(iter_dims[: max(0, looped)], 1)
-    )
+    outer = dict.fromkeys(iter_dims[: max(0, looped)], 1)
+    (scope,) = builder.scope(extents).nested(space.sizes, outer)
     sizes = [extents[a] for a in iter_dims]
     strides = [[access.stride(a) for a in iter_dims] for access in (source, target)]
     into, out = merge_dims(sizes, strides)

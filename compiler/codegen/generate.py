@@ -14,14 +14,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from shardwright.compiler.codegen import copies
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.copies import (
-    copy_candidates,
-    is_copy,
-    transpose_candidates,
-    transposes_of,
-)
 from shardwright.compiler.codegen.domain import Space, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
 from shardwright.compiler.codegen.overlap import overlap, unroll_factors
@@ -295,9 +290,9 @@ def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
 
 def _copier(space: Space, root: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
-    if is_copy(space, root, tensors):
-        return copy_candidates
-    return transpose_candidates if transposes_of(space, root, tensors) else None
+    if copies.is_copy(space, root, tensors):
+        return copies.copy_candidates
+    return copies.transpose_candidates if copies.transposes_of(space, root, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
@@ -340,8 +335,8 @@ def _verify(region: Region, limits: Limits) -> None:
 
 
 _KINDS: Mapping[Plan, str] = {
-    copy_candidates: "copy",
-    transpose_candidates: "copy",
+    copies.copy_candidates: "copy",
+    copies.transpose_candidates: "copy",
     strip_candidates: "strip",
     contraction_candidates: "contraction",
     row_candidates: "row",

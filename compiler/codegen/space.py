@@ -81,10 +81,8 @@ def _append(space: Space, node: Node, inputs: Numbers) -> int:
     if "order" in attrs:
         attrs["order"] = tuple(a for a in attrs["order"] if a in space.sizes)
     if over:
-        inputs = (
-            _scaled(space, inputs[0], over - iter_dims, attrs.get("kind", "add")),
-            *inputs[1:],
-        )
+        first = _scaled(space, inputs[0], over - iter_dims, attrs.get("kind", "add"))
+        inputs = (first, *inputs[1:])
         over &= iter_dims
     windows = any(w.bounds for w in (values[i].map for i in inputs) if w)
     op = node.op if windows else _without_sum(node.op, over)
@@ -271,13 +269,8 @@ def _without(value: Value, iter_dim: int) -> Value:
         access = _moved(access, lambda steps: {a: s for a, s in steps.items() if a != iter_dim})
     if iter_dim in attrs.get("order", ()):
         attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != iter_dim)}
-    return replace(
-        value,
-        iter_dims=value.iter_dims - {iter_dim},
-        over=value.over - {iter_dim},
-        map=access,
-        attrs=attrs,
-    )
+    iter_dims, over = value.iter_dims - {iter_dim}, value.over - {iter_dim}
+    return replace(value, iter_dims=iter_dims, over=over, map=access, attrs=attrs)
 
 
 def split(space: Space, iter_dim: int, minor_size: int) -> tuple[Space, Split]:

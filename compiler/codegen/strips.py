@@ -3,8 +3,7 @@ the loops they cross.
 
 Every value runs at the shallowest loop that covers the iter dims it spans. What depends on a sum
 over an inner loop runs after that loop; if it spans the loop again, a second pass over the loop
-re-makes what it needs. `strip_plan.py` chooses the partition, extents and loop order this file
-follows.
+re-makes what it needs. `strip_plan.py` chooses the partition, extents and loop order.
 """
 
 from __future__ import annotations

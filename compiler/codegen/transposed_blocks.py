@@ -126,10 +126,8 @@ class BlockLoader:
         for place, part, rows in self._fetched(access, block, loops, panel, scope):
             for tile in range(block.row // k):
                 step = tile * panel.strides.get(self.plan.depth_split.major, 0)
-                columns = (tile * k, k)
-                self._transpose(
-                    block, rows, columns, replace(part, offset=part.offset + step), place
-                )
+                there = replace(part, offset=part.offset + step)
+                self._transpose(block, rows, (tile * k, k), there, place)
         return True
 
     def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:

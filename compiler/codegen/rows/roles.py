@@ -3,8 +3,7 @@
 One iter dim, `row`, lies on the partitions. Iter dims that contractions and reductions run over or
 produce are `inner`: they lie along the free dims. All others are `parallel`: loops of single
 points. Sums over parallel points or rows are complete only behind those loops. A choice of `row`
-that breaks a rule is refused with the rule; `rows_by_work` begins with the choice of least extra
-work.
+that breaks a rule is refused with the rule; `rows_by_work` begins with that of least extra work.
 """
 
 from __future__ import annotations

@@ -87,9 +87,8 @@ class _Sums:
                     (nest.inner[0], start, plan.width),
                 ):
                     if iter_dim is not None:
-                        block = block.enter(
-                            iter_dim, Piece(at, min(count, nest.sizes[iter_dim] - at))
-                        )
+                        left = nest.sizes[iter_dim] - at
+                        block = block.enter(iter_dim, Piece(at, min(count, left)))
                 self._block(block, index, first, start)
         self._finish()
 
