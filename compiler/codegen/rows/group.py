@@ -468,13 +468,13 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
 
 def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:
     """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on; groups that are alone follow each
-    other. The oldest comes first, as it frees tiles that younger ones fill, or the youngest, as
+    issued a stage ago and engines have other groups to work on; groups without overlap follow
+    each other. The oldest comes first, as it frees tiles that newer ones fill, or the newest, as
     engines wait longest for its products.
     """
-    behind = len(stages) if plan.alone else 1
+    behind = len(stages) if plan.no_overlap else 1
     for time in range((len(groups) - 1) * behind + len(stages)):
         under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
-        first = under_way[-1:] if plan.young_first else []
+        first = under_way[-1:] if plan.newest_first else []
         for at in dict.fromkeys([*first, *under_way]):
             groups[at].stage(stages[time - at * behind])

@@ -46,7 +46,7 @@ class Sweeping:
     """
 
     whole: frozenset[int]  # operands that are loaded for all rows and belong to no sweep
-    apart: frozenset[int] = frozenset()  # values that wait for a sweep of their own
+    own_pass: frozenset[int] = frozenset()  # values that wait for a sweep of their own
     vectors: frozenset[int] = frozenset()  # made in sweeps although they do not span the rows
     again: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another sweep come before the first one
@@ -123,7 +123,7 @@ class Levels:
 
     def _waits(self, n: int, i: int) -> bool:
         """Whether `n` is read transposed and made from `i` alone, which costs one more strip."""
-        if n not in self.sweeping.apart or i in self.sources or i in self.roles.panels:
+        if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.panels:
             return False
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
 

@@ -54,7 +54,7 @@ def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
     if streamed >= 0:
         boxes[streamed] = Box(scope.boxes[streamed].origin, boxes[streamed].extent)
-    slots = 1 if plan.lean and streamed < 0 else 0
+    slots = 1 if plan.single_buffered and streamed < 0 else 0
     whole = panels.whole(scope.straight(boxes), slots)
     if made.major < 0:
         _fill(plan, panels, whole, scope.straight(boxes))
@@ -70,9 +70,9 @@ def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
 
 
 def _fill(plan: RowPlan, panels: Panels, whole: Held, scope: Scope) -> None:
-    """Load a panel: at once, or in a lean plan, rows that are transposed a few at a time."""
+    """Load a panel: at once, or single-buffered, rows that are transposed a few at a time."""
     form, operand = panels.plan, panels.plan.moving
-    if not (plan.lean and operand.natural):
+    if not (plan.single_buffered and operand.natural):
         panels.load(operand, whole, scope)
         return
     runs, *beside = form.columns

@@ -49,11 +49,11 @@ class _Form:
     """What a plan is tried with."""
 
     in_flight: int = field(kw_only=False)  # row tiles in flight
-    young_first: bool = False  # which group of row tiles comes first
-    apart: bool = False  # transposes get a sweep of their own
-    lean: bool = False  # panels and sums are held once
+    newest_first: bool = False  # which group of row tiles comes first
+    own_pass: bool = False  # transposes get a sweep of their own
+    single_buffered: bool = False  # panels and sums are held once
     again: bool = False  # values are made again instead of kept
-    alone: bool = False  # a group ends before the next one begins
+    no_overlap: bool = False  # a group ends before the next one begins
     streamed: int = NO_DIM  # the iter dim that is walked in segments
     length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
@@ -63,49 +63,50 @@ class _Form:
     @property
     def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
         """What decides on the sweeps."""
-        return self.in_flight, self.apart, self.lean, self.again, self.online
+        return self.in_flight, self.own_pass, self.single_buffered, self.again, self.online
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
 # positions). Sums over rows take memory, and the tensor engine has time to make values again.
 _FORMS = (
-    _Form(2, young_first=True, apart=True),
-    _Form(2, apart=True),
-    _Form(2, young_first=True),
-    _Form(4, young_first=True),
-    _Form(2, lean=True),
-    _Form(1, young_first=True),
-    _Form(1, young_first=True, lean=True),
-    _Form(2, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True, alone=True),
+    _Form(2, newest_first=True, own_pass=True),
+    _Form(2, own_pass=True),
+    _Form(2, newest_first=True),
+    _Form(4, newest_first=True),
+    _Form(2, single_buffered=True),
+    _Form(1, newest_first=True),
+    _Form(1, newest_first=True, single_buffered=True),
+    _Form(2, newest_first=True, single_buffered=True, again=True),
+    _Form(1, newest_first=True, single_buffered=True, again=True),
+    _Form(1, newest_first=True, single_buffered=True, again=True, no_overlap=True),
 )
 _FORMS_OF_SUMS = (
     _Form(2, again=True),
     _Form(4, again=True),
-    _Form(2, lean=True, again=True),
-    _Form(2, young_first=True, lean=True, again=True, alone=True),
-    _Form(1, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True, alone=True),
+    _Form(2, single_buffered=True, again=True),
+    _Form(2, newest_first=True, single_buffered=True, again=True, no_overlap=True),
+    _Form(1, newest_first=True, single_buffered=True, again=True),
+    _Form(1, newest_first=True, single_buffered=True, again=True, no_overlap=True),
 )
 
 # More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
 # (our choice, by time of attention at 16384 and 32768 positions).
+_NARROW = _Form(1, newest_first=True, single_buffered=True, no_overlap=True, length=512, tiles=4)
 _STREAMED_FORMS = (
-    _Form(2, lean=True, online=True, length=2048, tiles=16),
-    _Form(2, lean=True, online=True, length=1024, tiles=8),
-    _Form(2, young_first=True, lean=True, length=2048, tiles=16),
-    _Form(2, lean=True, length=512, tiles=8),
-    _Form(1, young_first=True, lean=True, online=True, alone=True, length=512, tiles=4),
-    _Form(1, young_first=True, lean=True, alone=True, length=512, tiles=4),
+    _Form(2, single_buffered=True, online=True, length=2048, tiles=16),
+    _Form(2, single_buffered=True, online=True, length=1024, tiles=8),
+    _Form(2, newest_first=True, single_buffered=True, length=2048, tiles=16),
+    _Form(2, single_buffered=True, length=512, tiles=8),
+    replace(_NARROW, online=True),
+    _NARROW,
 )
 
 # A longer segment loads the rows less often; values made again leave room for one (our choice, by
 # time of the gradients of keys and values at 32768 and 65536 positions).
-_SHORT = _Form(2, young_first=True, lean=True, again=True, alone=True, outside=True, tiles=8)
+_SHORT = replace(_NARROW, in_flight=2, again=True, outside=True, tiles=8)
 _OUTSIDE_FORMS = (
     *(
-        _Form(2, lean=True, again=True, length=length, tiles=8, outside=True)
+        _Form(2, single_buffered=True, again=True, length=length, tiles=8, outside=True)
         for length in (8192, 4096, 2048)
     ),
     replace(_SHORT, length=1024),
@@ -151,9 +152,9 @@ class RowPlan:
     engines: Balance  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
     in_flight: int = 1  # row tiles in flight
-    young_first: bool = True  # of groups (see `nest.py`)
-    alone: bool = False  # groups do not overlap
-    lean: bool  # each panel and sum is held once, and panels arrive in small parts
+    newest_first: bool = True  # of groups (see `nest.py`)
+    no_overlap: bool = False  # groups do not overlap
+    single_buffered: bool  # each panel and sum is held once, and panels arrive in small parts
     streamed: Streamed | None = None
 
     @property
@@ -305,14 +306,14 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
-        whole=frozenset() if form.lean else _whole_operands(space, roles),
-        vectors=_free_vectors(space, roles) if form.lean else frozenset(),
+        whole=frozenset() if form.single_buffered else _whole_operands(space, roles),
+        vectors=_free_vectors(space, roles) if form.single_buffered else frozenset(),
         early=form.again or form.streamed != NO_DIM,
         streamed=form.streamed,
         online=form.online,
     )
-    if form.apart:
-        sweeping = replace(sweeping, apart=frozenset(_transposed(space, roles, sweeping.whole)))
+    if form.own_pass:
+        sweeping = replace(sweeping, own_pass=frozenset(_transposed(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
     if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
@@ -336,7 +337,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         whole=sweeping.whole,
         engines=work.balanced(),
         bank_of=over.bank_of,
-        lean=form.lean,
+        single_buffered=form.single_buffered,
     )
 
 
@@ -348,7 +349,7 @@ def _rewritten(levels: Levels, again: Again) -> Levels:
     sweeping = replace(
         levels.sweeping,
         vectors=_free_vectors(again.space, roles) if in_sweeps else frozenset(),
-        apart=frozenset(again.number[n] for n in levels.sweeping.apart),
+        own_pass=frozenset(again.number[n] for n in levels.sweeping.own_pass),
         again=again.copies,
     )
     return Levels(again.space, roles, sweeping)
@@ -381,8 +382,8 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
         in_flight=in_flight,
         fold=dict.fromkeys(folded, in_flight) if in_flight > 1 else {},
         streamed=segments if form.streamed != NO_DIM else None,
-        young_first=form.young_first,
-        alone=form.alone,
+        newest_first=form.newest_first,
+        no_overlap=form.no_overlap,
     )
 
 

@@ -44,7 +44,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     size = Size()
     _of_rows(size, plan, limits)
     _of_panels(size, plan, limits)
-    values, slots = plan.space.values, 1 if plan.lean else 2
+    values, slots = plan.space.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
@@ -75,13 +75,13 @@ def _tiles(plan: RowPlan, number: int) -> int:
     """Row tiles that hold a strip at a time."""
     if plan.streamed and not plan.streams(number):
         return plan.streamed.tiles
-    return plan.in_flight if plan.alone else 2 * plan.in_flight
+    return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
 
 
 def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
     """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
     space, values, counted = plan.space, plan.space.values, set[object]()
-    if plan.lean:
+    if plan.single_buffered:
         size.add("rows of panels", 2 * STAGING_BYTES)
     for n, (tall, panel) in plan.roles.panels.items():
         item, depth = plan.operand_type(n).bytes, values[n].over
@@ -90,7 +90,7 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
         if (panel, depth, item) not in counted:
             counted.add((panel, depth, item))
             places = 2 if plan.streams(panel) else 1
-            size.add(f"panel {panel}", places * held if plan.lean else 3 * held)
+            size.add(f"panel {panel}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
             size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
 

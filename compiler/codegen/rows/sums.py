@@ -98,7 +98,7 @@ class Sums:
         self.home[number] = scope
         height, width = self.height(number), self.width(number)
         chunks = -(-self._whole(number, self.layouts[number].tall).extent // height)
-        slots = 1 if self.plan.lean else 0
+        slots = 1 if self.plan.single_buffered else 0
         self.held[number] = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
         scope.fill(scope.flat(self.held[number], height, chunks * width), 0.0)
 
