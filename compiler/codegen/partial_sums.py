@@ -43,8 +43,8 @@ def split_at_sums(program: RegionProgram, iter_dim: int, tensors: Tensors) -> Cu
     behind = _behind(program.nodes, sums)
     if not sums or any(_moves(program, n, iter_dim) for n in behind):
         return None
-    again = _made_again(program, behind, sums)
-    if again is None or _overwrites(program, behind, again, tensors):
+    remat = _rematerialised(program, behind, sums)
+    if remat is None or _overwrites(program, behind, remat, tensors):
         return None
     numbers = range(len(tensors), len(tensors) + len(sums))
     summed = zip(numbers, (program.nodes[n] for n in sums), strict=True)
@@ -53,7 +53,7 @@ def split_at_sums(program: RegionProgram, iter_dim: int, tensors: Tensors) -> Cu
         for number, node in summed
     )
     first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
-    return Cut((first, second), _back(program, iter_dim, sums, behind | again, numbers), scratch)
+    return Cut((first, second), _back(program, iter_dim, sums, behind | remat, numbers), scratch)
 
 
 def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
@@ -73,7 +73,7 @@ def _moves(program: RegionProgram, number: int, iter_dim: int) -> bool:
     return spans or reads or ("view" in node.attrs and node.attrs["view"].strides[iter_dim] != 0)
 
 
-def _made_again(
+def _rematerialised(
     program: RegionProgram, behind: Collection[int], sums: Collection[int]
 ) -> set[int] | None:
     """What nodes behind the sums read besides them; None unless loads and elementwise operators."""
@@ -91,14 +91,14 @@ def _made_again(
 
 
 def _overwrites(
-    program: RegionProgram, behind: Collection[int], again: Collection[int], tensors: Tensors
+    program: RegionProgram, behind: Collection[int], remat: Collection[int], tensors: Tensors
 ) -> bool:
     """Whether the front stores to memory that the back still loads."""
     nodes = program.nodes
     stored = (
         n.attrs["view"].tensor for k, n in enumerate(nodes) if n.op in STORES and k not in behind
     )
-    loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
+    loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *remat) if nodes[k].op == "load")
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
 
 

@@ -149,7 +149,7 @@ class _Nest:
         return self.space[number].op in STORES
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
-        """`ends` and what they need inside the next loop, values of earlier passes made again."""
+        """`ends` and what they need inside the next loop, earlier passes' rematerialised."""
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:

@@ -1,4 +1,4 @@
-"""In which sweep every value of a row tile is made, and what is then kept whole or made again.
+"""In which sweep every value of a row tile is made, and what is then kept whole or rematerialised.
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
 values of one level and one inner iter dim share a sweep. What another sweep reads again is a strip.
@@ -48,7 +48,7 @@ class Sweeping:
     whole: frozenset[int]  # operands that are loaded for all rows and belong to no sweep
     own_pass: frozenset[int] = frozenset()  # values that wait for a sweep of their own
     vectors: frozenset[int] = frozenset()  # made in sweeps although they do not span the rows
-    again: frozenset[int] = frozenset()  # values that are made where they are read
+    remat: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another sweep come before the first one
     streamed: int = -1  # iter dim of which only a segment is on chip at a time (-1: none)
     online: bool = False  # passes over it work with what is not complete where they can
@@ -128,9 +128,9 @@ class Levels:
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
 
     def _delay(self) -> None:
-        """Values made from loads alone, or made again, move to the stage that reads them first."""
-        again = self.sweeping.again
-        early = [n for n in self.numbers if n in again or n in self.sources]
+        """Values made from loads alone, or rematerialised, move to where they are first read."""
+        remat = self.sweeping.remat
+        early = [n for n in self.numbers if n in remat or n in self.sources]
         users = self.space.users(self.numbers)
         for n in reversed(early):
             readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
@@ -214,24 +214,24 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A rewritten space: new numbers of the old values, and the numbers of what is made again."""
+class Remat:
+    """A rewritten space, the new numbers of the old values, those of what is rematerialised."""
 
     space: Space
     number: dict[int, int]
     copies: frozenset[int]
 
 
-def made_again(levels: Levels) -> Again:
+def rematerialised(levels: Levels) -> Remat:
     """The space with copies of strips for late readers, those in step with a later sweep."""
 
     def late(n: int, i: int) -> bool:
         return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
 
-    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).again()
+    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).remat()
 
 
-def made_in_passes(levels: Levels) -> Again:
+def made_in_passes(levels: Levels) -> Remat:
     """The space with copies of what lies along the streamed iter dim for later passes."""
     passes = levels.passes
 
@@ -241,7 +241,7 @@ def made_in_passes(levels: Levels) -> Again:
     def late(n: int, i: int) -> bool:
         return n in passes and i in passes and moves(i) and passes[n] != passes[i]
 
-    return _Copier(levels, passes, late, moves).again()
+    return _Copier(levels, passes, late, moves).remat()
 
 
 class _Copier(Rewriting):
@@ -258,29 +258,29 @@ class _Copier(Rewriting):
         self.panels, self.place, self.late, self.moves = levels.roles.panels, place, late, moves
         self.copies: dict[tuple[int, int], int] = {}  # (value, place) -> copy
 
-    def again(self) -> Again:
+    def remat(self) -> Remat:
         """The rewriting."""
-        return Again(self.run(), self.number, frozenset(self.copies.values()))
+        return Remat(self.run(), self.number, frozenset(self.copies.values()))
 
     def read(self, n: int, i: int) -> int:
         """What reader `n` reads for `i`: where it is late and not there, a copy of its own."""
         if not self.late(n, i) or self._stays(i, self.place[n]):
             return self.number[i]
-        return answered((i, self.place[n]), self.copies, self._read_again, self._copy)
+        return answered((i, self.place[n]), self.copies, self._read_by, self._copy)
 
     def _stays(self, i: int, place: int) -> bool:
         return i not in self.place or not self.moves(i) or self.place[i] == place
 
-    def _read_again(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
-        """What a copy reads that is made again too."""
+    def _read_by(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
+        """What a copy reads that is rematerialised too."""
         i, place = wanted
         read = () if i in self.panels else self.old.values[i].inputs
         return [(j, place) for j in read if not self._stays(j, place)]
 
     def _copy(self, wanted: tuple[int, int]) -> int:
         i, place = wanted
-        value, again = self.old.values[i], set(self._read_again(wanted))
+        value, remat = self.old.values[i], set(self._read_by(wanted))
         inputs = (
-            self.copies[j, place] if (j, place) in again else self.number[j] for j in value.inputs
+            self.copies[j, place] if (j, place) in remat else self.number[j] for j in value.inputs
         )
         return self.add(replace(value, inputs=tuple(inputs)))

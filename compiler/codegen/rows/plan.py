@@ -28,13 +28,13 @@ from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
 from shardwright.compiler.codegen.rows.engines import Balance, Banks, Work
 from shardwright.compiler.codegen.rows.levels import (
-    Again,
     Levels,
     Pass,
+    Remat,
     Stage,
     Sweeping,
-    made_again,
     made_in_passes,
+    rematerialised,
 )
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
@@ -52,7 +52,7 @@ class _Form:
     newest_first: bool = False  # which group of row tiles comes first
     own_pass: bool = False  # transposes get a sweep of their own
     single_buffered: bool = False  # panels and sums are held once
-    again: bool = False  # values are made again instead of kept
+    remat: bool = False  # values are rematerialised instead of kept
     no_overlap: bool = False  # a group ends before the next one begins
     streamed: int = NO_DIM  # the iter dim that is walked in segments
     length: int = 0  # points of a segment
@@ -63,11 +63,11 @@ class _Form:
     @property
     def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
         """What decides on the sweeps."""
-        return self.in_flight, self.own_pass, self.single_buffered, self.again, self.online
+        return self.in_flight, self.own_pass, self.single_buffered, self.remat, self.online
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
-# positions). Sums over rows take memory, and the tensor engine has time to make values again.
+# positions). Sums over rows take memory, and the tensor engine has time to rematerialise values.
 _FORMS = (
     _Form(2, newest_first=True, own_pass=True),
     _Form(2, own_pass=True),
@@ -76,17 +76,17 @@ _FORMS = (
     _Form(2, single_buffered=True),
     _Form(1, newest_first=True),
     _Form(1, newest_first=True, single_buffered=True),
-    _Form(2, newest_first=True, single_buffered=True, again=True),
-    _Form(1, newest_first=True, single_buffered=True, again=True),
-    _Form(1, newest_first=True, single_buffered=True, again=True, no_overlap=True),
+    _Form(2, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 _FORMS_OF_SUMS = (
-    _Form(2, again=True),
-    _Form(4, again=True),
-    _Form(2, single_buffered=True, again=True),
-    _Form(2, newest_first=True, single_buffered=True, again=True, no_overlap=True),
-    _Form(1, newest_first=True, single_buffered=True, again=True),
-    _Form(1, newest_first=True, single_buffered=True, again=True, no_overlap=True),
+    _Form(2, remat=True),
+    _Form(4, remat=True),
+    _Form(2, single_buffered=True, remat=True),
+    _Form(2, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 
 # More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
@@ -101,12 +101,12 @@ _STREAMED_FORMS = (
     _NARROW,
 )
 
-# A longer segment loads the rows less often; values made again leave room for one (our choice, by
-# time of the gradients of keys and values at 32768 and 65536 positions).
-_SHORT = replace(_NARROW, in_flight=2, again=True, outside=True, tiles=8)
+# A longer segment loads the rows less often; values rematerialised leave room for one (our choice,
+# by time of the gradients of keys and values at 32768 and 65536 positions).
+_SHORT = replace(_NARROW, in_flight=2, remat=True, outside=True, tiles=8)
 _OUTSIDE_FORMS = (
     *(
-        _Form(2, single_buffered=True, again=True, length=length, tiles=8, outside=True)
+        _Form(2, single_buffered=True, remat=True, length=length, tiles=8, outside=True)
         for length in (8192, 4096, 2048)
     ),
     replace(_SHORT, length=1024),
@@ -308,7 +308,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     sweeping = Sweeping(
         whole=frozenset() if form.single_buffered else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if form.single_buffered else frozenset(),
-        early=form.again or form.streamed != NO_DIM,
+        early=form.remat or form.streamed != NO_DIM,
         streamed=form.streamed,
         online=form.online,
     )
@@ -317,8 +317,8 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     levels = Levels(space, roles, sweeping)
     if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
-    if form.again:
-        levels = _rewritten(levels, made_again(levels))
+    if form.remat:
+        levels = _rewritten(levels, rematerialised(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     transposed = _transposed(space, roles, sweeping.whole)
     over = Banks(space, roles, levels.run, {*strips, *transposed}).overwritten()
@@ -341,18 +341,18 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     )
 
 
-def _rewritten(levels: Levels, again: Again) -> Levels:
-    """`levels` with values made again where they would be kept."""
-    roots = [again.number[n] for n in _roots_of(levels.space, (*levels.run, *levels.roles.late))]
-    roles = roles_for(again.space, roots, levels.roles.row)
+def _rewritten(levels: Levels, remat: Remat) -> Levels:
+    """`levels` with values rematerialised where they would be kept."""
+    roots = [remat.number[n] for n in _roots_of(levels.space, (*levels.run, *levels.roles.late))]
+    roles = roles_for(remat.space, roots, levels.roles.row)
     in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
         levels.sweeping,
-        vectors=_free_vectors(again.space, roles) if in_sweeps else frozenset(),
-        own_pass=frozenset(again.number[n] for n in levels.sweeping.own_pass),
-        again=again.copies,
+        vectors=_free_vectors(remat.space, roles) if in_sweeps else frozenset(),
+        own_pass=frozenset(remat.number[n] for n in levels.sweeping.own_pass),
+        remat=remat.copies,
     )
-    return Levels(again.space, roles, sweeping)
+    return Levels(remat.space, roles, sweeping)
 
 
 def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
