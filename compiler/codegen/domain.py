@@ -23,7 +23,7 @@ BINARY = nodes_of(NodeKind.BINARY)
 MASK = "mask"  # a predicate over positions (`positions.py`)
 SPLATS = ("constant", "register")
 CODELESS = (*SPLATS, MASK)  # made where they are read
-PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
+PARTS = ("part", "join")  # of coalesced views (`coalesce.py`): values without code
 SCALED = "scaled"
 """A node of code generation's own: func(x * scale + bias), as `fusion.py` makes it."""
 FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED}
@@ -129,7 +129,7 @@ class Space:
     sizes: dict[int, int]
     values: list[Value]
     splits: dict[int, Split] = field(default_factory=dict)  # by major iter dim
-    joint: frozenset[int] = frozenset()  # iter dims that count joint views: always whole in a tile
+    coalesced: frozenset[int] = frozenset()  # iter dims that count views: always whole in a tile
 
     def __getitem__(self, number: int) -> Value:
         """Value `number`."""
@@ -153,7 +153,7 @@ class Space:
         return found
 
     def homes(self, among: Iterable[int]) -> dict[int, int]:
-        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
+        """For values in the tile of another (see `coalesce.py`): the value that owns it."""
         found: dict[int, int] = {}
         for n in among:
             value = self.values[n]

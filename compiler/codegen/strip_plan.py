@@ -17,6 +17,7 @@ from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import pieces
+from shardwright.compiler.codegen.coalesce import coalesce
 from shardwright.compiler.codegen.domain import (
     CODELESS,
     AccessMap,
@@ -26,7 +27,6 @@ from shardwright.compiler.codegen.domain import (
     Space,
     Value,
 )
-from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
@@ -51,7 +51,7 @@ _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reducti
 
 def strip_candidates(space: Space, roots: Iterable[int], room: Room) -> list[Candidate]:
     """Tilings of everything `roots` need. Raises CompileError when there is none."""
-    plans = plan_strips(*join_views(space, roots, room.tensors), room)
+    plans = plan_strips(*coalesce(space, roots, room.tensors), room)
     made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
@@ -89,7 +89,7 @@ def _candidates(
 ) -> Iterator[tuple[Space, int | None]]:
     """(space, partition iter dim) pairs worth an estimate."""
     used = {a for n in space.slice(roots) for a in (*space[n].iter_dims, *space[n].over)}
-    used -= space.joint
+    used -= space.coalesced
     indexed = _index_iter_dims(space)
     yield space, None
     for iter_dim in sorted(used):
@@ -191,7 +191,7 @@ class _Planner:
         if self.partition is not None:
             extents[self.partition] = min(self.limits.partitions, self.sizes[self.partition])
             fixed.add(self.partition)
-        for iter_dim in self.space.joint & set(self.sizes):
+        for iter_dim in self.space.coalesced & set(self.sizes):
             extents[iter_dim] = self.sizes[iter_dim]
             fixed.add(iter_dim)
         for value in self.nodes:

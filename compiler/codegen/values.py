@@ -198,9 +198,9 @@ def _within_dims(
     yield from _within_dims(frame, access, part, axes, inner)
 
 
-def part_of(whole: Held, joint: Value, index: int) -> Held:
-    """View number `index` of a value that spans a joint iter dim."""
-    iter_dim = joint.attrs["iter_dim"]
+def part_of(whole: Held, joined: Value, index: int) -> Held:
+    """View number `index` of a value that spans a coalesced iter dim."""
+    iter_dim = joined.attrs["iter_dim"]
     strides = {a: s for a, s in whole.strides.items() if a != iter_dim}
     return Held(whole.tile, strides, whole.offset + index * whole.strides[iter_dim])
 

@@ -2,9 +2,9 @@
 
 Two loads (or stores) whose views differ only in their offset, by exactly the run of their innermost
 iter dim, together make runs of twice the length, and short runs are what a DMA is slow at. They
-become one load of a value that spans one more, the joint iter dim, and each old value is a `part`
-of it; stored values become the parts of a `join`, computed straight into its tile. Neither has
-code. Numbers per row (`top_k`, statistics) that are stored side by side are runs of one element.
+become one load of a value that spans one more iter dim, the coalesced one, and each old value is a
+`part` of it; stored values become parts of a `join`, computed straight into its tile. Neither has
+code. Numbers per row (`top_k`, statistics) stored side by side are runs of one element.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.compiler.codegen.domain import (
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
 _RUN_BYTES = 2048
-_GONE = -1  # number of stores that a joint one took over
+_GONE = -1  # number of stores that a coalesced one took over
 # Values that do not make a tile of their own where they are computed.
 _NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed")
 
@@ -38,11 +38,11 @@ class _Group:
     step: int
 
 
-def join_views(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
-    """`space` with adjacent views of what `roots` need joined, and the roots' new numbers."""
+def coalesce(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
+    """`space` with adjacent views of what `roots` need coalesced, and the roots' new numbers."""
     roots = list(roots)
     groups = _groups(space, space.slice(roots), tensors)
-    return _Joiner(space, groups).joined(roots) if groups else (space, roots)
+    return _Coalescer(space, groups).of(roots) if groups else (space, roots)
 
 
 def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
@@ -69,10 +69,10 @@ def _adjacent(space: Space, members: list[int], tensors: Tensors) -> _Group | No
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
     group = _Group(tuple(offsets[o] for o in sorted(offsets)), steps[0])
-    return group if _can_join(space, group) else None
+    return group if _can_coalesce(space, group) else None
 
 
-def _can_join(space: Space, group: _Group) -> bool:
+def _can_coalesce(space: Space, group: _Group) -> bool:
     """Loads always; stores when every stored value is computed for that place alone."""
     stores = [space[n] for n in group.members if space[n].op == "store"]
     sources = [space[s.inputs[0]] for s in stores]
@@ -87,26 +87,26 @@ def _can_join(space: Space, group: _Group) -> bool:
     )
 
 
-class _Joiner(Rewriting):
-    """Joint iter dims are shared by groups of the same length."""
+class _Coalescer(Rewriting):
+    """Coalesced iter dims are shared by groups of the same length."""
 
     def __init__(self, space: Space, groups: Sequence[_Group]) -> None:
         super().__init__(space)
         self.group = {n: group for group in groups for n in group.members}
         first = max(space.sizes, default=-1) + 1
         lengths = sorted({len(g.members) for g in groups})
-        self.joint = {length: first + i for i, length in enumerate(lengths)}
+        self.coalesced = {length: first + i for i, length in enumerate(lengths)}
         self.loads: dict[Numbers, int] = {}
 
-    def joined(self, roots: Sequence[int]) -> tuple[Space, list[int]]:
+    def of(self, roots: Sequence[int]) -> tuple[Space, list[int]]:
         """The new space, and the numbers of `roots` in it."""
-        sizes = self.old.sizes | {a: length for length, a in self.joint.items()}
-        joint = self.old.joint | set(self.joint.values())
-        space = replace(self.run(), sizes=sizes, joint=joint)
+        sizes = self.old.sizes | {a: length for length, a in self.coalesced.items()}
+        coalesced = self.old.coalesced | set(self.coalesced.values())
+        space = replace(self.run(), sizes=sizes, coalesced=coalesced)
         return space, sorted({self.number[n] for n in roots} - {_GONE})
 
     def made(self, n: int, value: Value) -> int:
-        """The value, its part of a joint load, or with the last store of a group the joint one."""
+        """The value, its part of a coalesced load, or for a group's last store a coalesced one."""
         group = self.group.get(n)
         if group is None:
             return self.add(value)
@@ -117,20 +117,20 @@ class _Joiner(Rewriting):
     def _wide(self, group: _Group, inputs: Numbers) -> Value:
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
-        iter_dim = self.joint[len(group.members)]
+        iter_dim = self.coalesced[len(group.members)]
         access = replace(value.access, strides={**value.access.strides, iter_dim: group.step})
         return replace(value, inputs=inputs, iter_dims=value.iter_dims | {iter_dim}, map=access)
 
     def _part(self, group: _Group, value: Value, index: int) -> int:
         if group.members not in self.loads:
             self.loads[group.members] = self.add(self._wide(group, ()))
-        attrs: Mapping[str, int] = {"iter_dim": self.joint[len(group.members)], "index": index}
+        attrs: Mapping[str, int] = {"iter_dim": self.coalesced[len(group.members)], "index": index}
         inputs = (self.loads[group.members],)
         return self.add(Value("part", inputs, value.iter_dims, value.dtype, attrs=attrs))
 
     def _join(self, group: _Group) -> int:
         parts = tuple(self.number[self.old.values[n].inputs[0]] for n in group.members)
-        iter_dim = self.joint[len(group.members)]
+        iter_dim = self.coalesced[len(group.members)]
         like = self.values[parts[0]]
         attrs = {"iter_dim": iter_dim}
         join = self.add(Value("join", parts, like.iter_dims | {iter_dim}, like.dtype, attrs=attrs))

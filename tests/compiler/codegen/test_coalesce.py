@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiler.codegen.joint import join_views
+from shardwright.compiler.codegen.coalesce import coalesce
 from shardwright.compiler.codegen.rows.algebra import defer_scaling
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
@@ -64,7 +64,7 @@ def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
 def test_views_apart_stay_apart() -> None:
     m = rotary(40, 2, 16, F32, gap=5)
     space = normalise(m.program())
-    joined, roots = join_views(space, space.roots, m.tensors)
+    joined, roots = coalesce(space, space.roots, m.tensors)
     assert sum(v.op == "part" for v in joined.values) == 0
     assert len(roots) == 1  # both halves of the result still lie side by side
 
@@ -72,7 +72,7 @@ def test_views_apart_stay_apart() -> None:
 def test_long_runs_are_left_alone() -> None:
     m = rotary(40, 2, 1024, F32)
     space = normalise(m.program())
-    assert join_views(space, space.roots, m.tensors) == (space, space.roots)
+    assert coalesce(space, space.roots, m.tensors) == (space, space.roots)
 
 
 def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
@@ -81,7 +81,7 @@ def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
     stored = m.nodes[-1].inputs[0]
     m.store(stored, (0, 1, 2))
     space = normalise(m.program())
-    joined, _ = join_views(space, space.roots, m.tensors)
+    joined, _ = coalesce(space, space.roots, m.tensors)
     assert not any(v.op == "join" for v in joined.values)
     check(m)
 
