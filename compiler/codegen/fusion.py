@@ -2,8 +2,8 @@
 
 A product or sum with a number, or with one value per partition, is free in front of an activation,
 and a conversion is free behind it. `fuse` rewrites a space for one choice of tiles; every step
-rounds to fp32 as the separate instructions would, so no value changes. `balance` then puts what
-both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
+rounds to fp32 as the separate instructions would, so no value changes. `rows/engines.py` then puts
+what both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Task = int | Copy
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class EngineAssignment:
     """Reductions for GpSimd, sums that Scalar makes in passing, copies for Vector, not Scalar."""
 
     gpsimd: frozenset[int]
@@ -74,7 +74,7 @@ class Work:
             cycles = added / self.room.limits.partitions / self.in_flight
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
-    def balanced(self) -> Balance:
+    def assigned(self) -> EngineAssignment:
         """Who does what; the engines of copies with a scale are set in `space`."""
         while self.improve():
             pass
@@ -82,7 +82,7 @@ class Work:
         for n, engine in chosen:
             if isinstance(n, int) and values[n].op == SCALED:
                 values[n] = replace(values[n], attrs={**values[n].attrs, "engine": engine.value})
-        return Balance(
+        return EngineAssignment(
             frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
             frozenset(n for n, e in chosen if self.is_reduction(n) and e is Engine.SCALAR),
             frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
@@ -191,7 +191,7 @@ _PAIRS = BINARY - nodes_of(NodeKind.LONG)
 
 
 @dataclass(frozen=True, slots=True)
-class Overwritten:
+class BankReuse:
     """The product whose bank a value takes over, and pairs that are read at the full rate so."""
 
     bank_of: Mapping[int, int]
@@ -207,8 +207,8 @@ class Banks:
         self.space, self.roles, self.run, self.kept = space, roles, run, kept
         self.users = space.users((*roles.rows, *roles.sums))
 
-    def overwritten(self) -> Overwritten:
-        """What is taken over."""
+    def reused(self) -> BankReuse:
+        """Banks that are reused in place."""
         bank_of: dict[int, int] = {}
         pairs: set[int] = set()
         for pair in sorted(n for n in self.run if self.space[n].op in _PAIRS):
@@ -220,7 +220,7 @@ class Banks:
                     bank_of[n] = product
                     pairs.add(pair)
                     break
-        return Overwritten(bank_of, frozenset(pairs))
+        return BankReuse(bank_of, frozenset(pairs))
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""

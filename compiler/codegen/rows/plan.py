@@ -26,7 +26,7 @@ from shardwright.compiler.codegen.domain import (
 )
 from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.engines import Balance, Banks, Work
+from shardwright.compiler.codegen.rows.engines import Banks, EngineAssignment, Work
 from shardwright.compiler.codegen.rows.levels import (
     Levels,
     Pass,
@@ -149,7 +149,7 @@ class RowPlan:
     order: IterDims  # parallel loops, outermost first
     fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of panels
     whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
-    engines: Balance  # who does what more than one engine can do
+    engines: EngineAssignment  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
     in_flight: int = 1  # row tiles in flight
     newest_first: bool = True  # of groups (see `nest.py`)
@@ -321,7 +321,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         levels = _rewritten(levels, rematerialised(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     transposed = _transposed(space, roles, sweeping.whole)
-    over = Banks(space, roles, levels.run, {*strips, *transposed}).overwritten()
+    over = Banks(space, roles, levels.run, {*strips, *transposed}).reused()
     work = Work(space, roles, levels.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
         space=space,
@@ -335,7 +335,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         order=_parallel_order(space, roles),
         fold={},
         whole=sweeping.whole,
-        engines=work.balanced(),
+        engines=work.assigned(),
         bank_of=over.bank_of,
         single_buffered=form.single_buffered,
     )
