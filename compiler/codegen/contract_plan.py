@@ -43,11 +43,11 @@ class ContractPlan:
 
     Major parts of `row_split` and `depth_split` count tiles of 128; where such an iter dim fits in
     one tile, another m (or k) iter dim counts; -1 when there is none. `outer`, `across` and `along`
-    are loops of single points. Neighbouring points of a `group` share the panels of both operands
-    and the tile of the result, which makes runs in HBM longer. `beside` counts neighbouring rows of
-    the result that lie on one partition, where short rows are one run of HBM: `rows` then counts
-    such partitions, and each product takes every so-many-th row of the stationary panel. Both are
-    at most one iter dim, `beside` in staged plans only.
+    are loops of single points. Neighbouring points of a `group` share the packed tiles of both
+    operands and the tile of the result, which makes runs in HBM longer. `beside` counts
+    neighbouring rows of the result that lie on one partition, where short rows are one run of HBM:
+    `rows` then counts such partitions, and each product takes every so-many-th row of the
+    stationary packed tile. Both are at most one iter dim, `beside` in staged plans only.
     """
 
     space: Space
@@ -58,7 +58,7 @@ class ContractPlan:
     row_split: Split  # of m, `rows` its minor part
     depth: int  # the iter dim on the partitions of the operands
     depth_split: Split  # of k, `depth` its minor part
-    columns: IterDims  # n iter dims of a panel, major to minor
+    columns: IterDims  # n iter dims of a packed tile, major to minor
     extents: PerDim  # points at a time of the iter dims `columns`, `group` and `beside`
     outer: IterDims  # batch and other m iter dims
     across: IterDims = ()  # other n iter dims
@@ -69,13 +69,13 @@ class ContractPlan:
     staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
     held: bool = False  # the whole moving operand stays over all row blocks
     group: IterDims = ()  # batch iter dims
-    panel_type: DType  # of both operands in SBUF
+    packed_type: DType  # of both operands in SBUF
     stationary_slots: int = 1  # tiles of SBUF for the stationary block
     accumulator_slots: int = 2  # tiles of PSUM for products
     transpose_slots: int = 2  # banks of PSUM for transposed operands
     cost: float = 0.0  # nanoseconds
     beside: IterDims = ()
-    whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
+    whole: bool = False  # all of k of all row tiles stays (`whole_operand.py`)
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
@@ -98,11 +98,11 @@ class ContractPlan:
     @property
     def passes(self) -> int:
         """Passes of the tensor engine over its operands."""
-        return _FP32_PASSES if self.panel_type is DType.F32 else 1
+        return _FP32_PASSES if self.packed_type is DType.F32 else 1
 
     @property
     def points(self) -> int:
-        """Batch points whose panels are in SBUF together."""
+        """Batch points whose packed tiles are in SBUF together."""
         return math.prod(self.extents[a] for a in self.group)
 
     @property
@@ -117,14 +117,14 @@ class ContractPlan:
 
     @property
     def height(self) -> int:
-        """Columns of the stationary panel for one row tile, those of a group counted together."""
+        """Packed stationary columns for one row tile, those of a group counted together."""
         height = self.space.sizes.get(self.row_split.minor, 1)
         return height * math.prod(self.extents[a] for a in (*self.group, *self.beside))
 
     @property
     def row_bytes(self) -> int:
         """Bytes per partition of one row tile of the stationary operand with all of k."""
-        return self.depth_tiles * self.height * self.panel_type.bytes
+        return self.depth_tiles * self.height * self.packed_type.bytes
 
     @property
     def has_tail(self) -> bool:

@@ -2,9 +2,9 @@
 
 The m iter dims land on the partitions of the result and n along its rows, so exchanging the
 operands stores the transposed result at no cost; both ways are planned and the cheaper estimate
-wins. A block of m tiles stays in SBUF while panels of the moving operand pass by, or the whole
-moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product, added
-up in SBUF.
+wins. A block of m tiles stays in SBUF while packed tiles of the moving operand pass by, or the
+whole moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product,
+added up in SBUF.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shardwright.compiler.codegen.domain import CODELESS, AccessMap, IterDims, N
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.transposed_blocks import is_plain, transposed_block
-from shardwright.compiler.codegen.whole_panel import (
+from shardwright.compiler.codegen.whole_operand import (
     can_be_whole,
     fetch_ns,
     is_load,
     is_short,
-    panel_bytes,
+    packed_bytes,
     whole_elements,
 )
 from shardwright.compiler.diagnostics import CompileError
@@ -41,7 +41,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
 from shardwright.compiler.isa.region import STORES
 
-# Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
+# Bytes per partition of one chunk of a moving packed tile: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
 _CHUNK_BYTES = 16384
 # k is contiguous in a natural operand: rows of this many bytes reach 0.97 of the DMA rate (see
@@ -51,13 +51,13 @@ _NATURAL_RUN_BYTES = 4096
 # efficiency_by_bytes_per_partition).
 _RUN_BYTES = 2048
 _RESIDENT_SHARE = (
-    0.6  # of the budget: the stationary block; panels and epilogue have the rest (our choice)
+    0.6  # of the budget: the stationary block; packed tiles and epilogue have the rest (our choice)
 )
 _MAX_COLUMN_AXES = 3
 # With this many k tiles the pause to evict all accumulators at once is short beside the work on
 # them.
 _LONG_K = 8
-_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
+_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a packed tile in staged plans
 _EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
 _FEWEST_ROWS = 32  # partitions of a result with several rows on each (our choice)
 _LONGEST_BYTES = 8192  # of their run: what is longer moves no faster (our choice)
@@ -105,7 +105,7 @@ class _Planner:
         self.m = iter_dims[0] - self.over - self.batch
         self.n = iter_dims[1] - self.over - self.batch
         types = {space[n].dtype for n in self.sides}
-        self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
+        self.packed_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
         after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.roots))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
@@ -130,7 +130,7 @@ class _Planner:
         return max(iter_dims, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
-        """Plans with the stationary block resident and streamed, with wide and narrow panels."""
+        """Plans with the stationary block resident and streamed, moving tiles wide and narrow."""
         self.depth = self._best(self.over, self.accesses)
         rows = self._best(self.m, self.accesses[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
@@ -171,7 +171,7 @@ class _Planner:
         space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
         self.placed = [largest_access(space, n) for n in self.sides]
         narrow = self.limits.moving_max
-        wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
+        wide = max(narrow, math.ceil(_RUN_BYTES / self.packed_type.bytes))
         for group in self._groups(space, {*rest, depth}):
             stationary = self._operand(0, (*group, *rest))
             for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
@@ -195,7 +195,7 @@ class _Planner:
                     along=self._loops(self.over - {depth, depth_split.major}),
                     group=(*group,),
                     beside=beside,
-                    panel_type=self.panel_type,
+                    packed_type=self.packed_type,
                     rates=self.room.rates,
                 )
                 for resident, held in product((True, False), repeat=2):
@@ -203,8 +203,8 @@ class _Planner:
                         yield replace(tiled, cost=self._nanoseconds(tiled))
 
     def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
-        """Batch iter dims whose neighbouring points share panels, with how many do: none, and those
-        that continue the runs of an operand or of the result while these are short.
+        """Batch iter dims whose neighbouring points share packed tiles, with how many do: none, and
+        those that continue the runs of an operand or of the result while these are short.
         """
         yield {}
         found: dict[tuple[int, int], None] = {}
@@ -269,7 +269,7 @@ class _Planner:
         return space, replace(made, major=max(others, key=merit))
 
     def _columns(self, limit: int) -> tuple[IterDims, dict[int, int]]:
-        """Panel iter dims (major to minor) and extents, up to `limit` columns from inside out."""
+        """Iter dims of a packed tile (major to minor) and extents, up to `limit` columns."""
         width = 1
         extents: dict[int, int] = {}
         for iter_dim in sorted(
@@ -321,9 +321,9 @@ class _Planner:
                 return None
         elif not can_be_whole(plan.space, number, made):
             return None
-        size = panel_bytes(plan.space, made, plan.points, self.panel_type.bytes)
+        size = packed_bytes(plan.space, made, plan.points, self.packed_type.bytes)
         if not natural:  # it may be transposed twice
-            size += panel_bytes(plan.space, made[::-1], plan.points, self.panel_type.bytes)
+            size += packed_bytes(plan.space, made[::-1], plan.points, self.packed_type.bytes)
         sums = 4 * plan.width if plan.depth_tiles > 1 else 0
         if sums + size > _RESIDENT_SHARE * self.budget:
             return None
@@ -334,7 +334,7 @@ class _Planner:
 
     def _blocking(self, plan: ContractPlan, sums: int) -> ContractPlan | None:
         """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
-        item, width = self.panel_type.bytes, plan.width
+        item, width = self.packed_type.bytes, plan.width
         whole = plan.row_bytes * plan.block if plan.resident else 0
         slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
         columns = self.space.points(self.n) * plan.points
@@ -360,11 +360,11 @@ class _Planner:
         rows = plan.width // largest * math.ceil(largest / self.limits.transpose_max)
         stationary = plan.block * plan.points * plan.stationary.natural
         waiting = rows * plan.moving.natural + stationary
-        return waiting * plan.space.sizes[plan.depth] * self.panel_type.bytes
+        return waiting * plan.space.sizes[plan.depth] * self.packed_type.bytes
 
     def _enough(self, plan: ContractPlan) -> int:
         """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
-        item = self.panel_type.bytes
+        item = self.packed_type.bytes
         enough = _CHUNK_BYTES // (plan.width * item)
         if plan.moving.natural or plan.stationary.natural:
             row = plan.space.sizes[plan.depth] * item
@@ -381,8 +381,8 @@ class _Planner:
         blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
         groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
         row_blocks = blocks * math.prod(groups.values())
-        panels = plan.space.points(plan.across)
-        panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
+        rounds = plan.space.points(plan.across)
+        rounds *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
         depth_tiles = plan.depth_tiles
         width = math.prod(plan.extents[a] for a in plan.columns)
         height = 1 if plan.rows is None else size[plan.rows]
@@ -390,13 +390,13 @@ class _Planner:
         once = math.prod(groups[a] for a in plan.shared)
         points, beside = plan.points, math.prod(plan.extents[a] for a in plan.beside)
         turns = beside + (plan.lines.tail if plan.beside else 0)
-        passes = row_blocks * (1 if plan.resident else panels)
+        passes = row_blocks * (1 if plan.resident else rounds)
         loads = (
             (plan.stationary, self.placed[0], passes, rows * points * beside),
             (
                 plan.moving,
                 self.placed[1],
-                (once if plan.held else row_blocks) * panels,
+                (once if plan.held else row_blocks) * rounds,
                 width * points,
             ),
         )
@@ -416,12 +416,12 @@ class _Planner:
             run, partitions, columns = _loaded(plan, operand, access, item)
             transposed += elements * columns
             moved += rates.transfer_ns(elements * item, run, partitions)
-        total = row_blocks * rows * panels * width * points * beside
+        total = row_blocks * rows * rounds * width * points * beside
         for out, plain in self.stores:
             taken, columns = self._stored_ns(plan, out, plain, total)
             moved, transposed = moved + taken, transposed + columns
-        issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
-        evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
+        issued = row_blocks * plan.block * rounds * points * turns * max(width, MIN_CYCLES)
+        evicted = row_blocks * plan.block * rounds * max(width * points * turns, MIN_CYCLES)
         products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + transposed) * plan.passes)
         # The queue of the tensor engine waits for copies of what it transposes: half on each.
         products += rates.engine_ns(Engine.VECTOR, transposed / plan.transpose_slots)
@@ -452,7 +452,7 @@ class _Planner:
 def _loaded(
     plan: ContractPlan, operand: Operand, access: AccessMap, item: int
 ) -> tuple[int, int, float]:
-    """(bytes of a run, partitions, transposed columns per element) of a panel load."""
+    """(bytes of a run, partitions, transposed columns per element) of a packed tile load."""
     size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
     extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
     if plan.rows is not None:

@@ -114,7 +114,7 @@ class BlockLoader:
     plan: ContractPlan
     copiers: Iterator[Engine]
 
-    def natural(self, operand: Operand, panel: Held, scope: Scope) -> bool:
+    def natural(self, operand: Operand, packed: Held, scope: Scope) -> bool:
         """Load a natural operand; False where blocks do not pay, or it is computed."""
         found = self._block(natural_rows, operand, scope)
         if found is None:
@@ -123,14 +123,14 @@ class BlockLoader:
         k = scope.extent(self.plan.depth)
         inside = {self.plan.depth_split.major} if block.row > k else set()
         loops = [a for a in self._counting(operand) if a not in inside]
-        for place, part, rows in self._fetched(access, block, loops, panel, scope):
+        for place, part, rows in self._fetched(access, block, loops, packed, scope):
             for tile in range(block.row // k):
-                step = tile * panel.strides.get(self.plan.depth_split.major, 0)
+                step = tile * packed.strides.get(self.plan.depth_split.major, 0)
                 there = replace(part, offset=part.offset + step)
                 self._transpose(block, rows, (tile * k, k), there, place)
         return True
 
-    def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:
+    def direct(self, operand: Operand, packed: Held, scope: Scope) -> bool:
         """Load a direct operand; False where blocks do not pay, or it is computed."""
         found = self._block(direct_rows, operand, scope)
         if found is None:
@@ -138,9 +138,9 @@ class BlockLoader:
         access, block = found
         (inner,) = (a for a in operand.free if access.stride(a) == 1)
         loops = [a for a in self._counting(operand) if a != inner]
-        for place, part, rows in self._fetched(access, block, loops, panel, scope):
+        for place, part, rows in self._fetched(access, block, loops, packed, scope):
             count = block.each * block.partitions
-            tile = place.tile("columns", block.row, count, self.plan.panel_type)
+            tile = place.tile("columns", block.row, count, self.plan.packed_type)
             steps = (math.prod(block.extents[:at]) for at in range(len(block.iter_dims)))
             across = replace(tile, strides=dict(zip(block.iter_dims, steps, strict=True)))
             self._transpose(block, rows, (0, block.row), across, place)
@@ -164,14 +164,14 @@ class BlockLoader:
         return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
 
     def _fetched(
-        self, access: AccessMap, block: RowBlock, dims: Sequence[int], panel: Held, scope: Scope
+        self, access: AccessMap, block: RowBlock, dims: Sequence[int], packed: Held, scope: Scope
     ) -> Iterator[tuple[Scope, Held, Held]]:
-        """Every block of rows that `dims` count: code, place in the panel, rows on chip."""
+        """Every block of rows that `dims` count: code, place in the packed tile, rows on chip."""
         for place, at in blocks_within(scope, block.loops(dims), {}):
-            rows = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
+            rows = place.tile("rows", block.partitions, block.run, self.plan.packed_type)
             target = place.flat(rows, block.partitions, block.run)
             place.load(target, block.hbm(access, place.address(access)))
-            yield place, panel.at(at), rows
+            yield place, packed.at(at), rows
 
     def _transpose(
         self, block: RowBlock, rows: Held, columns: tuple[int, int], to: Held, scope: Scope
@@ -196,7 +196,7 @@ class BlockLoader:
             scope.copy(next(self.copiers), target, scope.on_chip(bank, width, into))
 
     def _transpose_back(
-        self, block: RowBlock, across: Held, panel: Held, step: int, scope: Scope
+        self, block: RowBlock, across: Held, packed: Held, step: int, scope: Scope
     ) -> None:
         """Transpose the columns of a block back: k on the partitions, columns `step` apart."""
         k, *outer = block.extents
@@ -204,7 +204,7 @@ class BlockLoader:
         fitting = range(1, PSUM_COLUMNS // block.row + 1)
         several = max(n for n in fitting if spread(n, outer) is not None)
         reach = spread(several, outer) or ()
-        places = {block.iter_dims[0]: 0, **panel.strides}
+        places = {block.iter_dims[0]: 0, **packed.strides}
         strides = block.strides(places)[1:]
         inner = [math.prod(reach[:at]) * block.row for at in range(len(reach))]
         sizes = [*reach[::-1], block.row]
@@ -216,5 +216,5 @@ class BlockLoader:
                 target = scope.flat(bank, k, block.row, point * block.row)
                 scope.transpose(target, source)
             place = block.place(low * k, places)
-            target = scope.on_chip(panel, k, out, place)
+            target = scope.on_chip(packed, k, out, place)
             scope.copy(next(self.copiers), target, scope.on_chip(bank, k, into))

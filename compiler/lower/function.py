@@ -192,7 +192,7 @@ def _prompt(found: Settled, judge: Judge) -> Settled:
 
 def _halved(found: Settled, judge: Judge) -> Settled:
     """The function with every row region in two that is faster so, though it computes twice what
-    both halves read: a region of forward and backward attention holds all panels of both.
+    both halves read: a region of forward and backward attention holds all packed tiles of both.
     """
     done: set[frozenset[Value]] = set()
     while True:

@@ -2,9 +2,9 @@
 
 A row region walks 128 rows of one index (the row index) at a time. Every value of it has one of
 three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
-the region, at most converted; a panel does not know the rows and stays on chip while they pass. A
-contraction takes rows and a panel to rows, or two row values to a sum. Nothing here knows what
-attention is.
+the region, at most converted; a packed tile does not know the rows and stays on chip while they
+pass. A contraction takes rows and a packed tile to rows, or two row values to a sum. Nothing here
+knows what attention is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
 # (our choice: the leanest form of `codegen/rows/plan.py`).
 SEGMENT, BAND = 512, 4
 
-ROW, SUM, PANEL = "row", "sum", "panel"
+ROW, SUM, PACKED = "row", "sum", "packed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _may_follow(task: Task) -> bool:
 def _role(one: Spans, rows: IterDim, looped: frozenset[IterDim]) -> str:
     if rows in one.result:
         return SUM if is_sum(one.task.op) and one.summed & looped else ROW
-    return SUM if any(rows in operand for operand in one.operands) else PANEL
+    return SUM if any(rows in operand for operand in one.operands) else PACKED
 
 
 def _misfit(
@@ -182,7 +182,7 @@ def _misfit(
     if role == ROW:
         both = all(rows in operand for operand in one.operands)
         return "both operands walk the rows" if task.kind == CONTRACT and both else None
-    if role == PANEL:
+    if role == PACKED:
         if task.kind == CONTRACT or task.op.name in REDUCTIONS:
             return "does not walk the rows"
         stored = groups.is_stored(task, members)
@@ -195,20 +195,20 @@ def _misfit(
 
 
 def _columns(one: Spans, rows: IterDim) -> frozenset[IterDim]:
-    """Iter dims of a contraction that its moving side walks: free in the panel of a row
+    """Iter dims of a contraction that its moving side walks: free in the packed tile of a row
     contraction, or in one operand of a sum. They are never looped one by one.
     """
     if one.task.kind != CONTRACT:
         return frozenset()
     lhs, rhs = one.operands
     if rows in one.result:
-        panel, other = (rhs, lhs) if rows in lhs else (lhs, rhs)
-        return (panel - other) & one.result
+        packed, other = (rhs, lhs) if rows in lhs else (lhs, rhs)
+        return (packed - other) & one.result
     return (lhs ^ rhs) & one.result
 
 
 class _Memory:
-    """Bytes per partition of a row region, as its leanest code needs them: panels, sums and
+    """Bytes per partition of a row region, as its leanest code needs them: packed tiles, sums and
     transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
     segment is on chip at a time.
     """

@@ -23,7 +23,7 @@ class Budget:
     """Limits of regions.
 
     `strip_bytes`: what the values of 128 rows of a strip region may take per partition;
-    `row_bytes`: the same for a region with contractions, panels and accumulators included.
+    `row_bytes`: the same for a region with contractions, packed tiles and accumulators included.
     """
 
     strip_bytes: int

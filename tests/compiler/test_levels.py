@@ -79,8 +79,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def test_attention_computed_again_is_a_region_of_its_own() -> None:
-    """Forward and backward as one region would hold the panels of both; apart, both are faster and
-    scores are made once more. Values are those of JAX.
+    """Forward and backward as one region would hold the packed tiles of both; apart, both are
+    faster and scores are made once more. Values are those of JAX.
     """
     rng = np.random.default_rng(5)
     lengths = (256, KEYS, KEYS, 256)

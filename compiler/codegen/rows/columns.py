@@ -147,7 +147,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Columns whose panels are on chip together; `runs` count from its first column."""
+    """Columns whose packed tiles are on chip together; `runs` count from its first column."""
 
     piece: Piece
     runs: tuple[Run, ...]

@@ -63,7 +63,7 @@ class Work:
     def __post_init__(self) -> None:
         space, roles = self.space, self.roles
         self.chosen: dict[Task, Engine] = {n: self._engine(n) for n in self.run if self._counts(n)}
-        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
+        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.packed if self._is_copied(n)}
         self.chosen |= {Copy(n, transposed=True): Engine.VECTOR for n in self.transposed}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
         self._costs: dict[tuple[Task, Engine], dict[Engine, float]] = {}
@@ -127,7 +127,7 @@ class Work:
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
         value = self.space[n]
         if self.is_reduction(n):
-            reads_psum = value.inputs[0] in self.roles.panels
+            reads_psum = value.inputs[0] in self.roles.packed
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
             found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
@@ -215,7 +215,7 @@ class Banks:
             inputs = self.space[pair].inputs
             for n, other in (inputs[::-1], inputs):  # what is made last waits least for its reader
                 product = self.product_of(n)
-                in_sbuf = other not in (n, *self.roles.panels, *bank_of)
+                in_sbuf = other not in (n, *self.roles.packed, *bank_of)
                 if product is not None and in_sbuf and self.is_block(other, product):
                     bank_of[n] = product
                     pairs.add(pair)
@@ -228,7 +228,7 @@ class Banks:
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
         wide = [i for i in value.inputs if values[i].iter_dims == value.iter_dims]
-        products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
+        products = [i for i in wide if i in self.roles.packed and self.users[i] == [number]]
         if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:
             return None
         (product,) = products

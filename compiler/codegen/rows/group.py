@@ -177,7 +177,7 @@ class Group(Products):
         block = self.scope.straight({stage.inner: replace(box, extent=width)})
         sums = [n for n in stage.values if self._is_product_sum(n)]
         transposed = sum(n in self.plan.transposed for n in stage.values)
-        kept = sum(n in self.panels for n in stage.values)
+        kept = sum(n in self.packed for n in stage.values)
         return kept, transposed + sum(len(self.sums.blocks(n, block)) for n in sums)
 
     def _is_product_sum(self, number: int) -> bool:
@@ -291,7 +291,7 @@ class Group(Products):
     def _returns(self, stage: Stage) -> bool:
         """Whether blocks go from the tensor engine to other engines and back."""
         phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
-        return {0, 2} <= phases and any(n in self.panels for n in stage.values)
+        return {0, 2} <= phases and any(n in self.packed for n in stage.values)
 
     def _pipelined(
         self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
@@ -334,7 +334,7 @@ class Group(Products):
             return 3
         if step.transposes or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.panels and self.space[step.number].op != "load")
+        return int(step.number not in self.packed and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
         """The values of a stage in the boxes of `scope`; when pipelined those of one phase."""
@@ -400,7 +400,7 @@ class Group(Products):
     def _value(self, number: int, value: Value, scope: Scope) -> None:
         if number in self.plan.roles.sums:
             self._sum(number, scope)
-        elif number in self.panels:
+        elif number in self.packed:
             self.product(number, value, scope)
         elif value.op == "reduce":
             total = self.partial.get(number)

@@ -4,9 +4,9 @@ A value that reads a reduction or a transposed operand belongs to a later level 
 values of one level and one inner iter dim share a sweep. What another sweep reads again is a strip.
 Where a row is streamed, one segment at a time, sweeps lie in passes over its segments.
 
-What a strip is made of (products with panels, loads, columns) is still there when a later sweep
-runs, so the strip can be computed there a second time: scores cost one more product per block, and
-a row then takes no SBUF that grows with its length. Values and their roundings are the same.
+What a strip is made of (products with packed tiles, loads, columns) is still there when a later
+sweep runs, so the strip can be computed there a second time: scores cost one more product per
+block, and a row then takes no SBUF that grows with its length. Values and roundings are the same.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Levels:
         return sorted(wanted & mine)
 
     def _is_whole(self, n: int, i: int) -> bool:
-        return n in self.roles.panels and i in self.sweeping.whole
+        return n in self.roles.packed and i in self.sweeping.whole
 
     def inner(self, number: int) -> int | None:
         """The inner iter dim a value spans."""
@@ -118,12 +118,12 @@ class Levels:
         """First level at which `n` can read `i`."""
         level = self.run[i] + (self.space[i].op == "reduce" or self.is_carried(i))
         inner = self.inner(i)
-        in_step = inner is None or (inner == self.home(n) and n not in self.roles.panels)
+        in_step = inner is None or (inner == self.home(n) and n not in self.roles.packed)
         return level if in_step and not self._waits(n, i) else level + 1
 
     def _waits(self, n: int, i: int) -> bool:
         """Whether `n` is read transposed and made from `i` alone, which costs one more strip."""
-        if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.panels:
+        if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.packed:
             return False
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
 
@@ -134,7 +134,7 @@ class Levels:
         users = self.space.users(self.numbers)
         for n in reversed(early):
             readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
-            if readers and not any(u in self.roles.panels for u in readers):
+            if readers and not any(u in self.roles.packed for u in readers):
                 step = {u: self._earliest(u, n) - self.run[n] for u in readers}
                 self.run[n] = min(self.run[u] - step[u] for u in readers)
 
@@ -189,7 +189,7 @@ class Levels:
 
     def is_late(self, n: int, i: int) -> bool:
         """Whether `n` reads `i` by element outside the sweep, or the pass, that makes it."""
-        if n in self.roles.panels or i not in self.run or self.inner(i) is None:
+        if n in self.roles.packed or i not in self.run or self.inner(i) is None:
             return False
         apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]
         return apart or self.inner(i) != self.home(n)
@@ -255,7 +255,7 @@ class _Copier(Rewriting):
         moves: Callable[[int], bool],
     ) -> None:
         super().__init__(levels.space)
-        self.panels, self.place, self.late, self.moves = levels.roles.panels, place, late, moves
+        self.packed, self.place, self.late, self.moves = levels.roles.packed, place, late, moves
         self.copies: dict[tuple[int, int], int] = {}  # (value, place) -> copy
 
     def remat(self) -> Remat:
@@ -274,7 +274,7 @@ class _Copier(Rewriting):
     def _read_by(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
         """What a copy reads that is rematerialised too."""
         i, place = wanted
-        read = () if i in self.panels else self.old.values[i].inputs
+        read = () if i in self.packed else self.old.values[i].inputs
         return [(j, place) for j in read if not self._stays(j, place)]
 
     def _copy(self, wanted: tuple[int, int]) -> int:

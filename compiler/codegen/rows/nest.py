@@ -1,15 +1,15 @@
-"""The loops around row tiles: parallel points, panels and vectors they share, groups of row tiles,
-sums over all of them.
+"""The loops around row tiles: parallel points, packed tiles and vectors they share, groups of row
+tiles, sums over all of them.
 
-for parallel: load panels and shared vectors; for groups of row tiles: the stages of the plan, every
-group one stage behind the group before it, so that engines work on one while another waits; then
-what follows from the sums.
+for parallel: load packed tiles and shared vectors; for groups of row tiles: the stages of the plan,
+every group one stage behind the group before it, so that engines work on one while another waits;
+then what follows from the sums.
 
 Where the longest inner iter dim is walked in segments, what of it is loaded for all rows comes one
-segment at a time, for a band of row tiles: for bands: for passes: for segments: load panels and
-vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by band.
-What a row tile adds up over the iter dim stays with the band until the pass ends. A segment may lie
-around the loops that a sum over rows takes: it is loaded in front of the bands.
+segment at a time, for a band of row tiles: for bands: for passes: for segments: load packed tiles
+and vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by
+band. What a row tile adds up over the iter dim stays with the band until the pass ends. A segment
+may lie around the loops that a sum over rows takes: it is loaded in front of the bands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shardwright.compiler.codegen.rows.group import (
     in_stages,
 )
 from shardwright.compiler.codegen.rows.levels import Pass
-from shardwright.compiler.codegen.rows.panels import Panel, load_panel
+from shardwright.compiler.codegen.rows.packing import Packed, pack
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.sums import Sums
@@ -75,8 +75,8 @@ class Nest:
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
         self.builder, self.plan, self.space = builder, plan, plan.space
         self.height = min(builder.limits.partitions, self.space.sizes[plan.row])
-        self.panels: dict[int, Panel] = {}
-        self.whole: dict[int, Panel] = {}
+        self.packed: dict[int, Packed] = {}
+        self.whole: dict[int, Packed] = {}
         self.sums = Sums(builder, plan)
         limits = builder.limits
         self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
@@ -122,22 +122,22 @@ class Nest:
         return max((order.index(a) + 1 for a in iter_dims if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
-        """Panels and vectors that the loops so far choose."""
+        """Packed tiles and vectors that the loops so far choose."""
         for n in self.plan.vectors:
             value = self.space[n]
             here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
             if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
-        loaded: dict[object, Panel] = {}
-        for n, operands in self.plan.roles.panels.items():
-            for side, into in ((1, self.panels), (0, self.whole)):
+        loaded: dict[object, Packed] = {}
+        for n, operands in self.plan.roles.packed.items():
+            for side, into in ((1, self.packed), (0, self.whole)):
                 operand = operands[side]
                 key = (operand, self.space[n].over, self.plan.operand_type(n))
                 if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:
                     if key not in loaded:
-                        loaded[key] = load_panel(self.plan, n, side, scope)
+                        loaded[key] = pack(self.plan, n, side, scope)
                     into[n] = loaded[key]
 
     # rows
@@ -176,7 +176,7 @@ class Nest:
 
     def _shared(self) -> Shared:
         held = self.shared.held
-        return Shared(self.panels, self.whole, self.sums, self.columns, held, {})
+        return Shared(self.packed, self.whole, self.sums, self.columns, held, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,16 +243,16 @@ class Streams:
             self._tiles(replace(one, stages=columns, running=()), scope, band, rows, self.shared)
 
     def _loaded(self, made: set[int], scope: Scope) -> Shared:
-        """Panels and vectors of the segment of `scope` that the values `made` take."""
-        plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
-        for n, (_, panel) in plan.roles.panels.items():
-            if n in made and plan.streams(panel):
-                key = (panel, plan.space[n].over, plan.operand_type(n))
+        """Packed tiles and vectors of the segment of `scope` that the values `made` take."""
+        plan, packed, loaded = self.plan, dict(self.shared.packed), dict[object, Packed]()
+        for n, (_, other) in plan.roles.packed.items():
+            if n in made and plan.streams(other):
+                key = (other, plan.space[n].over, plan.operand_type(n))
                 if key not in loaded:
-                    loaded[key] = load_panel(plan, n, 1, scope)
-                panels[n] = loaded[key]
+                    loaded[key] = pack(plan, n, 1, scope)
+                packed[n] = loaded[key]
         held = {**self.shared.held, **self._vectors(made, scope)}
-        return replace(self.shared, panels=panels, held=held)
+        return replace(self.shared, packed=packed, held=held)
 
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""

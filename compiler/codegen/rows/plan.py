@@ -3,8 +3,8 @@
 Values with an inner iter dim are made in sweeps: one pass over the iter dim in blocks of columns,
 as many values at a time as possible. A reduction or a transposed operand is complete only after its
 sweep, so what reads it belongs to a later one, and a value that a later sweep reads again is kept
-as a whole strip. Where even that does not fit, the longest inner iter dim is streamed: panels,
-strips and transposed rows are those of a segment of it, and what adds it up is carried on.
+as a whole strip. Where even that does not fit, the longest inner iter dim is streamed: packed
+tiles, strips and transposed rows are those of a segment of it, and what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Form:
     in_flight: int = field(kw_only=False)  # row tiles in flight
     newest_first: bool = False  # which group of row tiles comes first
     own_pass: bool = False  # transposes get a sweep of their own
-    single_buffered: bool = False  # panels and sums are held once
+    single_buffered: bool = False  # packed tiles and sums are held once
     remat: bool = False  # values are rematerialised instead of kept
     no_overlap: bool = False  # a group ends before the next one begins
     streamed: int = NO_DIM  # the iter dim that is walked in segments
@@ -147,14 +147,14 @@ class RowPlan:
     vectors: Numbers  # values without the row iter dim, made once for all rows
     transposed: dict[int, DType]  # element type in which contractions need a value transposed
     order: IterDims  # parallel loops, outermost first
-    fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of panels
-    whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
+    fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of packed tiles
+    whole: frozenset[int]  # operands that are loaded transposed for all rows, like packed tiles
     engines: EngineAssignment  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
     in_flight: int = 1  # row tiles in flight
     newest_first: bool = True  # of groups (see `nest.py`)
     no_overlap: bool = False  # groups do not overlap
-    single_buffered: bool  # each panel and sum is held once, and panels arrive in small parts
+    single_buffered: bool  # each packed tile and sum is held once, and tiles arrive in small parts
     streamed: Streamed | None = None
 
     @property
@@ -205,16 +205,16 @@ class RowPlan:
         """The inner iter dim a row value spans."""
         return inner_of(self.roles, self.space[number])
 
-    def panel_iter_dims(self, number: int, operand: int) -> IterDims:
-        """What a panel of an operand of contraction `number` spans beside k."""
+    def packed_iter_dims(self, number: int, operand: int) -> IterDims:
+        """What a packed tile of an operand of contraction `number` spans beside k."""
         (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
         return tuple(self.space[operand].iter_dims & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
-        """Whether a panel arrives with k along its rows, and is transposed on the way."""
+        """Whether a packed tile arrives with k along its rows, and is transposed on the way."""
         (depth,) = self.space[number].over
-        return is_natural(self.space, operand, depth, self.panel_iter_dims(number, operand))
+        return is_natural(self.space, operand, depth, self.packed_iter_dims(number, operand))
 
     def operand_type(self, number: int) -> DType:
         """Element type both operands of contraction `number` have in SBUF."""
@@ -388,12 +388,12 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
 
 
 def _ordered(plan: RowPlan) -> set[int]:
-    """Inner iter dims that a panel of some contraction is transposed along."""
+    """Inner iter dims that a packed tile of some contraction is transposed along."""
     found: set[int] = set()
     for number, value in enumerate(plan.space.values):
         if value.op == "contract" and value.over <= plan.roles.inner:
-            panels = [n for n in value.inputs if n not in plan.transposed]
-            if any(plan.is_natural(number, n) for n in panels):
+            packed = [n for n in value.inputs if n not in plan.transposed]
+            if any(plan.is_natural(number, n) for n in packed):
                 found |= value.over
     return found
 
@@ -424,7 +424,7 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     all rows at once: their transfers then move long runs, and well before the rows need them.
     """
     found: set[int] = set()
-    for n, (tall, _) in roles.panels.items():
+    for n, (tall, _) in roles.packed.items():
         ops = {space[m].op for m in space.slice([tall])}
         (depth,) = space[n].over
         short = space.sizes[roles.row] * _operand_type(space, n).bytes <= _WHOLE_BYTES
@@ -436,7 +436,7 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
 
 def _transposed(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
     found: dict[int, DType] = {}
-    for n, (tall, _) in roles.panels.items():
+    for n, (tall, _) in roles.packed.items():
         if tall in whole:
             continue
         wanted = _operand_type(space, n)
@@ -445,9 +445,9 @@ def _transposed(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, 
 
 
 def _parallel_order(space: Space, roles: Roles) -> IterDims:
-    """Parallel loops: those that choose other panels outside, those that sums run over inside."""
+    """Parallel loops: those that choose what is packed outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
-    chosen = {a for _, p in roles.panels.values() for a in space[p].iter_dims}
+    chosen = {a for _, p in roles.packed.values() for a in space[p].iter_dims}
     stores = [v.map for v in space.values if v.op == "store" and v.map]
 
     def rank(iter_dim: int) -> tuple[bool, bool, int, int]:

@@ -1,4 +1,4 @@
-"""Contractions with panels, and transposes, of row tiles on their way.
+"""Contractions with packed tiles, and transposes, of row tiles on their way.
 
 A product leaves PSUM at once, unless all its readers reach it there. Transposes of several chunks
 share a bank and a copy. Next: `group.py` calls them in the order of the plan.
@@ -15,7 +15,7 @@ from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
 from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
 from shardwright.compiler.codegen.rows.facts import Range
-from shardwright.compiler.codegen.rows.panels import Panel
+from shardwright.compiler.codegen.rows.packing import Packed
 from shardwright.compiler.codegen.rows.pipelining import Iteration
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.sums import Sums
@@ -29,8 +29,8 @@ from shardwright.compiler.isa.region import Affine
 class Shared:
     """What row tiles of a parallel point share; `segments`: runs of iter dims on chip in part."""
 
-    panels: Mapping[int, Panel]
-    whole: Mapping[int, Panel]
+    packed: Mapping[int, Packed]
+    whole: Mapping[int, Packed]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
@@ -47,7 +47,7 @@ class Products(Frame):
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
         super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
-        self.panels, self.whole = shared.panels, shared.whole
+        self.packed, self.whole = shared.packed, shared.whole
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
         self.held = dict(shared.held)
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
@@ -69,30 +69,30 @@ class Products(Frame):
         return scope.box(iter_dim).origin + self.scope.box(iter_dim).origin * -1
 
     def product(self, number: int, value: Value, scope: Scope) -> None:
-        """One bank of a contraction with a panel: every chunk of the summed iter dim."""
-        panel, (tall, _) = self.panels[number], self.plan.roles.panels[number]
+        """One bank of a contraction with a packed tile: every chunk of the summed iter dim."""
+        packed, (tall, _) = self.packed[number], self.plan.roles.packed[number]
         iter_dim, rows = self.plan.inner(number), self.rows(scope)
         width = scope.extent(iter_dim)
-        first = self.position(iter_dim, scope) * panel.column_step
+        first = self.position(iter_dim, scope) * packed.column_step
         transposed, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: ZeroWhen) -> None:
             stationary = place.on_chip(transposed, depth, ((between, rows),), chunk * step)
-            across = ((panel.column_step, width),)
-            moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
+            across = ((packed.column_step, width),)
+            moving = place.on_chip(packed.held, depth, across, chunk * packed.chunk_step + first)
             place.matmul(out, (stationary, moving), zero)
 
         first_range = True
-        for start, count in self._chunks(number, panel):
+        for start, count in self._chunks(number, packed):
             if count > 1:
                 inner = scope.loop(count)
                 chunk = Affine(start, ((inner.register, 1),))
                 zero = (inner.register,) if first_range else None
-                multiply(inner, chunk, panel.height, zero)
+                multiply(inner, chunk, packed.height, zero)
             else:
-                depth = panel.tail if start == panel.full else panel.height
+                depth = packed.tail if start == packed.full else packed.height
                 multiply(scope, Affine(start), depth, () if first_range else None)
             first_range = False
         self._evict(number, value, bank, scope)
@@ -117,25 +117,25 @@ class Products(Frame):
     def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
         """The transposed operand of a product: (where, elements between chunks, between rows)."""
         if number in self.whole:
-            panel = self.whole[number]
-            row = {self.plan.row: panel.column_step}
-            held = placed(Held(panel.held.tile, row, panel.held.offset), scope)
-            return held, panel.chunk_step, panel.column_step
+            packed = self.whole[number]
+            row = {self.plan.row: packed.column_step}
+            held = placed(Held(packed.held.tile, row, packed.held.offset), scope)
+            return held, packed.chunk_step, packed.column_step
         return placed(self.transposed[tall], scope), self.rows(scope), 1
 
-    def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
+    def _chunks(self, number: int, packed: Packed) -> list[tuple[int, int]]:
         """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
         (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
-            first, last = run.piece.start // panel.height, end // panel.height
+            first, last = run.piece.start // packed.height, end // packed.height
             if last > first and found and sum(found[-1]) == first:
                 found[-1] = (found[-1][0], last - found[-1][0])
             elif last > first:
                 found.append((first, last - first))
-            if end % panel.height:
-                found.append((panel.full, 1))
+            if end % packed.height:
+                found.append((packed.full, 1))
         return found
 
     def _evict(self, number: int, value: Value, bank: Held, scope: Scope) -> None:

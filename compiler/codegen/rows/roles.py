@@ -1,4 +1,4 @@
-"""What every value of a row region is for: rows, panels, sums over rows, and what follows them.
+"""What every value of a row region is for: rows, packed operands, sums over rows, what follows.
 
 One iter dim, `row`, lies on the partitions. Iter dims that contractions and reductions run over or
 produce are `inner`: they lie along the free dims. All others are `parallel`: loops of single
@@ -27,7 +27,7 @@ class Roles:
     sums: Numbers  # contractions and reductions over it or over parallel iter dims
     late: Numbers  # that follow from sums
     shared: Numbers  # that span neither and are read elementwise
-    panels: dict[int, tuple[int, int]]  # row contraction: (operand with `row`, the other)
+    packed: dict[int, tuple[int, int]]  # row contraction: (operand with `row`, the other)
 
 
 def inner_of(roles: Roles, value: Value) -> int | None:
@@ -68,7 +68,7 @@ def rows_by_work(space: Space, roots: Iterable[int]) -> list[tuple[Space, Number
 def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
     """Row iter dims shorter than the partitions last; then fewest sums and vectors read by rows."""
     short = int(space.sizes[roles.row] < 64)
-    return short, len(roles.sums) + len(roles.shared) + len(roles.panels), -space.sizes[roles.row]
+    return short, len(roles.sums) + len(roles.shared) + len(roles.packed), -space.sizes[roles.row]
 
 
 def roles_for(space: Space, roots: Iterable[int], row: int) -> Roles:
@@ -82,7 +82,7 @@ class _Analysis:
     def __init__(self, space: Space, values: Numbers, row: int) -> None:
         self.space, self.values, self.row = space, values, row
         self.late: set[int] = set()
-        self.panels: dict[int, tuple[int, int]] = {}
+        self.packed: dict[int, tuple[int, int]] = {}
         self.sums: list[int] = []
         self.inner = _inner_iter_dims(space, values, row)
 
@@ -90,7 +90,7 @@ class _Analysis:
         for n in self.values:
             self._visit(n, self.space[n])
         rows = [n for n in self.values if self._is_row(n) and n not in self.late]
-        require(bool(rows) and bool(self.panels), "no contraction keeps it")
+        require(bool(rows) and bool(self.packed), "no contraction keeps it")
         spanned = {a for n in rows for a in self.space[n].iter_dims} - {self.row}
         parallel = spanned - self.inner
         roles = Roles(
@@ -101,7 +101,7 @@ class _Analysis:
             sums=tuple(self.sums),
             late=tuple(n for n in self.values if n in self.late and n not in self.sums),
             shared=self._shared(rows),
-            panels=self.panels,
+            packed=self.packed,
         )
         self._check(roles)
         return roles
@@ -139,26 +139,26 @@ class _Analysis:
     def _row_contract(self, n: int, value: Value) -> None:
         a, b = value.inputs
         require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
-        tall, panel = (a, b) if self._is_row(a) else (b, a)
-        made = {self.space[m].op for m in self.space.slice([panel])}
-        require(not made & {"contract", "reduce"}, "a panel is not arithmetic on loads")
-        spans = [self.space[m].iter_dims for m in (tall, panel)]
+        tall, other = (a, b) if self._is_row(a) else (b, a)
+        made = {self.space[m].op for m in self.space.slice([other])}
+        require(not made & {"contract", "reduce"}, "a packed tile is not arithmetic on loads")
+        spans = [self.space[m].iter_dims for m in (tall, other)]
         require(
             len(value.over) == 1 and value.over <= spans[0] & spans[1],
             "several summed iteration dims",
         )
-        types = {self.space[m].dtype for m in (tall, panel)}
+        types = {self.space[m].dtype for m in (tall, other)}
         require(all(t.is_float for t in types), "a contraction of integers")
-        self.panels[n] = (tall, panel)
+        self.packed[n] = (tall, other)
 
     def _shared(self, rows: list[int]) -> Numbers:
         """Values without the row iter dim that rows read as they are, and what they need."""
-        panels = {p for _, p in self.panels.values()}
+        packed = {p for _, p in self.packed.values()}
         read = {
             i
             for n in rows
             for i in self.space[n].inputs
-            if not self._is_row(i) and not (n in self.panels and i in panels)
+            if not self._is_row(i) and not (n in self.packed and i in packed)
         }
         return tuple(self.space.slice(read))
 
@@ -176,7 +176,7 @@ class _Analysis:
 
 
 def _inner_iter_dims(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
-    """Iter dims along the free dims: what contractions run over and panels bring, and what
+    """Iter dims along the free dims: what contractions run over and packed tiles bring, and what
     reductions of rows run over unless it meets such a one in a value: then it has to be looped.
     """
     inner: set[int] = set()

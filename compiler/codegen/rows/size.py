@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.plan import RowPlan
 
 STAGING_BYTES = 4096
-"""Rows of a panel that wait to be transposed, per partition, when memory is short: two runs that
-reach 0.81 of the DMA rate (hardware.json efficiency_by_bytes_per_partition).
+"""Rows of a packed tile that wait to be transposed, per partition, when memory is short: two runs
+that reach 0.81 of the DMA rate (hardware.json efficiency_by_bytes_per_partition).
 """
 
 
@@ -43,7 +43,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     """What the tiles of a plan take, lifetimes not counted."""
     size = Size()
     _of_rows(size, plan, limits)
-    _of_panels(size, plan, limits)
+    _of_packed(size, plan, limits)
     values, slots = plan.space.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
         places = 2 if plan.streams(n) else 1
@@ -78,19 +78,19 @@ def _tiles(plan: RowPlan, number: int) -> int:
     return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
 
 
-def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
+def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
     """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
     space, values, counted = plan.space, plan.space.values, set[object]()
     if plan.single_buffered:
-        size.add("rows of panels", 2 * STAGING_BYTES)
-    for n, (tall, panel) in plan.roles.panels.items():
+        size.add("rows to pack", 2 * STAGING_BYTES)
+    for n, (tall, other) in plan.roles.packed.items():
         item, depth = plan.operand_type(n).bytes, values[n].over
-        elements = math.prod(plan.points(a) for a in values[panel].iter_dims & plan.roles.inner)
+        elements = math.prod(plan.points(a) for a in values[other].iter_dims & plan.roles.inner)
         held = -(-elements // limits.partitions) * item
-        if (panel, depth, item) not in counted:
-            counted.add((panel, depth, item))
-            places = 2 if plan.streams(panel) else 1
-            size.add(f"panel {panel}", places * held if plan.single_buffered else 3 * held)
+        if (other, depth, item) not in counted:
+            counted.add((other, depth, item))
+            places = 2 if plan.streams(other) else 1
+            size.add(f"packed {other}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
             size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
 

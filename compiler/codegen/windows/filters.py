@@ -33,7 +33,7 @@ class Filters:
         """The filters for the boxes of `scope` of the columns."""
         width = scope.elements(self.axes)
         most = max(s.partitions for s in self.steps)
-        tile = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
+        tile = scope.tile("filters", most, len(self.steps) * width, self.form.packed_type, slots=1)
         held = replace(tile, strides={**scope.hold(tile, self.axes).strides, STEP: width})
         (self._transposed if self.form.transposes_filters else self._rows)(scope, held)
         return held
@@ -76,7 +76,7 @@ class Filters:
         index, columns, count = where
         steps = [self.steps[n] for n in chunk]
         starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
-        dtype = self.form.panel_type
+        dtype = self.form.packed_type
         rows = scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1)
         for address, delta, number, at in _blocks(steps):
             self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])

@@ -66,7 +66,7 @@ class Form:
         return self.inner.unit
 
     @property
-    def panel_type(self) -> DType:
+    def packed_type(self) -> DType:
         """Element type of operands on chip: the tensor engine takes fp32 with fp32 only."""
         types = [self.space[n].dtype for n in (self.windows, self.other)]
         return DType.F32 if DType.F32 in types else types[0]

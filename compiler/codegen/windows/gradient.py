@@ -121,7 +121,7 @@ class _Sums:
         attrs = {"partition_step": 1, "steps": (-apart, -stride)}
         start = Affine(piece.first - first * stride - line)
         scope.add("iota", Engine.GPSIMD, square, (), start=start, **attrs)
-        matrix = scope.tile("matrix", piece.count, most, self.form.panel_type, 1)
+        matrix = scope.tile("matrix", piece.count, most, self.form.packed_type, 1)
         out, source = (scope.flat(h, piece.count, most) for h in (matrix, ramp))
         scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **by_numbers(("EQ", 0.0)))
         scope.release(ramp)
@@ -172,7 +172,7 @@ class _Sums:
             (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
             key=lambda a: -abs(access.stride(a)),
         )
-        held = scope.spanning(axes, "other", images * height, self.form.panel_type)
+        held = scope.spanning(axes, "other", images * height, self.form.packed_type)
         sizes = [scope.extent(a) for a in axes]
         strides = [[access.stride(a) for a in axes], [held.strides[a] for a in axes]]
         hbm, chip = merge_dims(sizes, strides)
@@ -210,7 +210,7 @@ class _Sums:
         if self._is_there(tiles, first, line, count, images):
             return tile
         elements = extent.elements(pixel)
-        moved = scope.tile("moved", count, elements, self.form.panel_type)
+        moved = scope.tile("moved", count, elements, self.form.packed_type)
         held = replace(moved, strides=tile.strides)
         bank = scope.builder.limits.moving_max
         matrices = [

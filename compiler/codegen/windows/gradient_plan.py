@@ -120,7 +120,7 @@ class GradientPlanner(Planning):
             most //= 2
 
     def _bytes(self, plan: GradientPlan) -> int:
-        item = self.form.panel_type.bytes
+        item = self.form.packed_type.bytes
         extent = self.extent(0, plan.width)
         width = plan.columns * self.beside
         lines = extent.elements(self.form.pixel) * (2 + len(self.shifts())) * item

@@ -64,7 +64,7 @@ class Lines:
         self.form = form
         self.rows = rows
         self.length = form.line.size // rows
-        self.item: DType = form.panel_type
+        self.item: DType = form.packed_type
 
     def pieces(self, images: int, first: int, last: int, most: int) -> list[Piece]:
         """Lines first..last-1 that exist, up to `most` to a tile; of several images all lines."""

@@ -196,7 +196,7 @@ class _Block:
 
     def _empty(self, sheet: Sheet, lines: int, entries: int) -> Held:
         elements = entries * self.images * lines
-        dtype = self.form.panel_type
+        dtype = self.form.packed_type
         tile = self.scope.tile("sheet", sheet.partitions, elements, dtype, self.slots)
         return replace(tile, strides={_ENTRY: self.images * lines, _IMAGE: lines, _LINE: 1})
 

@@ -121,7 +121,7 @@ class Planner(Planning):
             yield 1
             return
         size, last = self.sizes[self.wide], 0
-        each = len(self.steps) * self.beside * self.form.panel_type.bytes
+        each = len(self.steps) * self.beside * self.form.packed_type.bytes
         for count in range(1, size + 1):
             tile = math.ceil(size / count)
             if tile != last and tile * each <= _FILTER_SHARE * self.room.budget:
@@ -153,7 +153,7 @@ class Planner(Planning):
         return plan if self._bytes(plan) <= self.room.budget else None
 
     def _bytes(self, plan: ProductPlan) -> int:
-        item, pixel = self.form.panel_type.bytes, self.form.pixel
+        item, pixel = self.form.packed_type.bytes, self.form.pixel
         extent = self.extent(0, plan.width)
         waiting = 2 * extent.elements(pixel) * item
         lines = plan.images * self.line_count(plan.height)
@@ -193,7 +193,7 @@ class Planner(Planning):
 
     def _cost(self, plan: ProductPlan) -> float:
         """Estimated nanoseconds: the most of tensor engine, DMA and copies, a part of the rest."""
-        rates, item = self.room.rates, self.form.panel_type.bytes
+        rates, item = self.room.rates, self.form.packed_type.bytes
         points = self.form.space.points
         images = points(self.form.images)
         blocks = math.ceil(images / plan.images) * math.ceil(self.line.size / plan.height)

@@ -132,7 +132,7 @@ def test_two_contractions_in_one_region_get_a_nest_each() -> None:
 
 
 def test_contraction_beyond_sbuf_streams_both_operands() -> None:
-    """k so long that not even one stationary tile of all k fits beside the panels."""
+    """k so long that not even one stationary tile of all k fits beside the packed tiles."""
     m = matmul(128, 128, 25003)
     region = check(m, 1e-6)
     recipe = generate(m.program(), m.tensors, TARGET, 0).recipe
@@ -218,7 +218,7 @@ def loaded_elements(region: Region, tensor: int) -> int:
     return visit(region.body, 1)
 
 
-def test_heads_that_fit_in_one_tile_share_a_panel() -> None:
+def test_heads_that_fit_in_one_tile_are_packed_together() -> None:
     """A weight gradient of heads: its rows are (head, width) and the other operand spans neither,
     so it is loaded once per block of heads, not once per head.
     """

@@ -26,13 +26,13 @@ _WORTH = 0.75  # of the time of a plain transfer, as for `row_blocks.py`
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Rows of an operand: where they start in memory and in the panel, how many, elements from one
-    to the next in memory, and how many of them a partition takes; for how many points of a group a
-    row of memory has theirs side by side, which follow each other in the panel.
+    """Rows of an operand: where they start in memory and in the packed tile, how many, elements
+    from one to the next in memory, and how many of them a partition takes; for how many points of a
+    group a row of memory has theirs side by side, which follow each other in the packed tile.
     """
 
     memory: int
-    panel: int
+    packed: int
     count: int
     pitch: int
     each: int
@@ -70,20 +70,20 @@ def is_short(space: Space, made: Split) -> bool:
     return own and length(space, made) <= MOST_TILES * space.sizes[made.minor]
 
 
-def panel_bytes(space: Space, made: tuple[Split, Split], points: int, item: int) -> int:
-    """Bytes per partition of the whole panel of (rows, k) for `points` of a group."""
+def packed_bytes(space: Space, made: tuple[Split, Split], points: int, item: int) -> int:
+    """Bytes per partition of the whole packed tile of (rows, k) for `points` of a group."""
     rows, depth = made
     tiles = math.ceil(length(space, depth) / space.sizes[depth.minor])
     return tiles * length(space, rows) * points * item
 
 
 def whole_elements(plan: ContractPlan) -> int:
-    """Elements of a panel."""
+    """Elements of a packed tile."""
     return length(plan.space, plan.lines) * length(plan.space, plan.depth_split) * plan.points
 
 
 def fetch_ns(plan: ContractPlan, access: AccessMap, item: int) -> tuple[float, float]:
-    """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
+    """(time of the transfers of one tile, transposed columns per element) at nominal rates."""
     made = (plan.lines, plan.depth_split)
     rows, k = (length(plan.space, m) for m in made)
     if plan.stationary.natural:
@@ -154,31 +154,31 @@ class WholeLoader:
         self.k = length(plan.space, plan.depth_split)
 
     def load(self, scope: Scope) -> Held:
-        """The panel [k, tiles of k, group, rows] at `scope`, filled."""
+        """The packed tile [k, tiles of k, group, rows] at `scope`, filled."""
         plan, points = self.plan, scope.elements(self.plan.group)
         made = (plan.lines, plan.depth_split)
         step = points * self.rows
-        panel = self._panel("stationary", step, plan.depth_split, scope)
+        packed = self._packed("stationary", step, plan.depth_split, scope)
         strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
         if plan.stationary.natural:
             for line in _lines(plan, self.access, made, points):
-                self._transposed(line, panel, step, made[1], scope)
+                self._transposed(line, packed, step, made[1], scope)
         elif transposes_twice(plan, self.access, self.item):
             across_step = points * self.k
-            across = self._panel("across", across_step, made[0], scope)
+            across = self._packed("across", across_step, made[0], scope)
             for line in _lines(plan, self.access, made[::-1], points):
                 self._transposed(line, across, across_step, made[0], scope)
-            self._transposed_back(across, across_step, panel, step, scope)
+            self._transposed_back(across, across_step, packed, step, scope)
         else:
-            self._direct(panel, step, scope)
-        return Held(panel.tile, strides)
+            self._direct(packed, step, scope)
+        return Held(packed.tile, strides)
 
-    def _panel(self, name: str, step: int, made: Split, scope: Scope) -> Held:
+    def _packed(self, name: str, step: int, made: Split, scope: Scope) -> Held:
         """Tiles of `made` on the partitions, `step` elements each."""
         plan, tiles = self.plan, len(list(self._tiles(made)))
         slots, partitions = plan.stationary_slots, plan.space.sizes[made.minor]
-        return scope.tile(name, partitions, tiles * step, plan.panel_type, slots)
+        return scope.tile(name, partitions, tiles * step, plan.packed_type, slots)
 
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
         """(number, first point, how many) of the tiles of a split iter dim."""
@@ -186,7 +186,7 @@ class WholeLoader:
         for number, (first, count) in enumerate(cut(size, tile)):
             yield number, first, count
 
-    def _direct(self, panel: Held, step: int, scope: Scope) -> None:
+    def _direct(self, packed: Held, step: int, scope: Scope) -> None:
         """A transfer per tile of k, of all rows."""
         group = self.plan.group
         sizes = [*(scope.extent(a) for a in group), self.rows]
@@ -195,21 +195,21 @@ class WholeLoader:
         for number, first, count in self._tiles(self.plan.depth_split):
             by_k = self.access.stride(self.plan.depth)
             hbm = self._memory(scope, first * by_k, ((by_k, count), *source))
-            into = scope.on_chip(panel, count, target, number * step)
+            into = scope.on_chip(packed, count, target, number * step)
             scope.load(into, hbm)
 
     def _memory(self, scope: Scope, at: int, dims: Dims) -> AccessPattern:
         found = scope.hbm(self.access, dims)
         return replace(found, offset=found.offset + at)
 
-    def _transposed(self, line: Lines, panel: Held, step: int, along: Split, scope: Scope) -> None:
+    def _transposed(self, line: Lines, packed: Held, step: int, along: Split, scope: Scope) -> None:
         """Blocks of rows, each row transposed per tile of what it runs along; those of a partition
         go to every `each`-th column of a bank, which leaves it in the order of the rows.
         """
         length_of_row = length(self.plan.space, along)
         for first, parts, each in line.blocks():
             run = each * line.points * length_of_row
-            rows = scope.tile("rows", parts, run, self.plan.panel_type)
+            rows = scope.tile("rows", parts, run, self.plan.packed_type)
             across = ((line.pitch * each, parts), (1, run))
             hbm = self._memory(scope, line.memory + first * line.pitch, across)
             scope.load(scope.flat(rows, parts, run), hbm)
@@ -220,12 +220,12 @@ class WholeLoader:
                     at = (row * line.points + point) * length_of_row + low
                     block = scope.on_chip(bank, count, ((each, parts),), row)
                     scope.transpose(block, scope.flat(rows, parts, count, at))
-                at = number * step + line.panel + point * line.count + first
-                target = scope.flat(panel, count, parts * each, at)
+                at = number * step + line.packed + point * line.count + first
+                target = scope.flat(packed, count, parts * each, at)
                 scope.copy(next(self.copiers), target, scope.flat(bank, count, parts * each))
 
     def _transposed_back(
-        self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
+        self, across: Held, across_step: int, packed: Held, step: int, scope: Scope
     ) -> None:
         """Tiles of k of every point, their rows side by side in a bank."""
         for point in range(across_step // self.k):
@@ -236,5 +236,5 @@ class WholeLoader:
                     block = scope.flat(bank, count, size, low)
                     scope.transpose(block, scope.flat(across, size, count, at))
                 at = number * step + point * self.rows
-                target = scope.flat(panel, count, self.rows, at)
+                target = scope.flat(packed, count, self.rows, at)
                 scope.copy(next(self.copiers), target, scope.flat(bank, count, self.rows))
