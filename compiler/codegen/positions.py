@@ -3,8 +3,8 @@
 A comparison of sums of positions and numbers is one number per point, an offset plus a step per
 iter dim, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
 readers choose between a float and a constant it becomes a `mask`: a value without code, and each
-reader one `affine_select`. What decides masked blocks beforehand (`rows/facts.py`) reads the same
-form.
+reader one `affine_select`. What decides masked blocks beforehand (`rows/interval_analysis.py`)
+reads the same form.
 
 The counter of random bits is a sum of one count per dim, and of what the rank starts at. As written
 it would keep dims apart that every other value walks as one index; GpSimd counts along several dims

@@ -8,7 +8,7 @@ from functools import partial
 from shardwright.compiler.attention.recogniser import find_attention
 from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.rows.bounds import reference
-from shardwright.compiler.codegen.rows.facts import exact
+from shardwright.compiler.codegen.rows.interval_analysis import exact
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.trip_count import known_scalar

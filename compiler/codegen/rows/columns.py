@@ -22,7 +22,8 @@ import numpy as np
 
 from shardwright.compiler.codegen.builder import Piece, pieces
 from shardwright.compiler.codegen.domain import Numbers, Space
-from shardwright.compiler.codegen.rows.facts import (
+from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
+from shardwright.compiler.codegen.rows.interval_analysis import (
     Fact,
     Facts,
     Known,
@@ -30,11 +31,10 @@ from shardwright.compiler.codegen.rows.facts import (
     Ranges,
     exact,
     facts,
+    interval_of,
     is_low,
-    span_of,
 )
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.isa.region import STORES
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
@@ -56,7 +56,7 @@ def lowered(space: Space, numbers: Collection[int], iter_dim: int, whole: Facts)
     found: set[int] = set()
     for value in (space[n] for n in numbers):
         if value.op == "reduce" and value.attrs["kind"] == "max" and iter_dim in value.over:
-            found.update(i for i in value.inputs if span_of(whole.get(i)).low <= LOW_LIMIT)
+            found.update(i for i in value.inputs if interval_of(whole.get(i)).low <= LOW_LIMIT)
     return found
 
 
@@ -128,7 +128,7 @@ class Rows:
 
 def _is_live(known: Facts, number: int) -> bool:
     """Whether a value is as data is, whatever a predicate that depends on data says."""
-    return span_of(known.get(number)).low > LOW_LIMIT
+    return interval_of(known.get(number)).low > LOW_LIMIT
 
 
 # Chunks to as many columns as a band has rows, at least (our choice).

@@ -18,7 +18,7 @@ from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
 from shardwright.compiler.codegen.rows import pipelining
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
-from shardwright.compiler.codegen.rows.facts import Range
+from shardwright.compiler.codegen.rows.interval_analysis import Range
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan

@@ -22,7 +22,6 @@ from shardwright.compiler.codegen.builder import Box, Builder, Held, Piece, Scop
 from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.rows.columns import Around, Columns
-from shardwright.compiler.codegen.rows.facts import Range
 from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
     SIDE_BY_SIDE,
@@ -31,6 +30,7 @@ from shardwright.compiler.codegen.rows.group import (
     bands,
     in_stages,
 )
+from shardwright.compiler.codegen.rows.interval_analysis import Range
 from shardwright.compiler.codegen.rows.levels import Pass
 from shardwright.compiler.codegen.rows.packing import Packed, pack
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth

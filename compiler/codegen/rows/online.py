@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
 from shardwright.compiler.codegen.domain import SCALED, Numbers, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
-from shardwright.compiler.codegen.rows.facts import Fact, Given, facts, is_low
+from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
+from shardwright.compiler.codegen.rows.interval_analysis import Fact, Given, facts, is_low
 from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
-from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of

@@ -14,7 +14,7 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
 from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
-from shardwright.compiler.codegen.rows.facts import Range
+from shardwright.compiler.codegen.rows.interval_analysis import Range
 from shardwright.compiler.codegen.rows.packing import Packed
 from shardwright.compiler.codegen.rows.pipelining import Iteration
 from shardwright.compiler.codegen.rows.plan import RowPlan
