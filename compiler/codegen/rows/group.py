@@ -1,9 +1,9 @@
 """The code of a group of row tiles: its sweeps, the steps of their blocks, and sums over rows.
 
 Every stage is a loop over the tiles of the group, and a sweep goes over its inner iter dim in
-blocks of columns. Values of a block rotate with the loop over blocks; strips, single columns and
-transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow
-each other or are pipelined (`pipelining.py`).
+blocks of columns. Values of a block rotate with the loop over blocks; row buffers, single columns
+and transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep
+follow each other or are pipelined (`pipelining.py`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Band:
 class Group(Products):
     """Row tiles on their way through the stages.
 
-    `held` has the values of the whole group: shared vectors, strips, single columns. Inside a block
-    it has those at the block's rows and columns, and the values of the block. What does not span a
-    streamed iter dim belongs to the band.
+    `held` has the values of the whole group: shared vectors, row buffers, single columns. Inside a
+    block it has those at the block's rows and columns, and the values of the block. What does not
+    span a streamed iter dim belongs to the band.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Group(Products):
         return self.held[number]
 
     def _is_kept(self, number: int) -> bool:
-        """Whether a value belongs to the group: strips and single columns."""
-        return number in self.plan.strips or (
+        """Whether a value belongs to the group: row buffers and single columns."""
+        return number in self.plan.row_buffers or (
             number in self.plan.run and self.plan.inner(number) is None
         )
 
@@ -386,7 +386,7 @@ class Group(Products):
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
         op, plan = self.space[number].op, self.plan
-        kept = number in plan.strips or number in plan.transposed or number in plan.roles.sums
+        kept = number in plan.row_buffers or number in plan.transposed or number in plan.roles.sums
         return kept or op in (*STORES, "reduce") or stage.inner is None
 
     def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:

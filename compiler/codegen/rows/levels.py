@@ -1,12 +1,12 @@
 """In which sweep every value of a row tile is made, and what is then kept whole or rematerialised.
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
-values of one level and one inner iter dim share a sweep. What another sweep reads again is a strip.
-Where a row is streamed, one segment at a time, sweeps lie in passes over its segments.
+values of one level and one inner iter dim share a sweep. What another sweep reads again lies in a
+row-resident buffer. Where a row is streamed, a segment at a time, sweeps lie in passes over those.
 
-What a strip is made of (products with packed tiles, loads, columns) is still there when a later
-sweep runs, so the strip can be computed there a second time: scores cost one more product per
-block, and a row then takes no SBUF that grows with its length. Values and roundings are the same.
+What a row buffer is made of (products with packed tiles, loads, columns) is still there when a
+later sweep runs, so it can be computed there a second time: scores cost one more product per block,
+and a row then takes no SBUF that grows with its length. Values and their roundings are the same.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Levels:
         return level if in_step and not self._waits(n, i) else level + 1
 
     def _waits(self, n: int, i: int) -> bool:
-        """Whether `n` is read transposed and made from `i` alone, which costs one more strip."""
+        """Whether `n` is read transposed and made from `i` alone: it costs one more row buffer."""
         if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.packed:
             return False
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
@@ -194,7 +194,7 @@ class Levels:
         apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]
         return apart or self.inner(i) != self.home(n)
 
-    def strips(self) -> frozenset[int]:
+    def row_buffers(self) -> frozenset[int]:
         """Values with an inner iter dim that are read outside the sweep that makes them."""
         return frozenset(
             i
@@ -203,13 +203,13 @@ class Levels:
             if self.is_late(n, i) and self.space[i].op not in CODELESS
         )
 
-    def read_whole(self, strips: Collection[int]) -> frozenset[int]:
-        """Strips that a sum reads whole while it is swept along another iter dim."""
+    def read_whole(self, row_buffers: Collection[int]) -> frozenset[int]:
+        """Row buffers that a sum reads whole while it is swept along another iter dim."""
         return frozenset(
             i
             for n in self.roles.sums
             for i in self.space[n].inputs
-            if i in strips and self.inner(i) != self.driver(n)
+            if i in row_buffers and self.inner(i) != self.driver(n)
         )
 
 
@@ -223,7 +223,7 @@ class Remat:
 
 
 def rematerialised(levels: Levels) -> Remat:
-    """The space with copies of strips for late readers, those in step with a later sweep."""
+    """The space with copies of row buffers for late readers, those in step with a later sweep."""
 
     def late(n: int, i: int) -> bool:
         return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)

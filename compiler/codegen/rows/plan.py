@@ -3,8 +3,8 @@
 Values with an inner iter dim are made in sweeps: one pass over the iter dim in blocks of columns,
 as many values at a time as possible. A reduction or a transposed operand is complete only after its
 sweep, so what reads it belongs to a later one, and a value that a later sweep reads again is kept
-as a whole strip. Where even that does not fit, the longest inner iter dim is streamed: packed
-tiles, strips and transposed rows are those of a segment of it, and what adds it up is carried on.
+in a row-resident buffer. Where even that does not fit, the longest inner iter dim is streamed:
+packed tiles, row buffers, transposed rows are those of a segment, what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class RowPlan:
     roles: Roles
     run: dict[int, int]  # level of the stage every value is made in
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
-    strips: frozenset[int]  # values that are kept whole for later stages
-    read_whole: frozenset[int]  # strips that a sum reads while it is swept along another iter dim
+    row_buffers: frozenset[int]  # row-resident: values that are kept whole for later stages
+    read_whole: frozenset[int]  # those that a sum reads while it is swept along another iter dim
     vectors: Numbers  # values without the row iter dim, made once for all rows
     transposed: dict[int, DType]  # element type in which contractions need a value transposed
     order: IterDims  # parallel loops, outermost first
@@ -319,17 +319,17 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.remat:
         levels = _rewritten(levels, rematerialised(levels))
-    space, roles, strips = levels.space, levels.roles, levels.strips()
+    space, roles, row_buffers = levels.space, levels.roles, levels.row_buffers()
     transposed = _transposed(space, roles, sweeping.whole)
-    over = Banks(space, roles, levels.run, {*strips, *transposed}).reused()
+    over = Banks(space, roles, levels.run, {*row_buffers, *transposed}).reused()
     work = Work(space, roles, levels.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
         space=space,
         roles=roles,
         run=levels.run,
         passes=levels.in_passes(),
-        strips=strips,
-        read_whole=levels.read_whole(strips),
+        row_buffers=row_buffers,
+        read_whole=levels.read_whole(row_buffers),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
         transposed=transposed,
         order=_parallel_order(space, roles),

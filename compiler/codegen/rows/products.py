@@ -165,7 +165,7 @@ class Products(Frame):
             return False
         here = self.decided.sharing(number)
         users = {u for n in here for u in self.users.get(n, ())}.difference(here)
-        moved = any(n in self.plan.strips or n in self.plan.transposed for n in here)
+        moved = any(n in self.plan.row_buffers or n in self.plan.transposed for n in here)
         rounded = value.dtype is not DType.F32 or self.plan.inner(number) is None
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 

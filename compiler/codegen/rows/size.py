@@ -62,9 +62,9 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
     values = plan.space.values
-    for n in plan.strips:
+    for n in plan.row_buffers:
         held = _width(plan, n) * values[n].dtype.bytes
-        size.add(f"strip {values[n].op}{n}", held * _tiles(plan, n))
+        size.add(f"row buffer {values[n].op}{n}", held * _tiles(plan, n))
     for n, dtype in plan.transposed.items():
         chunks = -(-_width(plan, n) // limits.partitions)
         name = f"transposed {values[n].op}{n}"
@@ -72,7 +72,7 @@ def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 
 def _tiles(plan: RowPlan, number: int) -> int:
-    """Row tiles that hold a strip at a time."""
+    """Row tiles that hold a row buffer at a time."""
     if plan.streamed and not plan.streams(number):
         return plan.streamed.tiles
     return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
